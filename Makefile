@@ -1,0 +1,25 @@
+# `make demo` and `make test` set up what they need; Python 3.11 and make are enough.
+PYTHON ?= python3.11
+BIN := .venv/bin
+# Installed again only when the list of packages changes.
+INSTALLED := .venv/.installed
+
+.PHONY: setup test check demo clean
+setup: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+test: setup check
+	$(BIN)/pytest -n 2
+
+clean:
+	rm -rf .venv build

@@ -1,0 +1,70 @@
+"""What an environment is to the rest of the system.
+
+An environment object is single-use: it plays one rollout. Whoever needs many makes many, from a factory
+(`EnvironmentFactory`, usually the class itself), so that rollouts can run at the same time.
+
+    environment = PhoneCalls()
+    messages = environment.reset(environment.tasks("train")[0])
+    result = environment.step('<tool_call>{"name": "search_company", "arguments": {"name": "Acme"}}</tool_call>')
+
+A policy speaks in Hermes form: its whole message is text, a tool call stands between `<tool_call>` tags.
+A message without a call is a final answer and ends the rollout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from lfo.types import Message, ReplyFacts, StepResult, ToolCall
+
+
+@runtime_checkable
+class TaskLike(Protocol):
+    """The least that a task must be: something with a stable name."""
+
+    @property
+    def id(self) -> str: ...
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """Implement these four methods and everything else works."""
+
+    def tasks(self, split: str) -> Sequence[Any]:
+        """The tasks of a split, each with an `id`; at least "train" and "val"."""
+        ...
+
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """Tool schemas in OpenAI form, for the chat template."""
+        ...
+
+    def reset(self, task: Any) -> Sequence[Message]:
+        """Start the one rollout of this object; answers the opening messages (system, user)."""
+        ...
+
+    def step(self, message: str) -> StepResult:
+        """Take the policy's whole message; never raises on bad text, whatever it contains."""
+        ...
+
+
+@runtime_checkable
+class DescribesReplies(Protocol):
+    """Optional: the meaning of a reply's text, for evaluation only, never for training."""
+
+    def describe_reply(self, observation: str) -> ReplyFacts | None: ...
+
+
+@runtime_checkable
+class OffersLookahead(Protocol):
+    """Optional: which call the world model should be asked about next, or None.
+
+    A pure function of the transcript, which holds what the policy has seen and nothing else. It is asked
+    before each turn of the policy, again and again until it answers None; imagined exchanges stand in the
+    transcript as messages marked `predicted`.
+    """
+
+    def lookahead_query(self, transcript: Sequence[Message]) -> ToolCall | None: ...
+
+
+EnvironmentFactory = Callable[[], Environment]
