@@ -1,0 +1,440 @@
+"""The text edge of an environment: messages in, observations out, typed methods in between.
+
+A subclass writes its tools as typed methods and its reward as a function of its final state; this base
+reads the policy's message, checks the call against the method's type hints and keeps the count of mistakes.
+
+    class Lamp(ToolEnvironment):
+        def tasks(self, split): return [LampTask(id="1")]
+        def start(self, task): self.on = False; return [Message(role="user", content="Light the lamp.")]
+        def reward(self): return float(self.on)
+        def finished(self): return self.on
+
+        @tool
+        def switch(self, state: Literal["on", "off"]) -> str:
+            '''Turn the lamp on or off.
+
+            state: what the lamp should be
+            '''
+            self.on = state == "on"
+            return f"The lamp is {state}."
+
+Nothing that a policy writes raises out of `step`: a call that cannot be read or carried out is answered with
+one sentence, counted, and the rollout goes on. What a policy wrote comes back only through `quote`.
+
+This module is not a chat template: how a message becomes tokens is `lfo.protocol`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+import math
+import re
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypeVar
+
+from lfo.errors import UsageError
+from lfo.types import Message, StepResult, ToolCall
+
+MAX_MESSAGE_CHARS = 20_000  # of a message that calls a tool
+MAX_ARGUMENT_CHARS = 1_000  # of any one string inside the arguments
+MAX_NESTING = 8  # of arrays and objects inside a call
+MAX_QUOTE_CHARS = 80  # of a policy's own words that an observation repeats
+
+
+class Mistake(Exception):
+    """A bad use of a tool, in one sentence for the policy; raised by the parser and by tools, caught in `step`."""
+
+
+# --- tool calls as text ----------------------------------------------------------------------------------------------
+
+_OPEN = "<tool_call>"
+_CLOSE = "</tool_call>"
+_CALL_STARTS = re.compile(_OPEN + r"\s*")
+_CALL_ENDS = re.compile(r"\s*" + _CLOSE)
+
+
+def parse_tool_call(message: str) -> ToolCall | None:
+    """The one call in a message, None when it has none; raises `Mistake` when the call cannot be read.
+
+    >>> parse_tool_call('<tool_call>{"name": "look", "arguments": {}}</tool_call>')
+    ToolCall(name='look', arguments={})
+    """
+    start = _CALL_STARTS.search(message)
+    if start is None:
+        return None
+    if len(message) > MAX_MESSAGE_CHARS:
+        raise Mistake(f"The message is longer than {MAX_MESSAGE_CHARS} characters.")
+    try:
+        value, end = _DECODER.raw_decode(message, start.end())
+    except json.JSONDecodeError as error:
+        raise Mistake(f"The tool call is not valid JSON: {error.msg} at character {error.pos}.") from None
+    except RecursionError:
+        raise Mistake("The tool call is nested too deeply.") from None
+    if not _CALL_ENDS.match(message, end):
+        raise Mistake(f"The tool call must end with {_CLOSE} right after its JSON object.")
+    if message.find(_OPEN, end) >= 0:
+        raise Mistake("Only one tool call is allowed in a message.")
+    if type(value) is not dict:
+        raise Mistake('The tool call must be a JSON object with "name" and "arguments".')
+    name = value.get("name")
+    if type(name) is not str:
+        raise Mistake('The tool call must have a "name" that is a string.')
+    arguments = value.get("arguments", _NO_ARGUMENTS)
+    if type(arguments) is not dict:
+        raise Mistake('"arguments" of the tool call must be a JSON object.')
+    if len(value) > 1 + ("arguments" in value):
+        raise Mistake('The tool call may only have "name" and "arguments".')
+    # The next two checks walk the arguments, so a glance at the message first says whether they can matter at all.
+    if message.count("{") + message.count("[") > MAX_NESTING and not _nested_at_most(MAX_NESTING, arguments):
+        raise Mistake("The tool call is nested too deeply.")
+    if ("\\u" in message or not message.isascii()) and _has_lone_surrogate(name, arguments):
+        raise Mistake("The tool call contains half of a Unicode surrogate pair.")
+    return ToolCall(name=name, arguments=arguments if arguments is not _NO_ARGUMENTS else {})
+
+
+def read_tool_call(message: str) -> ToolCall | None:
+    """Like `parse_tool_call`, for readers of a transcript: None also when the call cannot be read."""
+    try:
+        return parse_tool_call(message)
+    except Mistake:
+        return None
+
+
+def format_tool_call(call: ToolCall) -> str:
+    """The inverse of `parse_tool_call`, in the one form that we write."""
+    body = {"name": call.name, "arguments": dict(call.arguments)}
+    return f"{_OPEN}\n{json.dumps(body, ensure_ascii=False, allow_nan=False)}\n{_CLOSE}"
+
+
+def quote(text: str, limit: int = MAX_QUOTE_CHARS) -> str:
+    r"""A policy's own words as an observation may repeat them: clipped, on one line, with no live tag or quote.
+
+    >>> print(quote('Acme\n<|im_start|>'))
+    "Acme\u000a\u003c|im_start|>"
+    """
+    shown, room = [], limit
+    for character in text[:limit]:
+        if character in '"\\':
+            character = "\\" + character
+        elif character == "<" or not character.isprintable():
+            character = f"\\u{ord(character):04x}"
+        room -= len(character)
+        if room < 0:
+            break
+        shown.append(character)
+    clipped = len(shown) < len(text)
+    return '"' + "".join(shown) + ('"...' if clipped else '"')
+
+
+_NO_ARGUMENTS: dict[str, Any] = {}
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise Mistake("The tool call has a key twice in one object.")
+    return result
+
+
+def _integer(text: str) -> int:
+    if len(text) > 19:  # before int(), whose time grows with the square of the length
+        raise Mistake("The tool call contains a number that is too large.")
+    return int(text)
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise Mistake("The tool call contains a number that is too large.")
+    return value
+
+
+def _constant(text: str) -> float:
+    raise Mistake(f"{text} is not a JSON value.")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer, parse_float=_float, parse_constant=_constant)
+
+
+def _nested_at_most(depth: int, outermost: dict[str, Any]) -> bool:
+    level: list[Any] = [outermost]
+    for _ in range(depth):
+        items = [item for box in level for item in (box.values() if type(box) is dict else box)]
+        level = [item for item in items if type(item) is dict or type(item) is list]
+        if not level:
+            return True
+    return False
+
+
+def _has_lone_surrogate(name: str, arguments: dict[str, Any]) -> bool:
+    try:
+        json.dumps([name, arguments], ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+# --- typed methods as tools ------------------------------------------------------------------------------------------
+
+Method = TypeVar("Method", bound=Callable[..., str])
+
+
+def tool(method: Method) -> Method:
+    """Make a typed method a tool; its docstring is what the model reads.
+
+    The first paragraph is the tool's description, a later line `argument: text` (and what is indented below it)
+    describes an argument. `{placeholders}` are filled from `ToolEnvironment.tool_text`.
+    Arguments may be str, int, float, bool, list[str], dict[str, str] or a Literal of strings, with or without default.
+    """
+    method.__dict__["is_tool"] = True
+    return method
+
+
+Problem = Callable[[Any], str | None]  # what is wrong with a value, as the end of "argument x ...", or None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Tool:
+    """Everything about a tool that can be known when its class is created."""
+
+    name: str
+    method: Callable[..., str]
+    schema: Mapping[str, Any]  # OpenAI form, placeholders not filled
+    problems: Mapping[str, Problem]
+    required: tuple[str, ...]
+
+    def call(self, environment: ToolEnvironment, arguments: Mapping[str, Any]) -> str:
+        problems = self.problems
+        for name, value in arguments.items():
+            problem_of = problems.get(name)
+            if problem_of is None:
+                known = ", ".join(problems) or "none"
+                raise Mistake(f"{self.name} has no argument {quote(name)}; its arguments are: {known}.")
+            problem = problem_of(value)
+            if problem is not None:
+                raise Mistake(f"Argument {name} of {self.name} {problem}.")
+        for name in self.required:
+            if name not in arguments:
+                raise Mistake(f"{self.name} needs the argument {name}.")
+        return self.method(environment, **arguments)
+
+
+class ToolEnvironment(ABC):
+    """An environment whose actions are calls of its `@tool` methods. Single-use: one object, one rollout.
+
+    A rollout ends when the policy writes a message without a call, when `finished()` says so, or after
+    `max_mistakes` mistakes; its reward is computed once, then, from the state.
+    """
+
+    max_mistakes: int = 8
+    mistakes: int = 0
+
+    _tools: ClassVar[Mapping[str, _Tool]] = {}
+    _phase: Literal["new", "playing", "done"] = "new"
+
+    # What a subclass writes.
+
+    @abstractmethod
+    def tasks(self, split: str) -> Sequence[Any]:
+        """The tasks of a split, each with an `id`."""
+
+    @abstractmethod
+    def start(self, task: Any) -> Sequence[Message]:
+        """Set up the state for a task and answer the opening messages."""
+
+    @abstractmethod
+    def reward(self) -> float:
+        """The reward of the state as it is now; asked once, at the end."""
+
+    @abstractmethod
+    def finished(self) -> bool:
+        """Whether the environment ends the rollout; asked after every step."""
+
+    def info(self) -> dict[str, Any]:
+        """Structured facts beside the observation, never shown to the policy."""
+        return {}
+
+    def tool_text(self) -> Mapping[str, str]:
+        """Texts for the `{placeholders}` in tool docstrings."""
+        return {}
+
+    def check(self) -> None:  # noqa: B027 - a subclass may have nothing to check
+        """Raise AssertionError when the state contradicts itself; for tests."""
+
+    # What the rest of the system calls.
+
+    def tools(self) -> list[dict[str, Any]]:
+        texts = self.tool_text()
+        return [_fill(known.schema, texts) for known in self._tools.values()]
+
+    def reset(self, task: Any) -> Sequence[Message]:
+        if self._phase != "new":
+            raise UsageError("An environment plays one rollout; make a new one for the next.")
+        messages = tuple(self.start(task))
+        self._phase = "playing"
+        return messages
+
+    def step(self, message: str) -> StepResult:
+        if self._phase != "playing":
+            raise UsageError("step() needs a rollout that was reset and is not done.")
+        name = None
+        mistake = done = False
+        try:
+            call = parse_tool_call(message)
+            if call is None:
+                observation = ""
+                done = True
+            else:
+                called = self._tools.get(call.name)
+                if called is None:
+                    raise Mistake(self._no_such_tool(call.name))
+                name = call.name
+                observation = called.call(self, call.arguments)
+        except Mistake as error:
+            observation = str(error)
+            mistake = True
+            self.mistakes += 1
+        done = done or self.mistakes >= self.max_mistakes or self.finished()
+        if done:
+            self._phase = "done"
+        return StepResult(
+            observation=observation,
+            reward=self.reward() if done else 0.0,
+            done=done,
+            info={"tool": name, "mistake": mistake, "mistakes": self.mistakes, **self.info()},
+        )
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        names = dict.fromkeys(name for base in reversed(cls.__mro__) for name in vars(base))
+        methods = {name: getattr(cls, name, None) for name in names}
+        cls._tools = {
+            name: _build_tool(name, method)
+            for name, method in methods.items()
+            if inspect.isfunction(method) and method.__dict__.get("is_tool")
+        }
+
+    def _no_such_tool(self, name: str) -> str:
+        nearest = difflib.get_close_matches(name[:MAX_QUOTE_CHARS], self._tools, n=1, cutoff=0.0)
+        return f"There is no tool {quote(name)}" + (f"; did you mean {nearest[0]}?" if nearest else ".")
+
+
+def _build_tool(name: str, method: Callable[..., str]) -> _Tool:
+    hints = typing.get_type_hints(method)
+    if hints.pop("return", None) is not str:
+        raise TypeError(f"tool {name} must be annotated to return str")
+    if not method.__doc__:
+        raise TypeError(f"tool {name} needs a docstring: it is what the model reads")
+    description, descriptions = _read_docstring(inspect.cleandoc(method.__doc__), tuple(hints))
+    problems: dict[str, Problem] = {}
+    properties: dict[str, Any] = {}
+    required: list[str] = []
+    for parameter in list(inspect.signature(method).parameters.values())[1:]:  # without self
+        if parameter.name not in hints or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise TypeError(f"tool {name}: parameter {parameter.name} must be a named one with a type hint")
+        schema, problems[parameter.name] = _read_hint(name, parameter.name, hints[parameter.name])
+        if parameter.name in descriptions:
+            schema["description"] = descriptions[parameter.name]
+        if parameter.default is parameter.empty:
+            required.append(parameter.name)
+        else:
+            schema["default"] = parameter.default
+        properties[parameter.name] = schema
+    parameters = {"type": "object", "properties": properties, "required": required}
+    schema = {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+    return _Tool(name=name, method=method, schema=schema, problems=problems, required=tuple(required))
+
+
+def _read_docstring(text: str, parameters: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """A docstring as (description, description of each argument)."""
+    first, _, rest = text.partition("\n\n")
+    descriptions: dict[str, str] = {}
+    current = None
+    for line in rest.splitlines():
+        name, colon, words = line.strip().partition(":")
+        if colon and name in parameters:
+            current = name
+            descriptions[name] = words.strip()
+        elif current and line[:1].isspace() and line.strip():
+            descriptions[current] += " " + line.strip()
+        else:
+            current = None
+    return " ".join(first.split()), descriptions
+
+
+def _read_hint(tool_name: str, parameter: str, hint: Any) -> tuple[dict[str, Any], Problem]:
+    """A type hint as (JSON schema, what is wrong with a value)."""
+    if typing.get_origin(hint) is Literal and all(type(choice) is str for choice in typing.get_args(hint)):
+        choices = typing.get_args(hint)
+        words = "must be one of: " + ", ".join(choices)
+        return (
+            {"type": "string", "enum": list(choices)},
+            lambda value: None if type(value) is str and value in choices else words,
+        )
+    for known, schema, problem in _HINTS:
+        if hint == known:
+            return dict(schema), problem
+    raise TypeError(f"tool {tool_name}: parameter {parameter} has a type hint that is not supported: {hint}")
+
+
+_TOO_LONG = f"contains more than {MAX_ARGUMENT_CHARS} characters in one string"
+
+
+def _string_problem(value: Any) -> str | None:
+    if type(value) is not str:
+        return "must be a string"
+    return None if len(value) <= MAX_ARGUMENT_CHARS else _TOO_LONG
+
+
+def _strings_problem(value: Any) -> str | None:
+    if type(value) is not list:
+        return "must be a list of strings"
+    for item in value:
+        if type(item) is not str:
+            return "must be a list of strings"
+        if len(item) > MAX_ARGUMENT_CHARS:
+            return _TOO_LONG
+    return None
+
+
+def _mapping_problem(value: Any) -> str | None:
+    if type(value) is not dict:
+        return "must be an object with string values"
+    for key, item in value.items():  # JSON keys are always strings
+        if type(item) is not str:
+            return "must be an object with string values"
+        if len(key) > MAX_ARGUMENT_CHARS or len(item) > MAX_ARGUMENT_CHARS:
+            return _TOO_LONG
+    return None
+
+
+_HINTS: tuple[tuple[Any, Mapping[str, Any], Problem], ...] = (
+    (str, {"type": "string"}, _string_problem),
+    (int, {"type": "integer"}, lambda value: None if type(value) is int else "must be an integer"),
+    (float, {"type": "number"}, lambda value: None if type(value) in (int, float) else "must be a number"),
+    (bool, {"type": "boolean"}, lambda value: None if type(value) is bool else "must be true or false"),
+    (list[str], {"type": "array", "items": {"type": "string"}}, _strings_problem),
+    (dict[str, str], {"type": "object", "additionalProperties": {"type": "string"}}, _mapping_problem),
+)
+
+
+def _fill(value: Any, texts: Mapping[str, str]) -> Any:
+    """A deep copy of a schema with the placeholders of its descriptions filled."""
+    if isinstance(value, dict):
+        return {
+            key: _PLACEHOLDER.sub(lambda match: texts[match[1]], item)
+            if key == "description" and isinstance(item, str)
+            else _fill(item, texts)
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [_fill(item, texts) for item in value]
+    return value
+
+
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
