@@ -1,0 +1,535 @@
+"""Everything that can be set about a run, its presets, and how settings are read and checked.
+
+    load_config(["preset=tiny", "coupling=shared", "world_model.weight=0.5"]) -> RunConfig
+
+Later settings win over earlier ones: defaults, then the preset, then what the algorithm implies, then the
+file named by `config=FILE`, then the overrides in their order. OmegaConf parses and merges (so
+`output_dir=runs/${algo}-${seed}` works); what comes out is a tree of frozen dataclasses whose annotations are
+checked here. A config is data: nothing here looks at a model, a run or a device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher, get_close_matches
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from lfo.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraConfig:
+    """Both adapters have the same shape."""
+
+    rank: int = 16
+    alpha: float = 32.0  # the update is scaled by alpha / rank
+    dropout: float = 0.0  # above 0, sampled and trained log-probs no longer agree
+    targets: str = "all-linear"  # or module names with commas: q_proj,v_proj,o_proj
+
+    @property
+    def target_modules(self) -> str | list[str]:
+        """`targets` as peft wants it."""
+        return self.targets if self.targets == "all-linear" else [name.strip() for name in self.targets.split(",")]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutConfig:
+    prompts: int = 8  # tasks in one step
+    group_size: int = 8  # rollouts of each task
+    mini_batch_prompts: int = 2  # tasks in one optimizer update; divides prompts
+    max_turns: int = 16
+    temperature: float = 1.0
+    max_context: int = 1024  # tokens of a whole rollout
+    max_turn_tokens: int = 160  # tokens of one message of the policy
+    environment_timeout: float = 30.0  # seconds that one reset or step may take
+    environment_retries: int = 2  # how often a rollout whose environment failed is started again
+    environment_workers: int = 16  # environments that step at the same time
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyConfig:
+    learning_rate: float = 1e-4
+    clip_low: float = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
+    clip_high: float = 0.28
+    entropy: float = 0.0  # coefficient of the entropy bonus
+    entropy_share: float = 1.0  # share of the sampled tokens, the most uncertain first, that get the bonus
+    kl: float = 0.0  # coefficient of the KL divergence from the base model
+    scale_by_std: bool = True  # divide advantages by the standard deviation of their group
+    dynamic_sampling: bool = True  # replace groups whose rewards are all equal
+    max_resamples: int = 1  # how often a step may draw tasks anew before it takes what it has
+    overlong_buffer: int = 0  # tokens before max_context over which reward is taken away; 0 = no shaping
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorldModelConfig:
+    weight: float = 1.0  # total loss = policy loss + weight * world-model loss
+    learning_rate: float = 5e-4
+    input: Literal["state", "inline"] = "state"  # rows of their own, or the observation tokens of the rollout itself
+    predict: Literal["phone", "phone_form", "all", "none"] = "phone"  # whose replies are predicted
+    state_tokens: int = 512  # the state is compressed to so many tokens
+    replay: bool = True  # keep every reply heard and train on it again
+    examples_per_mini_batch: int = 32  # cap on fresh and replayed examples together
+    schedule: Literal["joint", "alternating", "world_model_first", "hierarchical"] = "joint"
+    first_steps: int = 0  # world_model_first: steps before the policy begins to learn
+    every: int = 1  # hierarchical: the world model learns in every so many-th step
+    adaptive_weight: bool = False  # let prediction accuracy and success set the weight
+    only: bool = False  # train the world model and leave the policy as it is
+    from_logs: str | None = None  # folder of recorded rollouts that fill the replay buffer at the start
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExplorationConfig:
+    blind_share: float = 0.5  # share of each group that acts without look-ahead
+    blind_steps: int = 0  # first steps in which every rollout does
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerConfig:
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.1
+    clip: float = 1.0  # largest gradient norm of each adapter
+    warmup_steps: int = 10
+    separate: bool = False  # one AdamW for each adapter instead of one for both
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalConfig:
+    every: int = 10  # steps between evaluations; 0 = never
+    tasks: int = 100  # fixed tasks of each split
+    splits: tuple[str, ...] = ("val",)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """One run, completely: with this, the code and a machine, it can be repeated."""
+
+    preset: Literal["default", "tiny", "documents"] = "default"
+    algo: Literal["dual-lora", "dapo"] = "dual-lora"
+    engine: Literal["local", "verl"] = "local"
+    model: str = "tiny"  # the embedded base, a folder or a hub id
+    env: str = "phone-calls"  # or oracle-codes, or package.module:Class
+    env_args: Mapping[str, Any] = field(default_factory=dict)  # given to the environment's class
+    levels: tuple[int, ...] = (2,)  # of the phone-call world, 1 to 5
+    coupling: Literal["separate", "shared", "stacked"] = "separate"  # how the adapters meet
+    lookahead: bool = True  # show the policy what the world model expects to hear
+    lookahead_source: Literal["world_model", "truth", "shuffled"] = "world_model"  # the last two are controls
+    surprise: float = 0.0  # coefficient of the reward for prediction error
+    steps: int = 100
+    seed: int = 0
+    output_dir: str = "runs/latest"
+    init_from: str | None = None  # run whose adapters this one starts from
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int = 0  # CPU threads; 0 = let torch decide
+    checkpoint_every: int = 10  # steps
+    trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    world_model: WorldModelConfig = field(default_factory=WorldModelConfig)
+    exploration: ExplorationConfig = field(default_factory=ExplorationConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "default": {},
+    # The embedded base on a laptop without a GPU.
+    "tiny": {
+        "model": "tiny",
+        "device": "cpu",
+        "threads": 1,
+        "policy.learning_rate": 2e-4,
+        "world_model.learning_rate": 1e-3,
+    },
+    # The numbers of the project's first documents, kept for reproduction: at this rate LoRA does not learn.
+    "documents": {
+        "coupling": "separate",
+        "lookahead": False,
+        "lora.dropout": 0.05,
+        "lora.targets": "q_proj,v_proj,o_proj",
+        "policy.learning_rate": 1e-6,
+        "world_model.learning_rate": 1e-6,
+        "world_model.weight": 0.5,
+        "world_model.replay": False,
+        "exploration.blind_share": 0.0,
+    },
+}
+
+# What an algorithm implies, whatever the preset says; plain DAPO is dual-LoRA without its world model.
+ALGORITHMS: Mapping[str, Mapping[str, Any]] = {
+    "dual-lora": {},
+    "dapo": {
+        "lookahead": False,
+        "world_model.weight": 0.0,
+        "world_model.replay": False,
+        "exploration.blind_share": 0.0,
+    },
+}
+
+SHIPPED_ENVIRONMENTS = ("phone-calls", "oracle-codes")
+
+# Closed ranges of every number; None = unbounded. Numbers in POSITIVE must also not be 0.
+RANGES: Mapping[str, tuple[float, float | None]] = {
+    "levels": (1, 5),
+    "surprise": (0, None),
+    "steps": (1, None),
+    "seed": (0, 2**32 - 1),
+    "threads": (0, None),
+    "checkpoint_every": (1, None),
+    "lora.rank": (1, None),
+    "lora.alpha": (0, None),
+    "lora.dropout": (0, 0.99),
+    "rollout.prompts": (1, None),
+    "rollout.group_size": (2, None),
+    "rollout.mini_batch_prompts": (1, None),
+    "rollout.max_turns": (1, None),
+    "rollout.temperature": (0, None),
+    "rollout.max_context": (1, None),
+    "rollout.max_turn_tokens": (1, None),
+    "rollout.environment_timeout": (0, None),
+    "rollout.environment_retries": (0, None),
+    "rollout.environment_workers": (1, None),
+    "policy.learning_rate": (0, 1),
+    "policy.clip_low": (0, 1),
+    "policy.clip_high": (0, None),
+    "policy.entropy": (0, None),
+    "policy.entropy_share": (0, 1),
+    "policy.kl": (0, None),
+    "policy.max_resamples": (0, None),
+    "policy.overlong_buffer": (0, None),
+    "world_model.weight": (0, 2),
+    "world_model.learning_rate": (0, 1),
+    "world_model.state_tokens": (32, None),
+    "world_model.examples_per_mini_batch": (1, None),
+    "world_model.first_steps": (0, None),
+    "world_model.every": (1, None),
+    "exploration.blind_share": (0, 1),
+    "exploration.blind_steps": (0, None),
+    "optimizer.betas": (0, 0.999999),
+    "optimizer.weight_decay": (0, None),
+    "optimizer.clip": (0, None),
+    "optimizer.warmup_steps": (0, None),
+    "eval.every": (0, None),
+    "eval.tasks": (1, None),
+}
+POSITIVE = frozenset(
+    {
+        "lora.alpha",
+        "rollout.temperature",
+        "rollout.environment_timeout",
+        "policy.learning_rate",
+        "policy.clip_low",
+        "policy.clip_high",
+        "policy.entropy_share",
+        "world_model.learning_rate",
+        "optimizer.clip",
+    }
+)
+
+
+# Reading
+
+
+def load_config(overrides: Sequence[str] = ()) -> RunConfig:
+    """The config that `name=value` settings describe, checked; `preset=` and `config=FILE` may be among them."""
+    assignments: list[tuple[str, Any]] = []
+    for override in overrides:
+        name, equals, text = override.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"a setting is written name=value, which {override!r} is not")
+        if name == "config":
+            assignments[:0] = _read_assignments(Path(text))
+        else:
+            assignments.append((name, _parse(text, _annotation(name))))
+    return _resolve(assignments)
+
+
+def from_yaml(path: str | Path) -> RunConfig:
+    """Read a saved or hand-written file; what it leaves out comes from its preset and the defaults."""
+    return _resolve(_read_assignments(Path(path)))
+
+
+def to_yaml(config: RunConfig) -> str:
+    return OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config)))
+
+
+def flatten(config: RunConfig) -> dict[str, Any]:
+    """Every setting under the dotted name that a user types."""
+    return dict(_flatten(dataclasses.asdict(config)))
+
+
+def differences(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """The settings in which two configs differ, by dotted name."""
+    ones, others = flatten(one), flatten(other)
+    return {name: (ones[name], others[name]) for name in ones if ones[name] != others[name]}
+
+
+def fingerprint(
+    config: RunConfig, without: Sequence[str] = ("seed", "output_dir", "preset", "device", "threads", "trackers")
+) -> str:
+    """16 hex digits that two configs share exactly when they agree in all settings but `without`.
+
+    The default leaves out what does not change the experiment, so runs that differ by seed alone belong together.
+    A part's name ("eval") leaves out all of it.
+    """
+    settings = flatten(config)
+    for name in without:
+        dropped = [key for key in settings if key == name or key.startswith(f"{name}.")]
+        if not dropped:
+            raise ConfigError(_unknown(name))
+        for key in dropped:
+            del settings[key]
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+
+
+# Checking
+
+
+def validate(config: RunConfig) -> None:
+    """Raise a ConfigError, one sentence, for the first thing that is wrong with a config."""
+    _typed(dataclasses.asdict(config), RunConfig, "")
+    settings = flatten(config)
+    for name, (low, high) in RANGES.items():
+        values = settings[name] if isinstance(settings[name], tuple) else (settings[name],)
+        for value in values:
+            if value < low or (high is not None and value > high) or (name in POSITIVE and value == 0):
+                lower = f"above {low}" if name in POSITIVE else f"at least {low}"
+                raise ConfigError(
+                    f"{name} must be {lower}{f' and at most {high}' if high is not None else ''}, not {value}"
+                )
+    for holds, sentence in _relations(config):
+        if not holds:
+            raise ConfigError(sentence)
+
+
+def _relations(c: RunConfig) -> Iterator[tuple[bool, str]]:
+    """What must hold between settings, each with the sentence for a user whose config breaks it."""
+    r, w = c.rollout, c.world_model
+    yield (
+        c.env in SHIPPED_ENVIRONMENTS or re.fullmatch(r"[\w.]+:\w+", c.env) is not None,
+        f"env must be {' or '.join(SHIPPED_ENVIRONMENTS)} or package.module:Class, not {c.env!r}"
+        + _did_you_mean(c.env, SHIPPED_ENVIRONMENTS),
+    )
+    yield bool(c.model.strip()), "model must name the embedded base (tiny), a folder or a hub id"
+    yield bool(c.output_dir.strip()), "output_dir must name a folder"
+    yield len(c.levels) > 0, "levels must name at least one level"
+    for name, values in (("levels", c.levels), ("eval.splits", c.eval.splits), ("trackers", c.trackers)):
+        yield len(set(values)) == len(values), f"{name} names something twice: {', '.join(map(str, values))}"
+    yield len(c.eval.splits) > 0, "eval.splits must name at least one split; eval.every=0 turns evaluation off"
+    yield all(part.strip() for part in c.lora.targets.split(",")), "lora.targets must be all-linear or module names"
+    yield (
+        r.prompts % r.mini_batch_prompts == 0,
+        f"rollout.mini_batch_prompts={r.mini_batch_prompts} does not divide rollout.prompts={r.prompts}",
+    )
+    yield (
+        r.max_turn_tokens < r.max_context,
+        f"rollout.max_turn_tokens={r.max_turn_tokens} leaves no room in rollout.max_context={r.max_context}",
+    )
+    yield (
+        c.policy.overlong_buffer < r.max_context,
+        f"policy.overlong_buffer={c.policy.overlong_buffer} must be below rollout.max_context={r.max_context}",
+    )
+    yield (
+        w.input != "inline" or c.coupling in ("shared", "stacked"),
+        "world_model.input=inline needs coupling=shared or coupling=stacked",
+    )
+    yield (
+        w.schedule != "world_model_first" or 1 <= w.first_steps <= c.steps,
+        f"world_model.schedule=world_model_first needs world_model.first_steps from 1 to steps={c.steps}",
+    )
+    yield (
+        w.first_steps == 0 or w.schedule == "world_model_first",
+        "world_model.first_steps needs world_model.schedule=world_model_first",
+    )
+    yield (
+        w.schedule != "hierarchical" or w.every >= 2,
+        "world_model.schedule=hierarchical needs world_model.every of at least 2",
+    )
+    yield w.every == 1 or w.schedule == "hierarchical", "world_model.every needs world_model.schedule=hierarchical"
+    yield not w.only or w.weight > 0, "world_model.only=true needs world_model.weight above 0"
+    yield not w.only or w.predict != "none", "world_model.only=true has nothing to learn with world_model.predict=none"
+    yield w.from_logs is None or w.replay, "world_model.from_logs needs world_model.replay=true"
+    yield (
+        c.lookahead_source == "world_model" or c.lookahead,
+        f"lookahead_source={c.lookahead_source} needs lookahead=true",
+    )
+    for name, used in (
+        ("lookahead=true", c.lookahead),
+        (f"world_model.weight={w.weight:g}", w.weight > 0),
+        ("world_model.only=true", w.only),
+        ("world_model.adaptive_weight=true", w.adaptive_weight),
+        (f"surprise={c.surprise:g}", c.surprise > 0),
+    ):
+        yield not used or c.algo == "dual-lora", f"{name} needs algo=dual-lora"
+
+
+# The machinery: names, values, types
+
+
+def _resolve(assignments: Sequence[tuple[str, Any]]) -> RunConfig:
+    """Lay the assignments over the tables that they choose, and check what comes out."""
+    hints, given = _hints(RunConfig), dict(assignments)
+    preset = _typed(given.get("preset", "default"), hints["preset"], "preset")
+    algo = _typed(given.get("algo", "dual-lora"), hints["algo"], "algo")
+    tree = dataclasses.asdict(RunConfig())
+    for name, value in (*PRESETS[preset].items(), *ALGORITHMS[algo].items(), *assignments):
+        _assign(tree, name, value)
+    try:
+        settings = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"a setting cannot be resolved: {str(error).splitlines()[0]}") from error
+    config = _typed(settings, RunConfig, "")
+    validate(config)
+    return config
+
+
+def _assign(tree: dict[str, Any], name: str, value: Any) -> None:
+    *path, last = name.split(".")
+    for key in path:
+        tree = tree.setdefault(key, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"{name} cannot be set: {key} holds a value already")
+    tree[last] = value
+
+
+def _read_assignments(path: Path) -> list[tuple[str, Any]]:
+    try:
+        tree = OmegaConf.to_container(OmegaConf.create(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(f"cannot read the config {path}: {error.strerror}") from error
+    except (YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"the config {path}{line} is not valid YAML") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"the config {path} must be a mapping of settings")
+    assignments = list(_flatten(tree))
+    for name, _ in assignments:
+        try:
+            _annotation(name)
+        except ConfigError as error:
+            raise ConfigError(f"{error} (in {path})") from error
+    return assignments
+
+
+_hints = cache(get_type_hints)  # resolving them is most of the time of a check
+
+
+def _leaves(part: type = RunConfig, prefix: str = "") -> dict[str, Any]:
+    """Dotted name -> annotation, for every setting."""
+    leaves: dict[str, Any] = {}
+    for name, annotation in _hints(part).items():
+        if dataclasses.is_dataclass(annotation):
+            leaves.update(_leaves(cast(type, annotation), f"{prefix}{name}."))
+        else:
+            leaves[prefix + name] = annotation
+    return leaves
+
+
+LEAVES = _leaves()
+PARTS = frozenset(name.partition(".")[0] for name in LEAVES if "." in name)
+
+
+def _flatten(tree: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if name in PARTS and isinstance(value, Mapping):
+            yield from ((f"{name}.{key}", inner) for key, inner in value.items())
+        else:
+            yield str(name), value
+
+
+def _annotation(name: str) -> Any:
+    if name in LEAVES:
+        return LEAVES[name]
+    if name.startswith("env_args."):
+        return Any
+    if name in PARTS:
+        inner = ", ".join(leaf for leaf in LEAVES if leaf.startswith(f"{name}."))
+        raise ConfigError(f"{name} is a group of settings; set one of {inner}")
+    raise ConfigError(_unknown(name))
+
+
+def _unknown(name: str) -> str:
+    def likeness(leaf: str) -> float:
+        whole = SequenceMatcher(None, name, leaf).ratio()
+        return whole + SequenceMatcher(None, name.rpartition(".")[2], leaf.rpartition(".")[2]).ratio()
+
+    return f"there is no setting {name!r}; the nearest is {max(LEAVES, key=likeness)}"
+
+
+def _did_you_mean(value: str, choices: Sequence[str]) -> str:
+    close = get_close_matches(value, choices, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _parse(text: str, annotation: Any) -> Any:
+    """A value as typed on a command line. Text stays as it is, so that a folder named 1e5 keeps its name."""
+    origin = get_origin(annotation)
+    if annotation is str or origin is Literal:
+        return text
+    if origin in (Union, UnionType) and str in get_args(annotation):
+        return None if text.lower() in ("", "none", "null") else text
+    if origin is tuple and not text.startswith(("[", "$")):
+        text = f"[{text}]"
+    try:
+        return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[index]
+    except (YAMLError, OmegaConfBaseException):
+        return text  # the check of its type says what was expected
+
+
+def _typed(value: Any, annotation: Any, name: str) -> Any:
+    """The value as its annotation wants it, or a ConfigError that says what was expected."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if dataclasses.is_dataclass(annotation):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{name} is a group of settings, not {value!r}")
+        hints = _hints(annotation)
+        prefix = f"{name}." if name else ""
+        return cast(type, annotation)(**{key: _typed(inner, hints[key], prefix + key) for key, inner in value.items()})
+    if origin is Literal:
+        if value not in arguments:
+            hint = _did_you_mean(str(value), arguments)
+            raise ConfigError(f"{name} must be one of {', '.join(arguments)}, not {value!r}{hint}")
+        return value
+    if origin in (Union, UnionType):
+        inner = next(argument for argument in arguments if argument is not NoneType)
+        return None if value is None else _typed(value, inner, name)
+    if origin is tuple:
+        variadic = arguments[-1] is Ellipsis
+        if not isinstance(value, list | tuple) or not (variadic or len(value) == len(arguments)):
+            length = "" if variadic else f"{len(arguments)} "
+            raise ConfigError(f"{name} must be a list of {length}values in brackets, not {value!r}")
+        inner = arguments[:1] * len(value) if variadic else arguments
+        return tuple(
+            _typed(item, item_type, f"each value of {name}") for item, item_type in zip(value, inner, strict=True)
+        )
+    if origin is Mapping:
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            raise ConfigError(f"{name} must be a mapping from names to values, not {value!r}")
+        return dict(value)
+    if annotation is float and type(value) is int:
+        value = float(value)
+    if type(value) is not annotation or (annotation is float and not math.isfinite(value)):
+        raise ConfigError(f"{name} must be {_IN_WORDS[annotation]}, not {value!r}")
+    return value
+
+
+_IN_WORDS = {
+    bool: "true or false (bool)",
+    int: "a whole number (int)",
+    float: "a finite number (float)",
+    str: "text (str)",
+}

@@ -1,0 +1,269 @@
+"""Settings: how they are layered, what is refused and in which words, and that a saved config comes back the same."""
+
+import dataclasses
+import typing
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lfo.config import (
+    ALGORITHMS,
+    LEAVES,
+    POSITIVE,
+    PRESETS,
+    RANGES,
+    LoraConfig,
+    RunConfig,
+    differences,
+    fingerprint,
+    flatten,
+    from_yaml,
+    load_config,
+    to_yaml,
+    validate,
+)
+from lfo.errors import ConfigError
+
+
+def refused(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_without_overrides_the_defaults_hold():
+    assert load_config([]) == RunConfig()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_preset_is_valid_with_every_algorithm(preset, algo):
+    config = load_config([f"preset={preset}", f"algo={algo}"])
+    assert (config.preset, config.algo) == (preset, algo)
+
+
+def test_the_documents_preset_has_the_documents_numbers():
+    config = load_config(["preset=documents"])
+    assert config.policy.learning_rate == config.world_model.learning_rate == 1e-6
+    assert config.lora == LoraConfig(rank=16, alpha=32.0, dropout=0.05, targets="q_proj,v_proj,o_proj")
+    assert config.lora.target_modules == ["q_proj", "v_proj", "o_proj"]
+    assert config.world_model.weight == 0.5
+    assert RunConfig().lora.target_modules == "all-linear"
+
+
+def test_the_preset_comes_first_wherever_it_is_written_and_later_overrides_win():
+    config = load_config(["world_model.weight=0.1", "preset=documents", "world_model.weight=0.3"])
+    assert config.world_model.weight == 0.3
+    assert load_config(["world_model.weight=0.1", "preset=documents"]).world_model.weight == 0.1
+
+
+def test_plain_dapo_has_no_world_model_and_no_lookahead_unless_asked_and_then_refuses():
+    config = load_config(["preset=tiny", "algo=dapo"])
+    assert not config.lookahead
+    assert config.world_model.weight == 0
+    assert "lookahead=true needs algo=dual-lora" in refused("algo=dapo", "lookahead=true")
+    assert "world_model.weight=0.5 needs algo=dual-lora" in refused("algo=dapo", "world_model.weight=0.5")
+
+
+def test_values_are_read_by_the_type_of_their_setting():
+    config = load_config(
+        [
+            "policy.learning_rate=1e-5",
+            "levels=2,3",
+            "eval.splits=[val,test_unseen_companies]",
+            "trackers=",
+            "model=1e5",
+            "init_from=none",
+            "lookahead=false",
+            "env_args.world.seed=7",
+            "output_dir=runs/${algo}-${seed}=x",
+        ]
+    )
+    assert config.policy.learning_rate == 1e-5
+    assert config.levels == (2, 3)
+    assert config.eval.splits == ("val", "test_unseen_companies")
+    assert config.trackers == ()
+    assert config.model == "1e5"
+    assert config.init_from is None
+    assert config.lookahead is False
+    assert config.env_args == {"world": {"seed": 7}}
+    assert config.output_dir == "runs/dual-lora-0=x"
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("world_model.wieght=1", "'world_model.wieght'; the nearest is world_model.weight"),
+        ("wieght=1", "the nearest is world_model.weight"),
+        ("polcy.learning_rate=1", "the nearest is policy.learning_rate"),
+        ("lora.rnak=1", "the nearest is lora.rank"),
+        ("lora=1", "lora is a group of settings; set one of lora.rank, "),
+        ("steps=abc", "steps must be a whole number (int), not 'abc'"),
+        ("steps=2.5", "steps must be a whole number (int), not 2.5"),
+        ("steps=true", "steps must be a whole number (int), not True"),
+        ("policy.kl=[1]", "policy.kl must be a finite number (float), not [1]"),
+        ("policy.kl=.nan", "policy.kl must be a finite number (float), not nan"),
+        ("policy.kl=.inf", "policy.kl must be a finite number (float), not inf"),
+        ("lookahead=2", "lookahead must be true or false (bool), not 2"),
+        ("levels=2,x", "each value of levels must be a whole number (int), not 'x'"),
+        ("levels=[2", "levels must be a list of values in brackets, not '[2'"),
+        ("optimizer.betas=0.9", "optimizer.betas must be a list of 2 values in brackets"),
+        ("env_args=3", "env_args must be a mapping"),
+        ("coupling=shard", "coupling must be one of separate, shared, stacked, not 'shard'; did you mean shared?"),
+        ("preset=tyni", "preset must be one of default, tiny, documents, not 'tyni'; did you mean tiny?"),
+        ("trackers=[wnadb]", "did you mean wandb?"),
+        ("env=phone-cals", "did you mean phone-calls?"),
+        ("env=my_package", "package.module:Class"),
+        ("steps", "a setting is written name=value"),
+        ("=3", "a setting is written name=value"),
+        ("output_dir=${nope}", "'nope'"),
+        ("config=no/such.yaml", "cannot read the config no/such.yaml"),
+    ],
+)
+def test_a_bad_setting_is_refused_in_one_sentence(override, words):
+    assert words in refused(override)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["lora.rank=0"], "lora.rank must be at least 1, not 0"),
+        (["rollout.mini_batch_prompts=3"], "rollout.mini_batch_prompts=3 does not divide rollout.prompts=8"),
+        (["rollout.group_size=1"], "rollout.group_size must be at least 2"),
+        (["levels=0"], "levels must be at least 1 and at most 5, not 0"),
+        (["levels=6"], "levels must be at least 1 and at most 5, not 6"),
+        (["levels="], "levels must name at least one level"),
+        (["levels=2,2"], "levels names something twice"),
+        (["world_model.weight=2.1"], "world_model.weight must be at least 0 and at most 2"),
+        (["policy.learning_rate=0"], "policy.learning_rate must be above 0"),
+        (["world_model.input=inline"], "needs coupling=shared or coupling=stacked"),
+        (["rollout.max_turn_tokens=1024"], "leaves no room in rollout.max_context=1024"),
+        (["policy.overlong_buffer=1024"], "must be below rollout.max_context=1024"),
+        (["world_model.schedule=world_model_first"], "needs world_model.first_steps from 1"),
+        (["world_model.schedule=hierarchical"], "needs world_model.every of at least 2"),
+        (["world_model.every=2"], "needs world_model.schedule=hierarchical"),
+        (["world_model.first_steps=2"], "needs world_model.schedule=world_model_first"),
+        (["lookahead=false", "lookahead_source=truth"], "lookahead_source=truth needs lookahead=true"),
+        (["algo=dapo", "surprise=0.1"], "surprise=0.1 needs algo=dual-lora"),
+        (["world_model.only=true", "world_model.weight=0"], "needs world_model.weight above 0"),
+        (["world_model.from_logs=x", "world_model.replay=false"], "needs world_model.replay=true"),
+        (["eval.splits="], "eval.every=0 turns evaluation off"),
+        (["lora.targets=q_proj,"], "lora.targets must be"),
+        (["output_dir="], "output_dir must name a folder"),
+    ],
+)
+def test_an_impossible_config_is_refused_in_one_sentence(overrides, words):
+    assert words in refused(*overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["coupling=shared", "world_model.input=inline"],
+        ["world_model.schedule=world_model_first", "world_model.first_steps=5"],
+        ["world_model.schedule=hierarchical", "world_model.every=4"],
+        ["lookahead_source=shuffled"],
+        ["env=my.package:World", "world_model.weight=2", "levels=1,5"],
+    ],
+)
+def test_what_the_refusals_ask_for_is_accepted(overrides):
+    load_config(overrides)
+
+
+def test_every_number_has_a_range():
+    numeric = {name for name, annotation in LEAVES.items() if _is_number(annotation)}
+    assert set(RANGES) == numeric
+    assert numeric >= POSITIVE
+
+
+def _is_number(annotation: object) -> bool:
+    return annotation in (int, float) or (
+        typing.get_origin(annotation) is tuple and typing.get_args(annotation)[0] in (int, float)
+    )
+
+
+def test_validate_checks_types_of_a_config_that_was_built_in_python():
+    validate(RunConfig())
+    with pytest.raises(ConfigError, match="coupling must be one of"):
+        validate(RunConfig(coupling="shard"))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="steps must be a whole number"):
+        validate(RunConfig(steps="5"))  # type: ignore[arg-type]
+
+
+def test_a_config_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        RunConfig().lora.rank = 3  # type: ignore[misc]
+
+
+plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(st.characters(codec="ascii", exclude_characters="$"), max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.from_regex(r"[a-z]{1,5}", fullmatch=True), inner),
+    max_leaves=6,
+)
+configs = st.builds(
+    RunConfig,
+    seed=st.integers(0, 2**32 - 1),
+    env_args=st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), plain, max_size=3),
+    levels=st.sets(st.integers(1, 5), min_size=1).map(lambda levels: tuple(sorted(levels))),
+    output_dir=st.text(st.characters(codec="utf-8", exclude_characters="$"), min_size=1).filter(str.strip),
+    init_from=st.none() | st.sampled_from(["none", "null", "1", "true", "~", "runs/x"]),
+    lora=st.builds(LoraConfig, rank=st.integers(1, 64), dropout=st.floats(0, 0.9), alpha=st.floats(1e-9, 1e9)),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(config=configs)
+def test_a_saved_config_comes_back_the_same(config, tmp_path_factory):
+    path = tmp_path_factory.getbasetemp() / "config.yaml"
+    path.write_text(to_yaml(config), encoding="utf-8")
+    assert from_yaml(path) == config
+
+
+def test_a_hand_written_file_starts_from_its_preset_and_overrides_win_over_it(tmp_path: Path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("preset: documents\nsteps: 7\nworld_model:\n  weight: 0.25\n")
+    config = from_yaml(path)
+    assert (config.steps, config.world_model.weight, config.policy.learning_rate) == (7, 0.25, 1e-6)
+    assert load_config(["steps=9", f"config={path}"]) == dataclasses.replace(config, steps=9)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("lora:\n  rnak: 3\n", "the nearest is lora.rank (in "),
+        ("steps: '3'\n", "steps must be a whole number"),
+        ("steps: 3\nsteps: 4\n", "line 2 is not valid YAML"),
+        ("steps: [3\n", "is not valid YAML"),
+        ("- steps\n", "must be a mapping of settings"),
+        ("lora: 3\n", "lora is a group of settings"),
+        ("steps: !!python/object/apply:os.getcwd []\n", "is not valid YAML"),
+    ],
+)
+def test_a_bad_file_is_refused_in_one_sentence(tmp_path: Path, text, words):
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    assert words in refused(f"config={path}")
+
+
+def test_a_fingerprint_joins_runs_that_differ_by_seed_and_parts_all_others():
+    config = load_config(["preset=tiny"])
+    same = load_config(["preset=tiny", "seed=5", "output_dir=elsewhere"])
+    other = load_config(["preset=tiny", "lora.rank=8"])
+    assert fingerprint(config) == fingerprint(same)
+    assert fingerprint(config) != fingerprint(other)
+    assert fingerprint(config, without=()) != fingerprint(same, without=())
+    assert fingerprint(config, without=("lora",)) == fingerprint(other, without=("lora",))
+    assert differences(config, other) == {"lora.rank": (16, 8)}
+    with pytest.raises(ConfigError, match="nearest is seed"):
+        fingerprint(config, without=("sed",))
+
+
+def test_flatten_names_every_setting_as_a_user_types_it():
+    assert set(flatten(RunConfig())) == set(LEAVES)
