@@ -1,0 +1,312 @@
+"""The phone-call world as an environment: look a company up, ask the user once, call departments.
+
+What a department wants to hear before it helps is written nowhere; it is learned from what reps say.
+The reward is 1 when every errand of the task is done, else 0, computed from the state and never from text.
+
+    environment = PhoneCalls()
+    messages = environment.reset(environment.tasks("train")[0])
+    result = environment.step('<tool_call>{"name": "search_company", "arguments": {"name": "Acme"}}</tool_call>')
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from lfo.env import reps
+from lfo.env.fields import ALTERNATIVE, FIELDS, REFERENCE
+from lfo.env.seeds import stream
+from lfo.env.tasks import LEVELS, SPLITS, Errand, Task, TaskStream
+from lfo.env.tool_environment import Mistake, ToolEnvironment, quote, read_tool_call, tool
+from lfo.env.world import UNSEEN, Company, Department, company
+from lfo.errors import UsageError
+from lfo.types import Message, ReplyFacts, ToolCall
+
+SYSTEM = "You make phone calls for your user. Search the company, ask the user once for details, then call."
+DEFAULT_COUNTS = {"train": 500, "val": 100} | {split: 100 for split in SPLITS if split.startswith("test")}
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Everything that exists beside the tasks: the companies of one seed, found by index or by name."""
+
+    seed: int = 0
+    companies: int = 100
+    unseen_companies: int = 50
+    by_name: Mapping[str, Company] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        indexes = [*range(self.companies), *range(UNSEEN, UNSEEN + self.unseen_companies)]
+        every = (company(self.seed, index) for index in indexes)
+        object.__setattr__(self, "by_name", {each.name.lower(): each for each in every})
+
+    def stream(self, split: str, *, levels: Iterable[int] = LEVELS, stream_seed: int = 0) -> TaskStream:
+        return TaskStream(
+            world=self.seed,
+            split=split,
+            levels=tuple(levels),
+            companies=self.companies,
+            unseen_companies=self.unseen_companies,
+            stream_seed=stream_seed,
+        )
+
+
+@lru_cache(maxsize=8)
+def world_of(seed: int, companies: int, unseen_companies: int) -> World:
+    return World(seed, companies, unseen_companies)
+
+
+@lru_cache(maxsize=32)
+def _tasks(world: World, split: str, levels: tuple[int, ...], count: int) -> tuple[Task, ...]:
+    return tuple(world.stream(split, levels=levels).take(count))
+
+
+@lru_cache(maxsize=65536)
+def _close_names(world: World, name: str) -> tuple[str, ...]:
+    close = difflib.get_close_matches(name.lower()[:60], world.by_name, n=3, cutoff=0.5)
+    return tuple(world.by_name[each].name for each in close)
+
+
+class PhoneCalls(ToolEnvironment):
+    """One rollout in the phone-call world."""
+
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        companies: int = 100,
+        unseen_companies: int = 50,
+        levels: Sequence[int] = LEVELS,
+        counts: Mapping[str, int] | None = None,
+    ) -> None:
+        unknown = set(levels) - set(LEVELS)
+        if unknown or not levels:
+            raise UsageError(f"levels must be some of {list(LEVELS)}, not {list(levels)}.")
+        self.world = world_of(seed, companies, unseen_companies)
+        self.levels = tuple(levels)
+        self._counts = {**DEFAULT_COUNTS, **(counts or {})}
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        if split not in self._counts:
+            raise UsageError(f"There is no split {split!r}; the splits are {', '.join(SPLITS)}.")
+        return _tasks(self.world, split, self.levels, self._counts[split])
+
+    def stream(self, split: str, stream_seed: int) -> TaskStream:
+        """Tasks without end, of this world and these levels."""
+        return self.world.stream(split, levels=self.levels, stream_seed=stream_seed)
+
+    def start(self, task: Task) -> Sequence[Message]:
+        self.task = task
+        self.company = company(self.world.seed, task.company)
+        self.values: dict[str, str] = {}  # what the user told, and the newest reference
+        self.form: tuple[str, ...] | None = None
+        self.calls = 0
+        self.done_errands = 0
+        self.failures: dict[str, int] = {}
+        self.references: list[str] = []
+        self.category: str | None = None
+        self.requested: tuple[str, ...] = ()
+        self.called: list[str] = []
+        return (Message(role="system", content=SYSTEM), Message(role="user", content=task.goal))
+
+    # --- tools -------------------------------------------------------------------------------------------------
+
+    def tool_text(self) -> Mapping[str, str]:
+        return {"fields": ", ".join(FIELDS)}
+
+    @tool
+    def search_company(self, name: str) -> str:
+        """Look up a company's departments, phone numbers and services.
+
+        name: the company's name
+        """
+        self._quiet()
+        found = self.world.by_name.get(name.strip().lower())
+        if found is None:
+            close = _close_names(self.world, name)
+            return f"No company is called {quote(name)}." + (f" Close names: {', '.join(close)}." if close else "")
+        if found is self.company and self.task.moved_number:
+            return found.directory(moved=self.task.errands[0].kind, moved_number=self.task.moved_number)
+        return found.directory()
+
+    @tool
+    def auth_info_form(self, fields: list[str]) -> str:
+        """Ask the user for details by a form, once.
+
+        fields: which of {fields}
+        """
+        self._quiet()
+        for name in fields:
+            if name not in FIELDS:
+                close = difflib.get_close_matches(name[:60], FIELDS, n=1, cutoff=0.0)
+                raise Mistake(f"There is no field {quote(name)}; did you mean {close[0]}?")
+        if not fields:
+            raise Mistake("The form needs at least one field.")
+        if self.form is not None:
+            raise Mistake("The user has already filled in a form and will not fill in another.")
+        self.form = tuple(dict.fromkeys(fields))
+        limit = self.task.limits.max_fields
+        if len(self.form) > limit:
+            return f"That is more than {limit} details. I will not fill in any form."
+        answers: dict[str, Any] = {name: self.task.profile[name] for name in self.form if name in self.task.profile}
+        self.values |= answers
+        missing = [name for name in self.form if name not in self.task.profile]
+        return json.dumps(answers | ({"unavailable": missing} if missing else {}))
+
+    @tool
+    def make_phone_call(self, phone_number: str, auth_info: dict[str, str]) -> str:
+        """Call a department and give it what it may ask for.
+
+        phone_number: a number from the directory
+        auth_info: details by field name
+        """
+        self._quiet()
+        for name in auth_info:
+            if name not in FIELDS and name != REFERENCE:
+                close = difflib.get_close_matches(name[:60], [*FIELDS, REFERENCE], n=1, cutoff=0.0)
+                raise Mistake(f"There is no field {quote(name)}; did you mean {close[0]}?")
+        self.calls += 1
+        return self._answer(phone_number.strip(), auth_info)
+
+    # --- the rep at the other end ------------------------------------------------------------------------------
+
+    def _answer(self, number: str, given: Mapping[str, str]) -> str:
+        first = self.task.errands[0].kind
+        if number == self.task.moved_number:
+            return self._say("moved", number=self.company.department(first).number)
+        department = next((each for each in self.company.departments if each.number == number), None)
+        if department is None:
+            return self._say("refusal")
+        self.called.append(department.kind)
+        place = next((i for i, errand in enumerate(self.task.errands) if errand.kind == department.kind), None)
+        if place is None:
+            return self._say("routing_violation", department=department.name)
+        if place < self.done_errands:
+            return self._say("refusal")
+        if self.failures.get(department.kind, 0) >= self.task.limits.failures_to_lock:
+            return self._say("lockout")
+        return self._verify(department, place, given)
+
+    def _verify(self, department: Department, place: int, given: Mapping[str, str]) -> str:
+        errand = self.task.errands[place]
+        missing = tuple(name for name in errand.requires if not self._proven(name, place, given))
+        if not missing:
+            # A chained errand needs the reference of the one before it, so errands are done in order; elsewhere
+            # the order of independent errands is the user's wish and is checked here.
+            if place != self.done_errands:
+                return self._say("routing_violation", department=department.name)
+            return self._serve(errand)
+        self.failures[department.kind] = self.failures.get(department.kind, 0) + 1
+        if stream(self.task.talk_seed, "vague", self.calls).random() < self.task.limits.vague:
+            return self._say("unclear")
+        self.requested = missing
+        said = reps.spoken_fields(missing, alternatives=self.task.limits.alternatives)
+        return self._say("auth_failure", fields=said)
+
+    def _proven(self, name: str, place: int, given: Mapping[str, str]) -> bool:
+        if name == REFERENCE:
+            return 0 < place <= len(self.references) and given.get(name) == self.references[place - 1]
+        accepted = (name, ALTERNATIVE[name]) if name in ALTERNATIVE else (name,)
+        profile = self.task.profile
+        return any(each in given and each in profile and given[each] == profile[each] for each in accepted)
+
+    def _serve(self, errand: Errand) -> str:
+        self.done_errands += 1
+        reference = ""
+        if self.task.limits.chained and self.done_errands < len(self.task.errands):
+            reference = f"R{stream(self.task.talk_seed, 'reference', self.done_errands).randrange(1000, 10_000)}"
+            self.references.append(reference)
+            self.values[REFERENCE] = reference
+        return self._say("success", service=errand.service, reference=reference)
+
+    def _say(self, what: str, **slots: str) -> str:
+        self.category = "routing_violation" if what == "moved" else what
+        rng = stream(self.task.talk_seed, "say", self.calls)
+        return reps.say(what, rng, held_out=self.task.split == "test_unseen_phrasing", **slots)
+
+    def _quiet(self) -> None:
+        """No rep has spoken in this step (yet)."""
+        self.category, self.requested = None, ()
+
+    # --- state -------------------------------------------------------------------------------------------------
+
+    def finished(self) -> bool:
+        return self.done_errands == len(self.task.errands) or self.calls >= self.task.limits.calls
+
+    def reward(self) -> float:
+        return float(self.done_errands == len(self.task.errands))
+
+    def info(self) -> dict[str, Any]:
+        needed = {name for errand in self.task.errands for name in errand.requires}
+        accepted = needed | {ALTERNATIVE[name] for name in needed if name in ALTERNATIVE}
+        order = [errand.kind for errand in self.task.errands]
+        return {
+            "level": self.task.level,
+            "category": self.category,
+            "requested": self.requested,
+            "calls": self.calls,
+            "done_errands": self.done_errands,
+            "form_before_call": self.form is not None or self.calls == 0,
+            "excess_fields": len(set(self.form or ()) - accepted),
+            "department_order": self.called == order[: len(self.called)],
+        }
+
+    def check(self) -> None:
+        limits = self.task.limits
+        assert 0 <= self.done_errands <= len(self.task.errands)
+        assert 0 <= self.calls <= limits.calls
+        assert sum(self.failures.values()) + self.done_errands <= self.calls
+        assert all(0 < count <= limits.failures_to_lock for count in self.failures.values())
+        assert all(self.task.profile[name] == value for name, value in self.values.items() if name != REFERENCE)
+        assert self.form is not None or set(self.values) <= {REFERENCE}
+        assert len(self.form or ()) <= limits.max_fields or not set(self.values) - {REFERENCE}
+        assert (self.reward() == 1.0) == (self.done_errands == len(self.task.errands))
+
+    # --- for evaluation, and for look-ahead --------------------------------------------------------------------
+
+    def describe_reply(self, observation: str) -> ReplyFacts | None:
+        return reps.describe(observation)
+
+    def lookahead_query(self, transcript: Sequence[Message]) -> ToolCall | None:
+        return lookahead_query(transcript)
+
+
+_DIRECTORY_LINE = re.compile(r"(.+) (555-\d{4}): (.+)")
+
+
+def lookahead_query(transcript: Sequence[Message]) -> ToolCall | None:
+    """The call to imagine next: to a department in view, with nothing to say, before the form is spent.
+
+    In view are the departments whose service the user named, in the order in which they were named, that were
+    neither called nor imagined yet. Reads nothing but the transcript.
+    """
+    goal, directory, numbers = "", "", set()
+    for message in transcript:
+        if message.role == "user":
+            goal = message.content
+        elif message.role == "tool" and message.name == "search_company" and _DIRECTORY_LINE.search(message.content):
+            directory = message.content
+        elif message.role == "assistant":
+            call = read_tool_call(message.content)
+            if call is None:
+                continue
+            if call.name == "auth_info_form":
+                return None  # the form is spent: nothing that a rep would say can be asked for any more
+            if call.name == "make_phone_call":
+                numbers.add(call.arguments.get("phone_number"))
+    offered = {
+        service: match[2]
+        for match in map(_DIRECTORY_LINE.fullmatch, directory.splitlines()[1:])
+        if match
+        for service in match[3].split(", ")
+    }
+    named = sorted(
+        (goal.find(f"the {service}"), number) for service, number in offered.items() if f"the {service}" in goal
+    )
+    number = next((number for _, number in named if number not in numbers), None)
+    return ToolCall(name="make_phone_call", arguments={"phone_number": number, "auth_info": {}}) if number else None

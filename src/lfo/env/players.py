@@ -1,0 +1,197 @@
+"""Who must succeed and who must fail: scripted players that show what the world can and cannot be beaten by.
+
+| player        | knows                                             | must                                    |
+|---------------|---------------------------------------------------|-----------------------------------------|
+| `informed`    | every company's rules                             | always succeed                          |
+| `law`         | the law, no company's deviation                   | equal the information ceiling           |
+| `reader`      | nothing: calls, reads, asks, calls again          | fail from level 2 on                    |
+| `constant`    | the one form that would have worked best on train | fail                                    |
+| `nothing`     | nothing, and answers at once                      | fail                                    |
+| `random`      | the tools' names                                  | fail                                    |
+| `every_field` | nothing, and asks for everything                  | fail                                    |
+| `copied`      | a call that worked at another company             | fail                                    |
+
+A player sees the environment only through messages; the knowing ones are handed their knowledge of the task.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from lfo.env.ceiling import best_form
+from lfo.env.fields import ALTERNATIVE, FIELDS, REFERENCE
+from lfo.env.phone_calls import PhoneCalls
+from lfo.env.reps import describe
+from lfo.env.seeds import stream
+from lfo.env.tasks import Task
+from lfo.env.tool_environment import format_tool_call
+from lfo.types import StepResult, ToolCall
+
+Player = Callable[[PhoneCalls, Task], float]
+
+
+@dataclass(slots=True)
+class Session:
+    """An environment seen from the player's side: tools as functions, and the last result."""
+
+    environment: PhoneCalls
+    task: Task
+    result: StepResult | None = None
+
+    def tool(self, name: str, /, **arguments: object) -> str:
+        if self.result and self.result.done:
+            return ""
+        self.result = self.environment.step(format_tool_call(ToolCall(name=name, arguments=arguments)))
+        return self.result.observation
+
+    def numbers(self) -> dict[str, str]:
+        """Service -> number, as the directory shows them."""
+        directory = self.tool("search_company", name=self.task.company_name)
+        lines = re.findall(r"(555-\d{4}): (.+)", directory)
+        return {service: number for number, services in lines for service in services.split(", ")}
+
+    def form(self, fields: Iterable[str]) -> dict[str, str]:
+        try:
+            answers = json.loads(self.tool("auth_info_form", fields=list(fields)))
+        except json.JSONDecodeError:
+            return {}
+        answers.pop("unavailable", None)
+        return answers
+
+    def call_all(self, numbers: dict[str, str], values: dict[str, str]) -> None:
+        """Call for every service that the user named, in order, following moved lines and passing references on."""
+        for errand in self.task.errands:  # their order and services are what the goal says
+            reply = self.tool("make_phone_call", phone_number=numbers[errand.service], auth_info=values)
+            if moved := re.search(r"555-\d{4}", reply):
+                reply = self.tool("make_phone_call", phone_number=moved[0], auth_info=values)
+            if reference := re.search(r"Your reference number is (\w+)\.", reply):
+                values = values | {REFERENCE: reference[1]}
+
+    def end(self) -> float:
+        if not (self.result and self.result.done):
+            self.result = self.environment.step("I am done.")
+        return self.result.reward
+
+
+def _form_then_call(fields: Callable[[Task], Sequence[str]]) -> Player:
+    def play(environment: PhoneCalls, task: Task) -> float:
+        session = Session(environment, task)
+        numbers = session.numbers()
+        session.call_all(numbers, session.form(fields(task)))
+        return session.end()
+
+    return play
+
+
+def informed_form(task: Task) -> tuple[str, ...]:
+    names = dict.fromkeys(name for errand in task.errands for name in errand.requires if name != REFERENCE)
+    if task.limits.alternatives:
+        names |= dict.fromkeys(ALTERNATIVE[name] for name in tuple(names) if name in ALTERNATIVE)
+    return tuple(names)
+
+
+def law(environment: PhoneCalls, task: Task) -> float:
+    """On level 1 a failed check is free, so the law knower reads like the reader; else it fills the best form."""
+    if task.limits.failures_to_lock > 1:
+        return reader(environment, task)
+    return _form_then_call(best_form)(environment, task)
+
+
+def reader(environment: PhoneCalls, task: Task) -> float:
+    """Calls with nothing, reads what is missing, asks the user for that and calls again."""
+    session = Session(environment, task)
+    numbers = session.numbers()
+    wanted: dict[str, None] = {}
+    for errand in task.errands:
+        reply = session.tool("make_phone_call", phone_number=numbers[errand.service], auth_info={})
+        if moved := re.search(r"555-\d{4}", reply):
+            numbers[errand.service] = moved[0]
+            reply = session.tool("make_phone_call", phone_number=moved[0], auth_info={})
+        facts = describe(reply)
+        wanted |= dict.fromkeys(name for name in (facts.facts if facts else ()) if name in FIELDS)
+    values = session.form(itertools.islice(wanted, task.limits.max_fields)) if wanted else {}
+    session.call_all(numbers, values)
+    return session.end()
+
+
+@lru_cache(maxsize=16)
+def best_constant_form(environment_key: tuple[int, int, int], level: int) -> tuple[str, ...]:
+    """The form that would have satisfied the most of 500 train tasks: greedy, then improved by single exchanges."""
+    environment = PhoneCalls(
+        seed=environment_key[0], companies=environment_key[1], unseen_companies=environment_key[2], levels=(level,)
+    )
+    tasks = environment.stream("train", 0).take(500)
+    needs = [set(informed_form(task)) for task in tasks]
+    size = tasks[0].limits.max_fields
+
+    def score(form: set[str]) -> tuple[int, int]:
+        # Whole needs first; then fields in common, so that the search has a slope where nothing is covered yet.
+        return sum(need <= form for need in needs), sum(len(need & form) for need in needs)
+
+    counts = Counter(itertools.chain.from_iterable(needs))
+    starts = [set(need) for need, _ in Counter(map(frozenset, needs)).most_common(20)]
+    best = {name for name, _ in counts.most_common(size)}
+    for start in starts:
+        form = set(start)
+        while len(form) < size:
+            form.add(max(sorted(set(FIELDS) - form), key=lambda name: score(form | {name})))
+        improved = True
+        while improved:
+            swaps = [form - {out} | {into} for out in sorted(form) for into in sorted(set(FIELDS) - form)]
+            candidate = max(swaps, key=score)
+            improved = score(candidate) > score(form)
+            form = candidate if improved else form
+        best = max(best, form, key=score)
+    return tuple(sorted(best))
+
+
+def constant(environment: PhoneCalls, task: Task) -> float:
+    world = environment.world
+    form = best_constant_form((world.seed, world.companies, world.unseen_companies), task.level)
+    return _form_then_call(lambda _: form)(environment, task)
+
+
+def nothing(environment: PhoneCalls, task: Task) -> float:
+    return Session(environment, task).end()
+
+
+def random(environment: PhoneCalls, task: Task) -> float:
+    """Valid tools in the right order with random arguments: the least that a random policy must be denied."""
+    rng = stream(task.talk_seed, "random player")
+    session = Session(environment, task)
+    numbers = sorted(set(session.numbers().values()))
+    values = session.form(rng.sample(sorted(FIELDS), task.limits.max_fields))
+    while not (session.result and session.result.done):
+        session.tool("make_phone_call", phone_number=rng.choice(numbers), auth_info=values)
+    return session.end()
+
+
+def copied(environment: PhoneCalls, task: Task) -> float:
+    """Repeats word for word the call that the informed player made in the last task of another company."""
+    other = next(
+        each
+        for each in map(environment.stream("train", 1).task, itertools.count(task.talk_seed % 997))
+        if each.company != task.company and each.level == task.level
+    )
+    session = Session(environment, task)
+    numbers = session.numbers()
+    session.call_all(numbers, {name: other.profile[name] for name in informed_form(other) if name in other.profile})
+    return session.end()
+
+
+PLAYERS: dict[str, Player] = {
+    "informed": _form_then_call(informed_form),
+    "law": law,
+    "reader": reader,
+    "constant": constant,
+    "nothing": nothing,
+    "random": random,
+    "every_field": _form_then_call(lambda task: tuple(FIELDS)),
+    "copied": copied,
+}

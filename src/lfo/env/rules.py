@@ -1,0 +1,99 @@
+"""What a department requires: a law that holds everywhere, and each company's own deviations from it.
+
+The law has three parts, and a service's requirement is their sum:
+
+    identifier   by industry and the department's group   a bank's money departments know you by account_number
+    proof        by the department's kind                 every billing department wants billing_zip
+    extra        by industry, only sensitive services     a bank's sensitive services want maiden_name on top
+
+So a combination that nobody has seen still follows from its parts. With probability `DEVIATION` a company's
+department asks for another field in place of its identifier or its proof; nothing that an agent is shown
+before it calls depends on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lfo.env.fields import PLAIN_FIELDS
+from lfo.env.seeds import stream
+
+DEVIATION = 0.1  # one company in ten, for each kind of department
+_BLOCK = 10
+WINDOW = 100  # ranks are counted within a window of this many companies
+
+# Industry -> what its money departments, and what its other departments, know a customer by.
+IDENTIFIERS: dict[str, tuple[str, str]] = {
+    "bank": ("account_number", "card_number"),
+    "insurance": ("policy_number", "claim_number"),
+    "telecom": ("contract_number", "mobile_number"),
+    "energy": ("meter_number", "premise_code"),
+    "clinic": ("member_number", "patient_number"),
+    "airline": ("loyalty_number", "booking_code"),
+}
+EXTRAS: dict[str, str] = {
+    "bank": "maiden_name",
+    "insurance": "driver_license",
+    "telecom": "account_pin",
+    "energy": "landlord_name",
+    "clinic": "doctor_name",
+    "airline": "passport_number",
+}
+PROOFS: dict[str, str] = {
+    "billing": "billing_zip",
+    "refunds": "last_payment",
+    "cancellations": "signing_date",
+    "renewals": "email_address",
+    "complaints": "service_password",
+    "security": "security_answer",
+    "repairs": "device_serial",
+    "records": "tax_number",
+    "moving": "previous_address",
+    "appointments": "date_of_birth",
+}
+MONEY_KINDS = frozenset({"billing", "refunds", "cancellations", "renewals", "complaints"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Requirement:
+    """`Requirement(identifier="account_number", proof="billing_zip", extra=None)`"""
+
+    identifier: str
+    proof: str
+    extra: str | None
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return tuple(name for name in (self.identifier, self.proof, self.extra) if name)
+
+
+def law(industry: str, kind: str, *, sensitive: bool) -> Requirement:
+    """What the law says, without any company's deviation."""
+    money, other = IDENTIFIERS[industry]
+    return Requirement(
+        identifier=money if kind in MONEY_KINDS else other,
+        proof=PROOFS[kind],
+        extra=EXTRAS[industry] if sensitive else None,
+    )
+
+
+def deviation_pool(industry: str, kind: str) -> tuple[str, ...]:
+    """The fields that a deviating department may ask for instead, each equally likely."""
+    own = law(industry, kind, sensitive=True).fields
+    return tuple(name for name in PLAIN_FIELDS if name not in own)
+
+
+def deviation(seed: int, company: int, rank: int, industry: str, kind: str) -> tuple[str, str] | None:
+    """The (part, field) that this company changes in its department of this kind, or None.
+
+    `rank` counts the companies before it that have such a department. Of ten in a row exactly one deviates, for
+    each kind independently: every department deviates with probability `DEVIATION`, departments of one company
+    are independent of each other, and a world's realised rate stays close to the law's.
+    """
+    window = company // WINDOW
+    block, place = divmod(rank, _BLOCK)
+    if stream(seed, "deviation", kind, window, block).randrange(_BLOCK) != place:
+        return None
+    rng = stream(seed, "deviation", kind, "company", company)
+    part = rng.choice(("identifier", "proof"))
+    return part, rng.choice(deviation_pool(industry, kind))

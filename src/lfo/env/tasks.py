@@ -1,0 +1,243 @@
+"""Tasks: what a user wants, from which company, under which limits. A task is a pure function of its seed.
+
+The visible part (goal, company, limits) is drawn from the law alone; a company's deviation changes only what is
+hidden. So an agent that knows the law and not the deviation has an exact best chance: `ceiling.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from lfo.env.fields import ALTERNATIVE, FIELDS, REFERENCE
+from lfo.env.rules import Requirement, law
+from lfo.env.seeds import stream
+from lfo.env.world import HELD_OUT_RULES, UNSEEN, Company, Department, Service, company
+
+SPLITS = ("train", "val", "test_unseen_companies", "test_unseen_rules", "test_unseen_phrasing")
+LEVELS = (1, 2, 3, 4, 5)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Level:
+    """The limits of a level; `vague` is the chance that a rep does not say what was missing."""
+
+    departments: tuple[int, int]
+    max_fields: int
+    failures_to_lock: int
+    calls: int
+    chained: bool = False  # each department asks for the reference that the one before it gave
+    sensitive: bool = True  # sensitive services occur (three fields instead of two)
+    look_alikes: bool = False
+    alternatives: bool = False  # a required field is unavailable, and reps name what they take instead
+    moved: bool = False  # the first department's listed number is an old one
+    vague: float = 0.0
+
+
+LEVEL: dict[int, Level] = {
+    1: Level(departments=(1, 1), max_fields=4, failures_to_lock=2, calls=4, sensitive=False),
+    2: Level(departments=(1, 1), max_fields=4, failures_to_lock=1, calls=3, look_alikes=True),
+    3: Level(departments=(2, 2), max_fields=6, failures_to_lock=1, calls=4, chained=True),
+    4: Level(departments=(1, 2), max_fields=6, failures_to_lock=1, calls=4, alternatives=True),
+    5: Level(departments=(3, 3), max_fields=8, failures_to_lock=1, calls=6, chained=True, moved=True, vague=0.5),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Errand:
+    """One service that must be done: `Errand(kind="billing", service="invoice copy", requires=("account_number",))`.
+
+    `requires` is hidden. It includes the reference of the errand before, where the level chains them.
+    """
+
+    kind: str
+    service: str
+    requires: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    id: str
+    split: str
+    level: int
+    company: int  # index in the world
+    company_name: str
+    goal: str
+    errands: tuple[Errand, ...]  # hidden, in the order in which they must be done
+    profile: Mapping[str, str]  # hidden: the user's value for every available field
+    moved_number: str = ""  # the old number that the directory shows for the first errand's department
+    talk_seed: int = 0  # what the reps of this task say is a function of it
+
+    @property
+    def limits(self) -> Level:
+        return LEVEL[self.level]
+
+
+_ASKS = (
+    "I need {wishes} from {company}.",
+    "Please call {company}: I need {wishes}.",
+    "Can you reach {company} for me? I want {wishes}.",
+    "At {company} I would like {wishes}.",
+    "It is about {company}. Please get me {wishes}.",
+)
+
+
+def _goal(rng: random.Random, name: str, services: Sequence[str], level: Level) -> str:
+    """The user's words. Each service is said as the directory says it; several are joined by "then", in order."""
+    wishes = " and then ".join(f"the {service}" for service in services)
+    text = rng.choice(_ASKS).format(wishes=wishes, company=name)
+    if level.alternatives:
+        text += " I may not have every paper here."
+    checks = "check" if level.failures_to_lock == 1 else "checks"
+    return f"{text} Limits: {level.max_fields} details, {level.calls} calls, {level.failures_to_lock} failed {checks}."
+
+
+def _looks_alike(service: Service, home: Department, where: Company) -> bool:
+    """Does another department of this company offer a service whose last word is the same?"""
+    head = service.name.split()[-1]
+    others = (each for department in where.departments if department is not home for each in department.services)
+    return any(other.name.split()[-1] == head for other in others)
+
+
+def form_with_alternatives(requirements: Sequence[Requirement], *, alternatives: bool) -> tuple[str, ...]:
+    """All fields of the requirements, without repetition; with `alternatives`, what is accepted in their place too."""
+    names = dict.fromkeys(name for requirement in requirements for name in requirement.fields)
+    if alternatives:
+        names |= dict.fromkeys(ALTERNATIVE[name] for name in tuple(names) if name in ALTERNATIVE)
+    return tuple(names)
+
+
+def _pick_errands(
+    rng: random.Random, where: Company, level: Level, split: str
+) -> list[tuple[Department, Service]] | None:
+    """Departments and services by visible facts and the law alone; None where this company cannot serve the level."""
+    low, high = level.departments
+    count = rng.randint(low, high)
+    wants_held_out = split == "test_unseen_rules"
+
+    def held_out(department: Department) -> bool:
+        return (where.industry, department.kind) in HELD_OUT_RULES
+
+    usable = [each for each in where.departments if not held_out(each)]
+    chosen: list[Department] = []
+    if wants_held_out:
+        chosen = [each for each in where.departments if held_out(each)]
+    if len(usable) < count - len(chosen):
+        return None
+    chosen += rng.sample(usable, count - len(chosen))
+    rng.shuffle(chosen)
+    errands = [(department, department.services[rng.randrange(2) if level.sensitive else 0]) for department in chosen]
+    requirements = [
+        law(where.industry, department.kind, sensitive=service.sensitive) for department, service in errands
+    ]
+    form = form_with_alternatives(requirements, alternatives=level.alternatives)
+    if level.look_alikes and not all(_looks_alike(service, department, where) for department, service in errands):
+        return None
+    if level.alternatives and not any(name in ALTERNATIVE for name in form):
+        return None
+    # A department that deviates from a field which it shares with another makes the form one longer.
+    return errands if len(form) + count - 1 <= level.max_fields else None
+
+
+def _profile(
+    rng: random.Random, errands: Sequence[Errand], lawful: Sequence[Requirement], level: Level
+) -> dict[str, str]:
+    """A value for most fields. What is required can always be given, itself or by an available alternative."""
+    values = {name: field.value(rng) for name, field in FIELDS.items()}
+    needed = {name for errand in errands for name in errand.requires}
+    missing: set[str] = set()
+    if level.alternatives:
+        with_alternative = [name for name in form_with_alternatives(lawful, alternatives=False) if name in ALTERNATIVE]
+        missing.add(rng.choice(with_alternative))
+        needed |= {ALTERNATIVE[name] for name in missing}
+    spare = [name for name in FIELDS if name not in needed]
+    missing |= set(rng.sample(spare, 5))
+    return {name: value for name, value in values.items() if name not in missing}
+
+
+def _unused_number(rng: random.Random, where: Company) -> str:
+    taken = {department.number for department in where.departments}
+    return next(number for number in iter(lambda: f"555-{rng.randrange(1000, 10_000)}", "") if number not in taken)
+
+
+def draw_task(*, world: int, where: Company, level: int, split: str, number: int, stream_seed: int) -> Task | None:
+    """Task `number` of a split's stream at one company, or None where the company has no such task."""
+    rng = stream(world, "task", stream_seed, split, level, where.index, number)
+    limits = LEVEL[level]
+    picked = _pick_errands(rng, where, limits, split)
+    if picked is None:
+        return None
+    services = [service for _, service in picked]
+    goal = _goal(rng, where.name, [service.name for service in services], limits)
+    moved_number = _unused_number(rng, where) if limits.moved else ""
+    lawful = [law(where.industry, each.kind, sensitive=service.sensitive) for each, service in picked]
+    errands = tuple(
+        Errand(
+            kind=department.kind,
+            service=service.name,
+            requires=(
+                *department.requirement(service.name).fields,
+                *((REFERENCE,) if limits.chained and place else ()),
+            ),
+        )
+        for place, (department, service) in enumerate(picked)
+    )
+    return Task(
+        id=f"{split}-L{level}-{stream_seed}-{number:06d}",
+        split=split,
+        level=level,
+        company=where.index,
+        company_name=where.name,
+        goal=goal,
+        errands=errands,
+        profile=_profile(rng, errands, lawful, limits),
+        moved_number=moved_number,
+        talk_seed=rng.randrange(2**32),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskStream:
+    """An endless, seeded supply of tasks of one split: training is not limited to the tasks in the files.
+
+    Level by level in turn; streams of different splits never share a task, and `stream_seed` 0 is the one that
+    the data files are the beginning of.
+    """
+
+    world: int = 0
+    split: str = "train"
+    levels: tuple[int, ...] = LEVELS
+    companies: int = 100
+    unseen_companies: int = 50
+    stream_seed: int = 0
+
+    def _company(self, rng: random.Random) -> Company:
+        if self.split == "test_unseen_companies":
+            return company(self.world, UNSEEN + rng.randrange(self.unseen_companies))
+        return company(self.world, rng.randrange(self.companies))
+
+    def task(self, number: int) -> Task:
+        """The task of that number, without drawing those before it."""
+        level = self.levels[number % len(self.levels)]
+        rng = stream(self.world, "companies", self.stream_seed, self.split, level, number)
+        # A company that cannot serve a level (no look-alike, too few departments) is passed over.
+        for _ in range(10_000):
+            task = draw_task(
+                world=self.world,
+                where=self._company(rng),
+                level=level,
+                split=self.split,
+                number=number,
+                stream_seed=self.stream_seed,
+            )
+            if task is not None:
+                return task
+        raise RuntimeError(f"no company of world {self.world} can serve level {level} of {self.split}")
+
+    def take(self, count: int) -> list[Task]:
+        return [self.task(number) for number in range(count)]
+
+    def __iter__(self) -> Iterator[Task]:
+        return map(self.task, itertools.count())
