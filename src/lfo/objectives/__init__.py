@@ -1,0 +1,6 @@
+"""The mathematics of training, as pure functions: numbers in, numbers out, no state, no config, no model.
+
+advantages   rewards of a group -> advantages; dynamic sampling; reward shaping            (no torch)
+losses       log-probs and per-token weights -> policy loss, world-model loss, their total   (torch)
+schedule     step number -> which losses are active, learning rate, world-model weight     (no torch)
+"""

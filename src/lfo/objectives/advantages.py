@@ -1,0 +1,102 @@
+"""From the rewards of a group to advantages, as in DAPO; what is dropped on the way; reward shaping.
+
+Not here: which tokens an advantage is given to (`lfo.rollout` fills the streams) and how many more groups to
+roll out when too few are kept (the engine's decision, with its cap).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from lfo.types import RolloutGroup
+
+
+def group_advantages(rewards: Sequence[float], *, scale_by_std: bool = True, eps: float = 1e-6) -> tuple[float, ...]:
+    """How much better each rollout did than its group: (reward - mean) / (std + eps).
+
+    The standard deviation is the population's, so a group that is half right gives exactly +1 and -1,
+    whatever its size. Without `scale_by_std` hard and easy tasks keep their smaller spread.
+
+    >>> [round(advantage, 3) for advantage in group_advantages((1.0, 0.0, 0.0, 0.0))]
+    [1.732, -0.577, -0.577, -0.577]
+    """
+    if not is_informative(rewards):  # also keeps rounding errors of the mean from being blown up by 1 / eps
+        return (0.0,) * len(rewards)
+    mean = fmean(rewards)
+    centred = [reward - mean for reward in rewards]
+    if not scale_by_std:
+        return tuple(centred)
+    std = math.sqrt(fmean(difference**2 for difference in centred))
+    return tuple(difference / (std + eps) for difference in centred)
+
+
+def is_informative(rewards: Sequence[float]) -> bool:
+    """Whether a group can teach the policy anything: not all of its rewards are the same."""
+    if not all(map(math.isfinite, rewards)):
+        raise ValueError(f"a reward is not a finite number: {tuple(rewards)}")
+    return len(set(rewards)) > 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DynamicSamplingReport:
+    """What dynamic sampling did to a batch of groups; reports of several batches add up."""
+
+    kept: int
+    all_failed: int
+    all_succeeded: int
+
+    @property
+    def seen(self) -> int:
+        """Tasks seen: every task that was rolled out, those dropped included."""
+        return self.kept + self.all_failed + self.all_succeeded
+
+    def __add__(self, other: DynamicSamplingReport) -> DynamicSamplingReport:
+        return DynamicSamplingReport(
+            kept=self.kept + other.kept,
+            all_failed=self.all_failed + other.all_failed,
+            all_succeeded=self.all_succeeded + other.all_succeeded,
+        )
+
+
+def select_groups(
+    groups: Sequence[RolloutGroup], *, success_reward: float = 1.0
+) -> tuple[tuple[RolloutGroup, ...], DynamicSamplingReport]:
+    """The groups that the policy can learn from, in their order, and a report of the others.
+
+    Dropped for the policy only: what the environment said in a dropped group still feeds the world model.
+    A group whose rewards are all equal has succeeded if they reach `success_reward`, and failed otherwise.
+    """
+    kept = tuple(group for group in groups if is_informative(group.rewards))
+    dropped = [group for group in groups if not is_informative(group.rewards)]
+    all_succeeded = sum(bool(group.rewards) and group.rewards[0] >= success_reward for group in dropped)
+    report = DynamicSamplingReport(kept=len(kept), all_failed=len(dropped) - all_succeeded, all_succeeded=all_succeeded)
+    return kept, report
+
+
+def overlong_penalty(length: int, *, limit: int, buffer: int) -> float:
+    """DAPO's soft overlong punishment, added to the reward of a rollout with `length` tokens.
+
+        length    0 ........ limit - buffer ........ limit ........
+        penalty   0              0      falls linearly   -1     -1
+
+    >>> overlong_penalty(90, limit=100, buffer=20)
+    -0.5
+    """
+    if not 0 <= buffer <= limit:
+        raise ValueError(f"the overlong buffer must lie between 0 and the limit of {limit}, not be {buffer}")
+    excess = length - (limit - buffer)
+    if excess <= 0:
+        return 0.0
+    return -min(1.0, excess / buffer) if buffer else -1.0
+
+
+def surprise_bonus(losses: Sequence[float], scale: float) -> tuple[float, ...]:
+    """Intrinsic reward from prediction error: `scale` x the group-normalised world-model loss of each rollout.
+
+    Relative to the group, so that a task whose replies are hard to predict for everyone pays nobody, and the
+    bonus does not fade as the world model gets better. A rollout that heard nothing has a loss of 0.
+    """
+    return tuple(scale * surprise for surprise in group_advantages(losses))

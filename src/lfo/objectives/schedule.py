@@ -1,0 +1,64 @@
+"""What changes with the step number: which losses are active, the learning rate, the world-model weight.
+
+Steps count from 0. Everything is a function of its arguments, so a resumed run continues exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+Schedule = Literal["joint", "alternating", "world_model_first", "hierarchical"]
+
+
+class ActiveLosses(NamedTuple):
+    """The losses that a step trains."""
+
+    policy: bool
+    world_model: bool
+
+
+def active_losses(schedule: Schedule, step: int, *, first_steps: int, every: int) -> ActiveLosses:
+    """Which losses step `step` trains.
+
+    step                               0    1    2    3
+    joint                              pw   pw   pw   pw
+    alternating                        w    p    w    p      the world model leads: it can learn from any reply
+    world_model_first, first_steps=2   w    w    pw   pw
+    hierarchical, every=3              pw   p    p    pw
+    """
+    match schedule:
+        case "joint":
+            return ActiveLosses(policy=True, world_model=True)
+        case "alternating":
+            return ActiveLosses(policy=step % 2 == 1, world_model=step % 2 == 0)
+        case "world_model_first":
+            return ActiveLosses(policy=step >= first_steps, world_model=True)
+        case "hierarchical":
+            return ActiveLosses(policy=True, world_model=step % every == 0)
+        case _:
+            raise ValueError(f"unknown schedule: {schedule!r}")
+
+
+def learning_rate(step: int, *, base: float, warmup: int = 10, total: int, floor: float = 0.0) -> float:
+    """Linear warm-up over `warmup` steps, then a cosine from `base` down to `floor * base` at step `total`.
+
+    The first step already learns (base / warmup), and beyond `total` the rate stays at its floor.
+    """
+    if step < warmup:
+        return base * (step + 1) / warmup
+    progress = min(1.0, (step - warmup) / max(1, total - warmup))
+    return base * (floor + (1.0 - floor) * (1.0 + math.cos(math.pi * progress)) / 2.0)
+
+
+def control_weight(weight: float, accuracy: float, success: float, baseline_success: float) -> float:
+    """The rule-based controller of the world-model weight; all rates are fractions between 0 and 1.
+
+    A world model that is still poor gets full weight; one that is good while the policy is worse than the
+    baseline gets less; else the weight stays. An accuracy that nobody measured (NaN) changes nothing.
+    """
+    if accuracy < 0.3:
+        return 1.0
+    if accuracy > 0.8 and success < baseline_success:
+        return 0.3
+    return weight

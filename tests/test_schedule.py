@@ -1,0 +1,80 @@
+"""Which losses a step trains, the learning rate and the weight controller, step by step."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lfo.objectives.schedule import Schedule, active_losses, control_weight, learning_rate
+
+
+def written(schedule: Schedule, steps: int, *, first_steps: int = 2, every: int = 3) -> str:
+    """The schedule as a row of its table: `pw p p pw`."""
+    active = [active_losses(schedule, step, first_steps=first_steps, every=every) for step in range(steps)]
+    return " ".join("p" * losses.policy + "w" * losses.world_model for losses in active)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "row"),
+    [
+        ("joint", "pw pw pw pw pw pw"),
+        ("alternating", "w p w p w p"),
+        ("world_model_first", "w w pw pw pw pw"),
+        ("hierarchical", "pw p p pw p p"),
+    ],
+)
+def test_each_schedule_trains_what_its_table_says(schedule: Schedule, row: str) -> None:
+    assert written(schedule, 6) == row
+
+
+def test_schedules_with_their_knob_at_the_end_are_joint() -> None:
+    assert written("world_model_first", 4, first_steps=0) == written("joint", 4)
+    assert written("hierarchical", 4, every=1) == written("joint", 4)
+
+
+def test_an_unknown_schedule_is_refused() -> None:
+    unknown: Any = "sometimes"
+    with pytest.raises(ValueError, match="sometimes"):
+        active_losses(unknown, 0, first_steps=1, every=1)
+
+
+def test_learning_rate_warms_up_linearly_and_falls_as_a_cosine() -> None:
+    rates = [learning_rate(step, base=2.0, warmup=4, total=12) for step in range(14)]
+    assert rates[:5] == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.0])
+    # progress (6 - 4) / 8 = 1/4: 2 * (1 + cos 45 deg) / 2 = 1.7071; progress 1/2: 1; progress 3/4: 0.2929
+    assert [rates[6], rates[8], rates[10]] == pytest.approx([1.70710678, 1.0, 0.29289322])
+    assert rates[12:] == [0.0, 0.0]
+
+
+def test_learning_rate_ends_at_its_floor() -> None:
+    assert learning_rate(100, base=2.0, warmup=10, total=100, floor=0.1) == pytest.approx(0.2)
+    assert learning_rate(55, base=2.0, warmup=10, total=100, floor=0.1) == pytest.approx(2.0 * (0.1 + 0.9 / 2))
+
+
+@given(st.integers(0, 200), st.integers(0, 50), st.integers(1, 150), st.floats(0.0, 1.0))
+def test_learning_rate_stays_between_0_and_base_and_falls_after_the_warm_up(
+    step: int, warmup: int, total: int, floor: float
+) -> None:
+    now, later = (learning_rate(s, base=1e-3, warmup=warmup, total=total, floor=floor) for s in (step, step + 1))
+    assert 0.0 <= now <= 1e-3 * (1 + 1e-12)
+    assert later <= now + 1e-15 if step >= warmup else later >= now or step + 1 == warmup
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "success", "baseline", "weight"),
+    [
+        (0.29, 0.9, 0.1, 1.0),  # a poor world model gets full weight, whatever the policy does
+        (0.30, 0.0, 0.5, 0.5),  # the bounds themselves change nothing
+        (0.80, 0.0, 0.5, 0.5),
+        (0.81, 0.4, 0.5, 0.3),  # a good one that does not help gets less
+        (0.81, 0.5, 0.5, 0.5),
+        (0.50, 0.0, 0.5, 0.5),
+        (math.nan, 0.0, 0.5, 0.5),  # never measured
+    ],
+)
+def test_the_controller_follows_its_rules(accuracy: float, success: float, baseline: float, weight: float) -> None:
+    assert control_weight(0.5, accuracy, success, baseline) == weight
