@@ -1,0 +1,360 @@
+"""A run on disk: one folder that a person can read, and that survives being killed at any moment.
+
+    runs/x/
+      config.yaml                   every setting, resolved
+      metrics.jsonl                 one row a step
+      rollouts/step-000010.jsonl    sample rollouts
+      checkpoints/step-000010/      what the engine needs to go on, and `checkpoint.json`, written last
+      checkpoints/last, best        the name of a checkpoint each; the others are removed
+      adapters/policy, world_model  ordinary PEFT folders
+
+Files and folders appear under their names only when they are complete: they are written under a temporary name
+beside it, synced and renamed. One process at a time may write; the kernel gives the lock back when that process
+dies, however it dies. What a checkpoint contains is the engine's business.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import math
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lfo.config import RunConfig, differences, from_yaml, to_yaml
+from lfo.errors import ConfigError, DataError, UsageError, WorkError
+
+# A run that goes on keeps its settings, except those that do not change what it computes next.
+CHANGEABLE_ON_RESUME = frozenset({"steps", "output_dir", "device", "threads", "trackers", "checkpoint_every"})
+
+MANIFEST = "checkpoint.json"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """A complete checkpoint: `Checkpoint(step=10, path=Path("runs/x/checkpoints/step-000010"), best=True)`."""
+
+    step: int
+    path: Path
+    best: bool  # the best by evaluation when it was written
+
+
+class RunDirectory:
+    """The only writer of a run's folder; use it in a `with`, which gives the lock back."""
+
+    def __init__(self, path: Path, lock: int | None) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def create(cls, path: str | Path, config: RunConfig, resume: bool = False) -> RunDirectory:
+        """Start a run in an empty folder, or take up the one that lies there."""
+        path = Path(path)
+        with _writing(f"the run {path}"):
+            path.mkdir(parents=True, exist_ok=True)
+            has_run = (path / "config.yaml").is_file()
+            if resume and not has_run:
+                raise UsageError(f"{path} holds no run to resume")
+            if not resume and has_run:
+                raise UsageError(
+                    f"{path} already holds a run; continue it with --resume {path} or choose another output_dir"
+                )
+            if not resume and any(entry.name != ".lock" for entry in path.iterdir()):
+                raise UsageError(f"{path} is not empty; choose another output_dir")
+            run = cls(path, _take_lock(path))
+            try:
+                if resume:
+                    _check_resumable(from_yaml(path / "config.yaml"), config)
+                    _remove_leftovers(path)
+                    run._point_at_checkpoints()
+                write_text_atomic(path / "config.yaml", to_yaml(config))
+            except BaseException:
+                run.close()
+                raise
+        return run
+
+    def close(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def adapters(self) -> Path:
+        return self.path / "adapters"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        """Add the row of one step; a number that is not finite is written as null."""
+        if not isinstance(row.get("step"), int):
+            raise ValueError("a row of metrics needs its step")
+        line = (json.dumps(_finite(row), allow_nan=False) + "\n").encode()
+        with self._writing("the metrics"), open(self.metrics, "ab", buffering=0) as file:
+            while line:
+                line = line[file.write(line) :]
+
+    def truncate_metrics(self, step: int) -> None:
+        """Forget what came after a checkpoint, because it will be computed again."""
+        if not self.metrics.exists():
+            return
+        kept = [row for row in read_metrics(self.metrics) if row["step"] <= step]
+        with self._writing("the metrics"):
+            write_text_atomic(self.metrics, "".join(json.dumps(row) + "\n" for row in kept))
+
+    def write_rollouts(self, step: int, rows: Iterable[Mapping[str, Any]]) -> Path:
+        """Save sample rollouts of one step."""
+        path = self.path / "rollouts" / f"{_step_name(step)}.jsonl"
+        with self._writing("sample rollouts"):
+            path.parent.mkdir(exist_ok=True)
+            write_text_atomic(path, "".join(json.dumps(_finite(row)) + "\n" for row in rows))
+        return path
+
+    def write_adapters(self, writer: Callable[[Path], None]) -> None:
+        """Replace `adapters` by what the writer puts into the folder that it is given."""
+        with self._writing("the adapters"):
+            write_folder_atomic(self.adapters, writer)
+
+    def write_checkpoint(self, step: int, writer: Callable[[Path], None], best: bool = False) -> Checkpoint:
+        """Save a checkpoint by a writer that fills the folder it is given; keep this one and the best."""
+
+        def write(folder: Path) -> None:
+            writer(folder)
+            sizes = {str(file.relative_to(folder)): file.stat().st_size for file in _files(folder)}
+            write_json_atomic(folder / MANIFEST, {"step": step, "best": best, "files": sizes})
+
+        path = self.checkpoints / _step_name(step)
+        with self._writing(f"the checkpoint of step {step}"):
+            if self.metrics.exists():
+                _sync(self.metrics)  # a checkpoint must not outlive the rows that led to it
+            self.checkpoints.mkdir(exist_ok=True)
+            write_folder_atomic(path, write)
+            self._point_at_checkpoints()
+        self._remove_old_checkpoints()
+        return Checkpoint(step=step, path=path, best=best)
+
+    def latest_checkpoint(self) -> Checkpoint | None:
+        return latest_checkpoint(self.path)
+
+    def best_checkpoint(self) -> Checkpoint | None:
+        return best_checkpoint(self.path)
+
+    def _point_at_checkpoints(self) -> None:
+        for name, checkpoint in (("last", self.latest_checkpoint()), ("best", self.best_checkpoint())):
+            if checkpoint:
+                write_text_atomic(self.checkpoints / name, checkpoint.path.name + "\n")
+
+    def _remove_old_checkpoints(self) -> None:
+        kept = {checkpoint.path for checkpoint in (self.latest_checkpoint(), self.best_checkpoint()) if checkpoint}
+        for path in self.checkpoints.glob("step-*"):
+            if path not in kept:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _writing(self, what: str) -> AbstractContextManager[None]:
+        return _writing(f"{what} of {self.path}", self._what_is_intact)
+
+    def _what_is_intact(self) -> str:
+        checkpoint = self.latest_checkpoint()
+        return f"; the checkpoint of step {checkpoint.step} is intact" if checkpoint else "; there is no checkpoint yet"
+
+
+# Reading, for anyone at any time
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """The rows of a run's folder or of its `metrics.jsonl`, also while the run is being written."""
+    path = Path(path)
+    path = path / "metrics.jsonl" if path.is_dir() else path
+    rows = read_json_lines(path)
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row.get("step"), int):
+            raise DataError(f"{path}, line {number}: a row of metrics without its step")
+    return rows
+
+
+def read_json_lines(path: str | Path) -> list[dict[str, Any]]:
+    """One object a line. A last line that was torn by a crash or is just being written does not count."""
+    try:
+        lines = Path(path).read_bytes().split(b"\n")
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line, parse_constant=_refuse_constant)
+            if not isinstance(row, dict):
+                raise ValueError
+            rows.append(row)
+        except (ValueError, RecursionError):
+            if number < len(lines):
+                raise DataError(f"{path}, line {number}: not a JSON object") from None
+    return rows
+
+
+def latest_checkpoint(run: str | Path) -> Checkpoint | None:
+    """The newest complete checkpoint of a run's folder."""
+    return max(_complete_checkpoints(Path(run)), key=lambda checkpoint: checkpoint.step, default=None)
+
+
+def best_checkpoint(run: str | Path) -> Checkpoint | None:
+    """The newest complete checkpoint that was the best when it was written."""
+    best = (checkpoint for checkpoint in _complete_checkpoints(Path(run)) if checkpoint.best)
+    return max(best, key=lambda checkpoint: checkpoint.step, default=None)
+
+
+def _complete_checkpoints(run: Path) -> Iterator[Checkpoint]:
+    """The manifest inside a checkpoint is the truth; `last` and `best` only repeat it for people and scripts."""
+    for path in (run / "checkpoints").glob("step-*"):
+        try:
+            manifest = json.loads((path / MANIFEST).read_bytes())
+            whole = all((path / name).stat().st_size == size for name, size in manifest["files"].items())
+            if whole and path.name == _step_name(manifest["step"]):
+                yield Checkpoint(step=manifest["step"], path=path, best=manifest["best"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue  # an interrupted copy or somebody's own folder
+
+
+# Writing so that nobody ever sees half of it
+
+
+def write_text_atomic(path: str | Path, text: str) -> None:
+    path = Path(path)
+    temporary = _temporary(path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        _sync(temporary)
+        os.replace(temporary, path)
+        _sync(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json_atomic(path: str | Path, value: Any) -> None:
+    write_text_atomic(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def write_folder_atomic(path: str | Path, writer: Callable[[Path], None]) -> None:
+    """Let the writer fill a temporary folder, then give it its name; a folder of that name is replaced."""
+    path = Path(path)
+    temporary, replaced = _temporary(path), _temporary(path.with_name(f"{path.name}.replaced"))
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        writer(temporary)
+        for file in _files(temporary):
+            _sync(file)
+        for folder, _, _ in os.walk(temporary):
+            _sync(Path(folder))
+        if path.exists():  # a folder cannot be renamed onto another that holds files
+            os.rename(path, replaced)
+        os.rename(temporary, path)
+        _sync(path.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+@contextmanager
+def _writing(what: str, what_is_intact: Callable[[], str] = str) -> Iterator[None]:
+    """Turn a failure of the disk into one sentence."""
+    try:
+        yield
+    except Exception as error:
+        # safetensors writes in Rust and has an exception of its own, with the system's number in its text.
+        number = error.errno if isinstance(error, OSError) else _rust_errno(error)
+        if number is None:
+            raise
+        if number in (errno.ENOSPC, errno.EDQUOT):
+            raise WorkError(f"the disk is full: cannot write {what}{what_is_intact()}") from error
+        raise WorkError(f"cannot write {what}: {os.strerror(number)}{what_is_intact()}") from error
+
+
+def _rust_errno(error: Exception) -> int | None:
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return int(found[1]) if found else None
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def _remove_leftovers(path: Path) -> None:
+    for folder in (path, path / "checkpoints", path / "rollouts"):
+        for leftover in folder.glob(".*.tmp"):
+            if leftover.is_dir():
+                shutil.rmtree(leftover)
+            else:
+                leftover.unlink()
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.is_file())
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _take_lock(path: Path) -> int:
+    """Hold `.lock`, which also tells who does; a dead process holds nothing, so there are no stale locks."""
+    descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(descriptor, 20).decode(errors="replace").strip() or "?"
+        os.close(descriptor)
+        raise UsageError(f"{path} is being written by process {holder}; choose another output_dir") from None
+    except OSError as error:
+        logger.warning("%s cannot be locked on this file system (%s)", path, error.strerror)
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, f"{os.getpid()}\n".encode())
+    return descriptor
+
+
+def _check_resumable(saved: RunConfig, config: RunConfig) -> None:
+    for name, (before, now) in differences(saved, config).items():
+        if name not in CHANGEABLE_ON_RESUME:
+            raise ConfigError(f"a resumed run keeps its settings, but {name} was {before} and is now {now}")
+
+
+def _step_name(step: int) -> str:
+    return f"step-{step:06d}"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
