@@ -1,0 +1,350 @@
+"""One frozen base, two LoRA adapters: the only place that switches between them.
+
+How the world model reaches the policy is the coupling:
+
+    coupling    the policy runs on                  the world model runs on
+    separate    base + policy                       base + world_model
+    shared      base + policy                       base + policy (the one adapter)
+    stacked     base + world_model* + policy        base + world_model          * detached unless `stacked_gradient`
+
+    model = DualAdapterModel.build(base, coupling="stacked", seed=0)
+    hidden_BTD = model.hidden(tokens_BT, model.policy_adapters, detached=model.policy_detached)
+    logits_BTV = model.logits(tokens_BT, model.world_model_adapters)
+
+It knows nothing of losses, samples or text: token ids in, hidden states out. Rows are padded on the right and
+need no attention mask, because no token of a causal model sees what stands behind it.
+
+Why not `PeftModel.set_adapter`: it turns `requires_grad` off on every other adapter, and gradient checkpointing
+would recompute with whichever adapter is active at backward. Here every adapter stays trainable, and the
+recomputation runs with the adapters of its forward.
+
+Shape suffixes: B rows, T tokens, D hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import Linear as LoraLinear
+from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from lfo.errors import ConfigError, DataError
+
+Coupling = Literal["separate", "shared", "stacked"]
+
+POLICY = "policy"
+WORLD_MODEL = "world_model"
+
+_WEIGHTS_FILE = "adapter_model.safetensors"
+_CONFIG_FILE = "adapter_config.json"
+
+# Models that do more to the logits than multiply by the head; `head` would silently be wrong for them.
+_LOGIT_TRANSFORMS = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraDelta:
+    """What adapters add to one linear layer: `weight + scale * b @ a`; `a` is rank x in, `b` out x rank."""
+
+    a: Tensor
+    b: Tensor
+    scale: float
+
+
+class DualAdapterModel:
+    """A causal language model with its adapters. Make it with `build`."""
+
+    def __init__(
+        self,
+        peft_model: PeftModel,
+        *,
+        coupling: Coupling,
+        with_world_model: bool = True,
+        stacked_gradient: bool = False,
+    ) -> None:
+        self.peft_model = peft_model
+        self.coupling = coupling
+        self.policy_adapters: tuple[str, ...] = (WORLD_MODEL, POLICY) if coupling == "stacked" else (POLICY,)
+        self.world_model_adapters: tuple[str, ...] = ()
+        if with_world_model:
+            self.world_model_adapters = (POLICY,) if coupling == "shared" else (WORLD_MODEL,)
+        self.policy_detached: tuple[str, ...] = (WORLD_MODEL,) if coupling == "stacked" and not stacked_gradient else ()
+        self.adapter_names: tuple[str, ...] = tuple(
+            name for name in (POLICY, WORLD_MODEL) if name in self.policy_adapters + self.world_model_adapters
+        )
+        self.gradient_checkpointing = False
+
+        self._layers: dict[str, LoraLinear] = {
+            name: module for name, module in peft_model.named_modules() if isinstance(module, LoraLinear)
+        }
+        if unsupported := [
+            name
+            for name, module in peft_model.named_modules()
+            if isinstance(module, BaseTunerLayer) and name not in self._layers
+        ]:
+            raise ConfigError(f"LoRA targets must be linear layers, and {unsupported[0]} is not.")
+        if isinstance(self.causal_lm.get_output_embeddings(), BaseTunerLayer):
+            raise ConfigError("LoRA on the language-model head is not supported; leave it out of the targets.")
+
+        peft_model.requires_grad_(False).eval()
+        for name in self.adapter_names:
+            for parameter in self.adapter_parameters(name):
+                parameter.requires_grad_(True)
+        self._active: tuple[str, ...] = self.policy_adapters
+        self._detached: tuple[str, ...] = ()
+        self._switch(self._active, self._detached)
+
+    @classmethod
+    def build(
+        cls,
+        base: nn.Module,
+        *,
+        coupling: Coupling,
+        seed: int,
+        rank: int = 16,
+        alpha: int = 32,
+        targets: Literal["all-linear"] | Sequence[str] = "all-linear",
+        gradient_checkpointing: bool = False,
+        with_world_model: bool = True,
+        stacked_gradient: bool = False,
+    ) -> DualAdapterModel:
+        """Freeze `base` and put the coupling's adapters on it, in fp32 whatever the base's dtype.
+
+        An adapter's first weights are a pure function of (seed, adapter, layer): the policy adapter is the same
+        bit for bit whether or not there is a world model, and no global random state is touched.
+        """
+        if coupling not in get_args(Coupling):
+            raise ConfigError(f"coupling must be one of {', '.join(get_args(Coupling))}, not {coupling!r}.")
+        if coupling == "stacked" and not with_world_model:
+            raise ConfigError("The stacked coupling needs a world model.")
+        if rank < 1:
+            raise ConfigError(f"The LoRA rank must be at least 1, not {rank}.")
+        for key, neutral in _LOGIT_TRANSFORMS.items():
+            if getattr(cast(Any, base.config), key, neutral) not in (None, neutral):
+                raise ConfigError(f"Models with {key} are not supported.")
+
+        target_modules = targets if isinstance(targets, str) else list(targets)
+        config = LoraConfig(
+            r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=target_modules, task_type="CAUSAL_LM"
+        )
+        with torch.random.fork_rng(devices=[]):
+            try:
+                peft_model = cast(PeftModel, get_peft_model(cast(Any, base), config, adapter_name=POLICY))
+            except ValueError as error:
+                raise ConfigError(f"The LoRA targets {target_modules} do not fit this model: {error}") from error
+            if with_world_model and coupling != "shared":
+                resolved = cast(Any, peft_model.peft_config[POLICY]).target_modules
+                peft_model.add_adapter(WORLD_MODEL, replace(config, target_modules=resolved))
+
+        model = cls(peft_model, coupling=coupling, with_world_model=with_world_model, stacked_gradient=stacked_gradient)
+        for name in model.adapter_names:
+            model.reset_adapter(name, seed=seed)
+        if gradient_checkpointing:
+            model._enable_gradient_checkpointing()
+        return model
+
+    # ------------------------------------------------------------------ parts
+
+    @property
+    def causal_lm(self) -> Any:
+        """The base's own `...ForCausalLM`, with the LoRA layers in it."""
+        return self.peft_model.get_base_model()
+
+    @property
+    def config(self) -> Any:
+        return self.causal_lm.config
+
+    @property
+    def head(self) -> Tensor:
+        """The language-model head's weight, V x D: `logits = hidden @ head.T` (see `logits` for a head with bias)."""
+        return self.causal_lm.get_output_embeddings().weight
+
+    @property
+    def device(self) -> torch.device:
+        return self.head.device
+
+    def to(self, device: torch.device | str) -> DualAdapterModel:
+        self.peft_model.to(device)
+        return self
+
+    def adapter_parameters(self, name: str) -> list[nn.Parameter]:
+        """All weights of one adapter, in the order of the layers."""
+        self._check((name,))
+        return [weight for layer in self._layers.values() for weight in _weights(layer, name)]
+
+    @torch.no_grad()
+    def reset_adapter(self, name: str, *, seed: int) -> None:
+        """Back to the first weights: A uniform as in `nn.Linear`, B zero."""
+        for layer_name, layer in self._layers.items():
+            generator = torch.Generator().manual_seed(_stable_seed(seed, name, layer_name))
+            a, b = _weights(layer, name)
+            bound = 1.0 / math.sqrt(a.shape[1])
+            a.copy_(torch.empty(a.shape).uniform_(-bound, bound, generator=generator))
+            b.zero_()
+
+    # ------------------------------------------------------------------ switching
+
+    def active(self, adapters: Sequence[str], detached: Sequence[str] = ()) -> _Activation:
+        """A context in which exactly `adapters` are active; `()` is the bare base.
+
+        The parameters of `detached` adapters get no gradient from a forward made inside. Contexts nest, and
+        leaving one restores what was before, also after an exception.
+        """
+        self._check(adapters)
+        self._check(detached)
+        return _Activation(self, tuple(adapters), tuple(detached))
+
+    def _switch(self, adapters: tuple[str, ...], detached: tuple[str, ...]) -> None:
+        for layer in self._layers.values():
+            layer._active_adapter = list(adapters)  # peft's public setters also change requires_grad
+        for name in set(detached) ^ set(self._detached):
+            for parameter in self.adapter_parameters(name):
+                parameter.requires_grad_(name not in detached)
+        self._active, self._detached = adapters, detached
+
+    def _check(self, adapters: Sequence[str]) -> None:
+        if isinstance(adapters, str):
+            raise TypeError(f"a tuple of adapter names is needed, not the string {adapters!r}")
+        if unknown := [name for name in adapters if name not in self.adapter_names]:
+            raise KeyError(f"no adapter {unknown[0]!r}; this model has {', '.join(self.adapter_names)}")
+
+    # ------------------------------------------------------------------ forward
+
+    def hidden(self, tokens_BT: Tensor, adapters: Sequence[str], detached: Sequence[str] = ()) -> Tensor:
+        """Hidden states after the final norm, B x T x D, so that losses compute logits only where they need them."""
+        with self.active(adapters, detached), self._checkpointing():
+            return self.causal_lm.get_decoder()(input_ids=tokens_BT, use_cache=False).last_hidden_state
+
+    def logits(self, tokens_BT: Tensor, adapters: Sequence[str], detached: Sequence[str] = ()) -> Tensor:
+        return self.causal_lm.get_output_embeddings()(self.hidden(tokens_BT, adapters, detached))
+
+    def _enable_gradient_checkpointing(self) -> None:
+        def contexts() -> tuple[Any, Any]:
+            return nullcontext(), _Activation(self, self._active, self._detached)
+
+        # No dropout anywhere, so there is no random state to preserve.
+        self.causal_lm.gradient_checkpointing_enable(
+            {"use_reentrant": False, "context_fn": contexts, "preserve_rng_state": False}
+        )
+        self.gradient_checkpointing = True
+
+    @contextmanager
+    def _checkpointing(self) -> Iterator[None]:
+        """Layers checkpoint only in training mode. Nothing below them is put into it: dropout stays off."""
+        if not (self.gradient_checkpointing and torch.is_grad_enabled()):
+            yield
+            return
+        layers = [module for module in self.causal_lm.modules() if hasattr(module, "gradient_checkpointing")]
+        for layer in layers:
+            layer.training = True
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.training = False
+
+    # ------------------------------------------------------------------ weights out and in
+
+    @torch.no_grad()
+    def deltas(self, adapters: Sequence[str]) -> dict[str, LoraDelta]:
+        """What `adapters` add together, as one LoRA for each layer, by the layer's name in `causal_lm`.
+
+        The sum of two LoRAs is one of rank r1 + r2: A stacked, B concatenated, each B with its own scale.
+        """
+        self._check(adapters)
+        if not adapters:
+            return {}
+        deltas = {}
+        for name, layer in self._layers.items():
+            if len(adapters) == 1:
+                (a, b), scale = _weights(layer, adapters[0]), layer.scaling[adapters[0]]
+            else:
+                a = torch.cat([_weights(layer, adapter)[0] for adapter in adapters])
+                b = torch.cat([_weights(layer, adapter)[1] * layer.scaling[adapter] for adapter in adapters], dim=1)
+                scale = 1.0
+            deltas[name.removeprefix("base_model.model.")] = LoraDelta(a=a.detach(), b=b.detach(), scale=scale)
+        return deltas
+
+    def export(self, folder: Path | str, adapters: Sequence[str]) -> None:
+        """Write the sum of `adapters` as one ordinary PEFT folder."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {}
+        for name, delta in self.deltas(adapters).items():
+            tensors[f"base_model.model.{name}.lora_A.weight"] = delta.a.cpu().contiguous()
+            tensors[f"base_model.model.{name}.lora_B.weight"] = delta.b.cpu().contiguous()
+        save_file(tensors, folder / _WEIGHTS_FILE, metadata={"format": "pt"})
+
+        configs = [cast(LoraConfig, self.peft_model.peft_config[name]) for name in adapters]
+        rank = sum(config.r for config in configs)
+        # A sum carries the scales in its B; alpha = rank then adds none.
+        alpha = configs[0].lora_alpha if len(configs) == 1 else rank
+        config = replace(configs[0], r=rank, lora_alpha=alpha, inference_mode=True)
+        fields = {key: sorted(value) if isinstance(value, set) else value for key, value in config.to_dict().items()}
+        (folder / _CONFIG_FILE).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+    def save(self, directory: Path | str) -> None:
+        """Write `policy` and `world_model` as PEFT folders; with `shared` both hold the one adapter."""
+        self.export(Path(directory) / POLICY, (POLICY,))
+        if self.world_model_adapters:
+            self.export(Path(directory) / WORLD_MODEL, self.world_model_adapters)
+
+    @torch.no_grad()
+    def load(self, directory: Path | str) -> None:
+        """Take over the weights that `save` wrote; nothing changes unless every file is right."""
+        loaded = {name: self._read(Path(directory) / name / _WEIGHTS_FILE, name) for name in self.adapter_names}
+        for name, tensors in loaded.items():
+            for parameter, tensor in zip(self.adapter_parameters(name), tensors, strict=True):
+                parameter.copy_(tensor)
+
+    def _read(self, path: Path, name: str) -> list[Tensor]:
+        try:
+            tensors = load_file(path)
+        except FileNotFoundError as error:
+            raise DataError(f"There is no adapter at {path}.") from error
+        except (OSError, SafetensorError) as error:
+            raise DataError(f"The adapter file {path} is damaged: {error}") from error
+        keys = [f"{layer}.lora_{part}.weight" for layer in self._layers for part in "AB"]
+        if set(keys) != set(tensors):
+            raise DataError(f"The adapter file {path} was made for other layers than this model's.")
+        ordered = [tensors[key] for key in keys]
+        if any(p.shape != t.shape for p, t in zip(self.adapter_parameters(name), ordered, strict=True)):
+            raise DataError(f"The adapter file {path} was made for another rank or model size.")
+        return ordered
+
+
+class _Activation:
+    """The context of `DualAdapterModel.active`; may be entered again, as a second backward does."""
+
+    def __init__(self, model: DualAdapterModel, adapters: tuple[str, ...], detached: tuple[str, ...]) -> None:
+        self._model, self._adapters, self._detached = model, adapters, detached
+        self._before: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
+
+    def __enter__(self) -> None:
+        self._before.append((self._model._active, self._model._detached))
+        self._model._switch(self._adapters, self._detached)
+
+    def __exit__(self, *exception: object) -> None:
+        self._model._switch(*self._before.pop())
+
+
+def _weights(layer: LoraLinear, adapter: str) -> tuple[nn.Parameter, nn.Parameter]:
+    """A and B of one adapter in one layer."""
+    return cast(Any, layer.lora_A[adapter]).weight, cast(Any, layer.lora_B[adapter]).weight
+
+
+def _stable_seed(*parts: object) -> int:
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
