@@ -1,0 +1,74 @@
+"""The command line, `lfo`: one small function a command, each in the module of its subject.
+
+A command parses first and imports heavy modules inside, so that `--help` answers at once. A module of commands
+knows nothing of the application; it is put in here, by one line:
+
+    app.command("train")(train.train)
+
+This is also the one place that turns errors into a sentence on stderr and an exit code: 2 for the caller's
+mistakes, 1 for work that failed, 130 for Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from lfo import __version__
+from lfo.cli import train
+from lfo.errors import LfoError
+
+
+class _Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:  # caught here because Typer would end without a word
+            typer.echo(f"lfo: {str(error) or 'interrupted'}", err=True)
+            raise typer.Exit(130) from error
+
+
+app = typer.Typer(name="lfo", cls=_Commands, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app.command("train")(train.train)
+app.command("config")(train.config)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"lfo {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error; allowed anywhere.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Train tool-calling agents that learn from everything their environment says."""
+
+
+def main() -> None:
+    """The entry point `lfo`."""
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    debug = len(arguments) < len(sys.argv) - 1
+    try:
+        app(arguments, prog_name="lfo")
+    except LfoError as error:
+        _fail(str(error), error.exit_code, debug)
+    except Exception as error:
+        what = (str(error).strip().splitlines() or ["no message"])[0]
+        hint = "" if debug else "; run again with --debug for the traceback"
+        _fail(f"unexpected {type(error).__name__}: {what}{hint}", 1, debug)
+
+
+def _fail(sentence: str, code: int, debug: bool) -> NoReturn:
+    if debug:
+        traceback.print_exc()
+    typer.echo(f"lfo: {sentence}", err=True)
+    sys.exit(code)

@@ -1,0 +1,63 @@
+"""`lfo train` runs an experiment; `lfo config` shows which one it would be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lfo.errors import UsageError
+
+if TYPE_CHECKING:
+    from lfo.config import RunConfig
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="NAME=VALUE", help="Settings, such as preset=tiny coupling=shared steps=200."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
+
+
+def train(
+    overrides: Overrides = None,
+    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Continue the run in this folder.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Train a policy and a world model: lfo train preset=tiny steps=100 output_dir=runs/x"""
+    from importlib import import_module
+
+    config = _load(overrides or [], resume)
+    try:
+        engine = import_module(f"lfo.engines.{config.engine}")
+    except ModuleNotFoundError as error:
+        raise UsageError(f"engine={config.engine} needs {error.name}, which is not installed") from error
+    try:
+        summary = engine.train(config, resume=resume is not None)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"interrupted; continue with: lfo train --resume {config.output_dir}") from None
+    if as_json:
+        typer.echo(json.dumps(summary, indent=2))
+
+
+def config(overrides: Overrides = None, as_json: Json = False) -> None:
+    """Show every setting as a run would have it: lfo config preset=tiny algo=dapo"""
+    from dataclasses import asdict
+
+    from lfo.config import load_config, to_yaml
+
+    resolved = load_config(overrides or [])
+    typer.echo(json.dumps(asdict(resolved), indent=2) if as_json else to_yaml(resolved), nl=as_json)
+
+
+def _load(overrides: list[str], resume: Path | None) -> RunConfig:
+    """The settings of a new run, or those saved with a run that goes on, wherever its folder lies now."""
+    from lfo.config import load_config
+
+    if resume is None:
+        return load_config(overrides)
+    saved = resume / "config.yaml"
+    if not saved.is_file():
+        raise UsageError(f"{resume} holds no run to resume")
+    return load_config([f"config={saved}", *overrides, f"output_dir={resume}"])
