@@ -362,10 +362,11 @@ def test_kl_to_base_equals_a_hand_computed_value_and_is_zero_at_the_base() -> No
     assert kl_to_base(base, base, torch.ones(2), normalizer=2.0) == 0.0
 
 
+@settings(deadline=None, max_examples=500)
 @given(st.lists(st.tuples(st.floats(-20, 0), st.floats(-20, 0)), min_size=1, max_size=8))
 def test_kl_to_base_is_never_negative(pairs: list[tuple[float, float]]) -> None:
     logprobs, base = torch.tensor(pairs, dtype=torch.float64).T
-    assert kl_to_base(logprobs, base, torch.ones_like(base), normalizer=1.0) >= 0.0
+    assert kl_to_base(logprobs, base, torch.ones_like(base), normalizer=1.0) >= -1e-15  # rounding
 
 
 def test_entropy_bonus_is_the_weighted_mean_entropy() -> None:

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lfo.objectives.schedule import Schedule, active_losses, control_weight, learning_rate
@@ -55,6 +55,7 @@ def test_learning_rate_ends_at_its_floor() -> None:
     assert learning_rate(55, base=2.0, warmup=10, total=100, floor=0.1) == pytest.approx(2.0 * (0.1 + 0.9 / 2))
 
 
+@settings(deadline=None)
 @given(st.integers(0, 200), st.integers(0, 50), st.integers(1, 150), st.floats(0.0, 1.0))
 def test_learning_rate_stays_between_0_and_base_and_falls_after_the_warm_up(
     step: int, warmup: int, total: int, floor: float

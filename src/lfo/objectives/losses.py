@@ -148,7 +148,7 @@ def policy_loss(
     with torch.no_grad():
         clip_fraction = weighted_mean((clipped < unclipped).to(ratio.dtype), weights, normalizer=normalizer)
         ratio_mean = weighted_mean(ratio, weights, normalizer=normalizer)
-        approx_kl = weighted_mean(ratio - 1.0 - log_ratio, weights, normalizer=normalizer)
+        approx_kl = weighted_mean(log_ratio.expm1() - log_ratio, weights, normalizer=normalizer)
     return PolicyLoss(
         loss=-weighted_mean(torch.minimum(unclipped, clipped), weights, normalizer=normalizer),
         clip_fraction=clip_fraction,
@@ -200,7 +200,7 @@ def kl_to_base(logprobs: Tensor, base_logprobs: Tensor, weights: Tensor, *, norm
     k3 = base / policy - 1 - log(base / policy)
     """
     log_ratio = (base_logprobs - logprobs).masked_fill(weights == 0, 0.0)
-    return weighted_mean(log_ratio.exp() - 1.0 - log_ratio, weights, normalizer=normalizer)
+    return weighted_mean(log_ratio.expm1() - log_ratio, weights, normalizer=normalizer)
 
 
 def clip_gradients_per_adapter(groups: Mapping[str, Sequence[Tensor]], max_norm: float) -> dict[str, float]:
