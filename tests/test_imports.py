@@ -1,0 +1,225 @@
+"""The import graph of the package points one way. Read from the source, nested imports included; nothing is run.
+
+types, errors <- env, protocol <- rollout <- evaluation <- engines <- cli
+"""
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src"
+
+# Part of the package -> the parts that it may import besides itself. `lfo` itself holds only the version.
+MAY_IMPORT: Mapping[str, frozenset[str]] = {
+    "lfo": frozenset(),
+    "types": frozenset(),
+    "errors": frozenset(),
+    "config": frozenset({"errors"}),
+    "rundir": frozenset({"config", "errors"}),
+    "env": frozenset({"types", "errors"}),
+    "protocol": frozenset({"types", "errors"}),
+    "objectives": frozenset({"types"}),
+    "rollout": frozenset({"types", "errors", "config", "env", "protocol"}),
+    "model": frozenset({"types", "errors", "config", "protocol", "rollout", "env"}),
+    "evaluation": frozenset({"types", "errors", "config", "rundir", "env", "protocol", "rollout"}),
+    "report": frozenset({"types", "errors", "config", "rundir", "evaluation"}),
+    "engines": frozenset(
+        {"types", "errors", "config", "rundir", "env", "protocol", "objectives", "rollout", "model", "evaluation"}
+    ),
+}
+EVERYTHING = frozenset(MAY_IMPORT)  # for cli
+
+# Package from outside -> where in this one it may be imported; anything not named here may be imported anywhere.
+LIVES_IN: Mapping[str, tuple[str, ...]] = {
+    "torch": ("lfo.objectives.losses", "lfo.model", "lfo.engines"),
+    "peft": ("lfo.model", "lfo.engines"),
+    "verl": ("lfo.engines.verl",),
+    "ray": ("lfo.engines.verl",),
+    "hydra": ("lfo.engines.verl",),
+    "vllm": ("lfo.engines.verl",),
+    "gymnasium": ("lfo.env.gym",),
+}
+# The environment is pure Python, except for its Gymnasium face.
+PURE = "lfo.env"
+IMPURE = "lfo.env.gym"
+
+
+def package_sources() -> dict[str, str]:
+    """Module name -> source, for the whole package; a package goes by its own name."""
+    sources = {}
+    for path in sorted((SOURCE / "lfo").rglob("*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        sources[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text(encoding="utf-8")
+    return sources
+
+
+def imported(module: str, source: str, modules: set[str], nested: bool = True) -> Iterator[str]:
+    """The full names of what a module imports; of `from a import b` that is a.b where it is a module, else a."""
+    is_package = any(name.startswith(f"{module}.") for name in modules)
+    tree = ast.parse(source)
+    for node in ast.walk(tree) if nested else _at_import_time(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = module.split(".")[: len(module.split(".")) - node.level + is_package]
+                base = ".".join([*above, *([base] if base else [])])
+            for alias in node.names:
+                yield f"{base}.{alias.name}" if f"{base}.{alias.name}" in modules else base
+        elif (
+            isinstance(node, ast.Call)
+            and getattr(node.func, "attr", getattr(node.func, "id", "")) in ("import_module", "__import__")
+            and node.args
+            and isinstance(node.args[0], ast.Constant)
+        ):
+            yield str(node.args[0].value)
+
+
+def _at_import_time(node: ast.AST) -> Iterator[ast.AST]:
+    """What runs when the module is imported: not the bodies of functions, not what only type checkers read."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(child, ast.If) and getattr(child.test, "id", getattr(child.test, "attr", "")) == "TYPE_CHECKING":
+            continue
+        yield child
+        yield from _at_import_time(child)
+
+
+def part(module: str) -> str:
+    return module.split(".")[1] if "." in module else "lfo"
+
+
+def within(module: str, places: tuple[str, ...]) -> bool:
+    return any(module == place or module.startswith(f"{place}.") for place in places)
+
+
+def violations(sources: Mapping[str, str]) -> list[str]:
+    """One sentence for every import that points the wrong way."""
+    modules, found = set(sources), []
+    for module, source in sources.items():
+        here = part(module)
+        if here not in MAY_IMPORT and here != "cli":
+            found.append(f"{module}: nobody has said what {here} may import")
+            continue
+        allowed = (EVERYTHING if here == "cli" else MAY_IMPORT[here]) | {here, "lfo"}
+        for name in imported(module, source, modules):
+            top = name.partition(".")[0]
+            if top == "lfo" and part(name) not in allowed:
+                found.append(f"{module} imports {name}")
+            if top in LIVES_IN and not within(module, LIVES_IN[top]):
+                found.append(f"{module} imports {name}")
+            pure = within(module, (PURE,)) and not within(module, (IMPURE,))
+            if pure and top != "lfo" and top not in sys.stdlib_module_names and top not in LIVES_IN:
+                found.append(f"{module} imports {name}")
+    return found
+
+
+def cycles(sources: Mapping[str, str]) -> list[list[str]]:
+    """Modules that need each other while they are being imported."""
+    modules = set(sources)
+    graph = {
+        module: sorted({name for name in imported(module, source, modules, nested=False) if name in modules})
+        for module, source in sources.items()
+    }
+    found: list[list[str]] = []
+    done: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> None:
+        if module in path:
+            found.append([*path[path.index(module) :], module])
+        elif module not in done:
+            for name in graph[module]:
+                visit(name, [*path, module])
+            done.add(module)
+
+    for module in graph:
+        visit(module, [])
+    return found
+
+
+def test_imports_point_one_way():
+    sources = package_sources()
+    assert {"lfo", "lfo.types", "lfo.env.interface", "lfo.cli"} <= set(sources)
+    assert violations(sources) == []
+
+
+def test_there_are_no_import_cycles():
+    assert cycles(package_sources()) == []
+
+
+def test_the_table_itself_has_no_cycle():
+    order: list[str] = []
+    while len(order) < len(MAY_IMPORT):
+        ready = [name for name, needs in MAY_IMPORT.items() if name not in order and needs <= set(order)]
+        assert ready, "the allowed directions go in a circle"
+        order += ready
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("lfo.types", "import lfo.errors"),
+        ("lfo.env.world", "from lfo.protocol import chat"),
+        ("lfo.env.world", "from lfo import protocol"),
+        ("lfo.env.world", "from ..protocol.chat import encode"),
+        ("lfo.env", "from ..protocol import chat"),
+        ("lfo.env", "from .. import protocol"),
+        ("lfo.protocol.chat", "from lfo.env.interface import Environment"),
+        ("lfo.rollout.runner", "def f():\n    from lfo.evaluation import metrics"),
+        ("lfo.evaluation.metrics", "import lfo.engines.local"),
+        ("lfo.engines.local", "from lfo.cli import app"),
+        ("lfo.objectives.losses", "from lfo.config import RunConfig"),
+        ("lfo.objectives.losses", "from lfo.errors import WorkError"),
+        ("lfo.report.page", "from lfo.engines.local import train"),
+        ("lfo.report.page", "import importlib\nimportlib.import_module('lfo.engines.local')"),
+        ("lfo.report.page", "if TYPE_CHECKING:\n    from lfo.model import adapters"),
+        ("lfo.config", "import torch"),
+        ("lfo.cli.train", "def f():\n    import torch.nn as nn"),
+        ("lfo.rollout.runner", "from torch import Tensor"),
+        ("lfo.objectives.advantages", "import torch"),
+        ("lfo.engines.local", "import verl"),
+        ("lfo.engines.local", "from ray import remote"),
+        ("lfo.engines.verl_notes", "import hydra"),
+        ("lfo.env.world", "import numpy as np"),
+        ("lfo.env.world", "import torch"),
+        ("lfo.env.world", "import gymnasium"),
+        ("lfo.rollout.runner", "import gymnasium"),
+        ("lfo.surprise", "import os"),
+    ],
+)
+def test_a_wrong_import_is_caught(module, source):
+    sources = dict.fromkeys(package_sources(), "") | {
+        "lfo.protocol.chat": "",
+        "lfo.evaluation.metrics": "",
+        module: source,
+    }
+    assert len(violations(sources)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("lfo.env.gym", "import gymnasium, numpy"),
+        ("lfo.env.world", "import random\nfrom .rules import law\nfrom lfo.types import Message"),
+        ("lfo.env", "from .rules import law\nfrom . import rules\nfrom .. import types"),
+        ("lfo.objectives.losses", "import torch\nfrom lfo.types import TrainingSample"),
+        ("lfo.engines.verl.trainer", "import verl, ray, hydra, torch\nfrom lfo.model import adapters"),
+        ("lfo.cli.train", "def f():\n    from lfo.engines.local import train"),
+        ("lfo.rundir", "import lfo\nfrom lfo import __version__"),
+    ],
+)
+def test_a_right_import_passes(module, source):
+    assert violations(dict.fromkeys(package_sources(), "") | {"lfo.env.rules": "", module: source}) == []
+
+
+def test_a_cycle_is_caught_and_a_late_import_is_none():
+    one, two = "from lfo.env import two", "from lfo.env.one import x"
+    sources = {"lfo": "", "lfo.env": "", "lfo.env.one": one}
+    assert cycles(sources | {"lfo.env.two": two}) == [["lfo.env.one", "lfo.env.two", "lfo.env.one"]]
+    assert cycles(sources | {"lfo.env.two": f"def f():\n    {two}"}) == []
+    assert cycles(sources | {"lfo.env.two": f"if TYPE_CHECKING:\n    {two}"}) == []
