@@ -1,0 +1,1 @@
+"""Text and tokens: chat in ids with the origin of each (`chat`), world-model examples (`world_model`). No torch."""

@@ -1,0 +1,286 @@
+"""World-model examples: what was known, what was done, what the environment will say; as text and as token ids.
+
+    <|state|>
+    Task: Please move my card to a new address.
+    Step: 2
+    Previous Actions:
+    - search_company("Acme Bank"): Acme Bank. Cards 800-555-0100: address change, ...
+    Collected Auth: {}
+    <|/state|>
+
+    <|action|>
+    <|tool|>make_phone_call<|args|>{"phone_number": "800-555-0100", "auth_info": {}}<|/tool|>
+    <|/action|>
+
+    <|predict_csr|>                                            weight 0 up to here
+    <|csr|>For security purposes, I need ...<|/csr|>           weight 1, the end of turn that follows included
+
+The tags are ordinary text, since the base is frozen. An example holds what the agent has seen and nothing else, and
+imagined exchanges neither enter a state nor become a target.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from lfo.errors import ConfigError
+from lfo.protocol.chat import ChatCodec
+from lfo.types import Message, ReplyFacts, Rollout, ToolCall, Turn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+REPLY_OPEN, REPLY_CLOSE = "<|csr|>", "<|/csr|>"
+
+# Beyond these sizes a text is cut before anything else looks at it: a megabyte costs no more than a page.
+_MAX_CHARS = 8_000
+_MAX_COLLECTED = 100
+_MAX_VALUE_CHARS = 200
+_CUT = "..."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorldModelState:
+    """`WorldModelState(task="Unlock my card.", step=2, actions=(('search_company("A")', "A: ..."),), collected={})`"""
+
+    task: str
+    step: int  # the number of the action that comes next, from 1
+    actions: tuple[tuple[str, str], ...]  # (call, observation), the newest last
+    collected: Mapping[str, str]  # values that the environment has given so far
+    earlier: int = 0  # actions that were left out for want of room
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObservedCall:
+    """A real call and the reply that was heard, before tokenisation."""
+
+    state: WorldModelState
+    call: ToolCall
+    reply: str
+    facts: ReplyFacts | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorldModelExample:
+    """One row of the world-model loss; rows with one `key` are identical and may be merged.
+
+    `WorldModelExample(tokens=(5, 6, 7), weights=(0.0, 1.0, 1.0), key="9f86...")`
+    """
+
+    tokens: tuple[int, ...]
+    weights: tuple[float, ...]
+    key: str
+
+
+def state_of(opening: Sequence[Message], turns: Sequence[Turn]) -> WorldModelState:
+    """The state after these turns, of which imagined ones do not count."""
+    real = [turn for turn in turns if not turn.predicted]
+    tasks = [message.content for message in opening if message.role == "user"]
+    collected: dict[str, str] = {}
+    for turn in real:
+        collected.update(_strings_in(turn.observation))
+    return WorldModelState(
+        task=_one_line(tasks[-1]) if tasks else "",
+        step=len(real) + 1,
+        actions=tuple((_call_line(turn.call), _one_line(turn.observation)) for turn in real),
+        collected=dict(list(collected.items())[-_MAX_COLLECTED:]),
+    )
+
+
+def observed_calls(rollout: Rollout, *, predict: Collection[str] | None) -> Iterator[ObservedCall]:
+    """The real calls of a rollout to the tools in `predict` (None: to any tool) that were answered."""
+    for index, turn in enumerate(rollout.turns):
+        call = turn.call
+        if call is None or turn.predicted or not turn.observation:
+            continue
+        if predict is None or call.name in predict:
+            state = state_of(rollout.opening, rollout.turns[:index])
+            yield ObservedCall(state=state, call=call, reply=turn.observation, facts=turn.facts)
+
+
+def render_state(state: WorldModelState) -> str:
+    lines = ["<|state|>", f"Task: {state.task}", f"Step: {state.step}", "Previous Actions:"]
+    if state.earlier:
+        lines.append(f"- ... {state.earlier} earlier actions")
+    lines += [f"- {call}: {observation}" for call, observation in state.actions]
+    lines += [f"Collected Auth: {_json(state.collected)}", "<|/state|>"]
+    return "\n".join(lines)
+
+
+def render_prompt(state: WorldModelState, call: ToolCall) -> str:
+    return _prompt(state, _call_body(call))
+
+
+def render_target(reply: str) -> str:
+    return f"{REPLY_OPEN}{reply}{REPLY_CLOSE}"
+
+
+def parse_prediction(text: str) -> str:
+    """The reply in generated text; either tag may be missing, and what follows the first closing tag is not reply."""
+    _, opened, reply = text.partition(REPLY_OPEN)
+    return (reply if opened else text).partition(REPLY_CLOSE)[0]
+
+
+class WorldModelCodec:
+    """World-model examples as ids. Everything is tokenised as plain text; only the end of turn is a real special
+    token, so that generation stops by itself.
+
+    A state takes at most `state_tokens`, a call and a reply about `text_tokens` each at most. A reply that was cut
+    has no end: the world model must not learn to stop where we did.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, state_tokens: int = 512, text_tokens: int = 512) -> None:
+        self._chat = ChatCodec(tokenizer)
+        self._state_tokens = state_tokens
+        self._text_tokens = text_tokens
+        first = tokenizer.encode("a")[0]  # a base whose tokenizer starts every text in one way never saw another
+        self._start = [first] if first == tokenizer.bos_token_id else []
+        smallest = WorldModelState(task=_CUT, step=0, actions=((_CUT, _CUT),), collected={}, earlier=1)
+        needed = len(self._chat.encode(render_state(smallest))) + 12  # both numbers may grow, to a token per digit
+        if state_tokens < needed:
+            raise ConfigError(f"a world-model state needs at least {needed} tokens with this tokenizer")
+
+    @property
+    def end_of_turn(self) -> int:
+        """The id that ends a target."""
+        return self._chat.end_of_turn
+
+    def compress(self, state: WorldModelState) -> WorldModelState:
+        """Shrinks one part after the other, each as little as needed: older actions, the newest observation, the
+        task, and, where even that is not enough, the newest call and the collected values."""
+        for size, shrink in _SHRINKS:
+            if not self._fits(state):
+                keep = partial(shrink, state)
+                state = keep(_largest(size(state), lambda n, keep=keep: self._fits(keep(n))))
+        return state
+
+    def prompt_ids(self, state: WorldModelState, call: ToolCall) -> list[int]:
+        """The ids of `render_prompt`, with the state compressed and an overlong call cut."""
+        body = _call_body(call)[:_MAX_CHARS]
+        if len(self._chat.encode(body)) > self._text_tokens:
+            body = _cut(body, _largest(len(body), lambda n: len(self._chat.encode(body[:n])) <= self._text_tokens))
+        return self._start + self._chat.encode(_prompt(self.compress(state), body))
+
+    def target_ids(self, reply: str) -> list[int]:
+        """What the world model should say, end of turn included."""
+        text = render_target(reply)
+        ids = self._chat.encode(text[:_MAX_CHARS])
+        whole = len(text) <= _MAX_CHARS and len(ids) <= self._text_tokens
+        return [*ids, self.end_of_turn] if whole else ids[: self._text_tokens]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The reply in generated ids."""
+        return parse_prediction(self._chat.decode(ids))
+
+    def example(self, state: WorldModelState, call: ToolCall, reply: str) -> WorldModelExample:
+        prompt, target = self.prompt_ids(state, call), self.target_ids(reply)
+        row = ",".join(map(str, [len(prompt), *prompt, *target]))
+        return WorldModelExample(
+            tokens=(*prompt, *target),
+            weights=(0.0,) * len(prompt) + (1.0,) * len(target),
+            key=hashlib.sha256(row.encode()).hexdigest(),
+        )
+
+    def examples_of(self, rollout: Rollout, *, predict: Collection[str] | None) -> list[WorldModelExample]:
+        """One example for each of `observed_calls`."""
+        return [self.example(seen.state, seen.call, seen.reply) for seen in observed_calls(rollout, predict=predict)]
+
+    def _fits(self, state: WorldModelState) -> bool:
+        return len(self._chat.encode(render_state(state))) <= self._state_tokens
+
+
+def _keep_newest_actions(state: WorldModelState, count: int) -> WorldModelState:
+    left_out = max(len(state.actions) - max(count, 1), 0)
+    return replace(state, actions=state.actions[left_out:], earlier=state.earlier + left_out)
+
+
+def _cut_newest_observation(state: WorldModelState, length: int) -> WorldModelState:
+    newest = tuple((call, _cut(observation, length)) for call, observation in state.actions[-1:])
+    return replace(state, actions=state.actions[:-1] + newest)
+
+
+def _cut_newest_call(state: WorldModelState, length: int) -> WorldModelState:
+    newest = tuple((_cut(call, length), observation) for call, observation in state.actions[-1:])
+    return replace(state, actions=state.actions[:-1] + newest)
+
+
+def _cut_task(state: WorldModelState, length: int) -> WorldModelState:
+    return replace(state, task=_cut(state.task, length))
+
+
+def _keep_newest_collected(state: WorldModelState, count: int) -> WorldModelState:
+    items = list(state.collected.items())
+    return replace(state, collected=dict(items[len(items) - count :]))
+
+
+# What may shrink, in this order: how large it is, and the state with only so much of it.
+_SHRINKS: tuple[tuple[Callable[[WorldModelState], int], Callable[[WorldModelState, int], WorldModelState]], ...] = (
+    (lambda state: len(state.actions), _keep_newest_actions),
+    (lambda state: len(state.actions[-1][1]) if state.actions else 0, _cut_newest_observation),
+    (lambda state: len(state.task), _cut_task),
+    (lambda state: len(state.actions[-1][0]) if state.actions else 0, _cut_newest_call),
+    (lambda state: len(state.collected), _keep_newest_collected),
+)
+
+
+def _largest(limit: int, fits: Callable[[int], bool]) -> int:
+    """The largest n up to `limit` that fits, or 0; bisection, so every answer but 0 was tried."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[:length] + _CUT
+
+
+def _prompt(state: WorldModelState, call_body: str) -> str:
+    action = f"<|action|>\n<|tool|>{call_body}<|/tool|>\n<|/action|>"
+    return f"{render_state(state)}\n\n{action}\n\n<|predict_csr|>\n"
+
+
+def _call_body(call: ToolCall) -> str:
+    return f"{_one_line(call.name)}<|args|>{_json(call.arguments)}"
+
+
+def _call_line(call: ToolCall | None) -> str:
+    """As in `search_company("Acme Bank")`."""
+    if call is None:
+        return "no readable call"
+    return f"{_one_line(call.name)}({', '.join(map(_json, call.arguments.values()))})"[:_MAX_CHARS]
+
+
+def _strings_in(text: str) -> dict[str, str]:
+    """The string values of all JSON objects in a text, as a form or an account answers them."""
+    text = text[:_MAX_CHARS]
+    found: dict[str, str] = {}
+    position = text.find("{")
+    while position >= 0:
+        try:
+            value, end = json.JSONDecoder().raw_decode(text, position)
+            strings = {key: entry for key, entry in value.items() if isinstance(entry, str)}
+            found.update({key: entry for key, entry in strings.items() if len(entry) <= _MAX_VALUE_CHARS})
+        except (ValueError, RecursionError):
+            end = position + 1
+        position = text.find("{", end)
+    return found
+
+
+def _one_line(text: str) -> str:
+    """Line breaks inside a text must not forge lines of a state."""
+    lines = (" ".join(line.split()) for line in text[:_MAX_CHARS].splitlines())
+    return "; ".join(line for line in lines if line)
+
+
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except RecursionError:  # a model can nest its arguments as deep as it likes
+        return json.dumps(_CUT)
