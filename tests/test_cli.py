@@ -155,11 +155,17 @@ print(*sys.modules)
 HEAVY = {"torch", "transformers", "peft", "tokenizers", "gymnasium", "numpy", "scipy", "sacrebleu", "ray", "verl"}
 
 
+def modules_after(script: str) -> set[str]:
+    return set(
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    )
+
+
 def test_help_of_every_command_imports_nothing_heavy():
-    loaded = subprocess.run([sys.executable, "-c", HELP_OF_EVERYTHING], capture_output=True, text=True, check=True)
-    modules = set(loaded.stdout.split())
+    modules = modules_after(HELP_OF_EVERYTHING)
     assert "lfo.cli" in modules
     assert not HEAVY & modules
+    assert HEAVY & modules_after(f"import numpy\n{HELP_OF_EVERYTHING}") == {"numpy"}
 
 
 def test_help_answers_at_once():
