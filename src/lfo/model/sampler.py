@@ -1,0 +1,246 @@
+"""Sampling: rows of tokens that grow in turns, by what is said to them and by what they say.
+
+    sampler = Sampler(model, max_context=1024, eos_ids=[2])
+    session = sampler.session(rows=2, adapters=model.policy_adapters)
+    session.extend([0, 1], [prompt, prompt])
+    first, second = session.decode([0, 1], max_new_tokens=[64, 64], temperature=1.0, uniforms=numbers)
+    session.extend([0], [observation])                     # goes on behind what row 0 said
+    (third,) = session.decode([0], max_new_tokens=[64], temperature=1.0, uniforms=more_numbers)
+    sampler.refresh()                                      # after each optimizer step
+
+A token is drawn by inverting the distribution function at a number in [0, 1) that the caller gives for that row
+and place, so what a row says does not depend on which rows stand beside it. There is no random state here, no
+text and no knowledge of turns' meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lfo.model.adapters import DualAdapterModel
+from lfo.model.decoder import Decoder, make_decoder
+
+# The largest fp32 number below 1: rounding a double must not step over the end of the distribution.
+_BELOW_ONE = 1.0 - 2.0**-24
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generated:
+    """What one row said: `Generated(tokens=(17, 2), logprobs=(-0.3, -0.1), stopped=True)`.
+
+    `stopped`: the last token is an end token; otherwise the row ran into its limit. The log-probs are those of
+    the whole distribution at the sampling temperature (at temperature 1 for greedy decoding).
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    stopped: bool
+
+
+class Sampler:
+    """Makes sessions on a model. Weights are read at the first use after each `refresh`."""
+
+    def __init__(
+        self,
+        model: DualAdapterModel,
+        *,
+        max_context: int,
+        eos_ids: Sequence[int],
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.model = model
+        self.max_context = max_context
+        self.vocabulary = model.head.shape[0]
+        self.is_eos_V = torch.zeros(self.vocabulary, dtype=torch.bool, device=model.device)
+        self.is_eos_V[list(eos_ids)] = True
+        self.version = 0
+        self._dtype = dtype
+        self._decoders: dict[tuple[str, ...], tuple[int, Decoder]] = {}  # with the version that it has merged
+
+    def refresh(self) -> None:
+        """The adapters have changed: sessions begun before are over, later ones use the new weights."""
+        self.version += 1
+
+    def session(self, *, rows: int, adapters: Sequence[str]) -> Session:
+        return Session(self, self._decoder(tuple(adapters)), rows)
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        adapters: Sequence[str],
+        max_new_tokens: int,
+        temperature: float = 0.0,
+        uniforms: Any = None,
+    ) -> list[Generated]:
+        """One answer to each prompt. Greedy answers to the same prompt are the same, so they are computed once."""
+        rows = [tuple(prompt) for prompt in prompts]
+        if temperature == 0:
+            rows = list(dict.fromkeys(rows))
+        if not rows:
+            return []
+        session = self.session(rows=len(rows), adapters=adapters)
+        session.extend(range(len(rows)), rows)
+        limits = [max_new_tokens] * len(rows)
+        answers = session.decode(range(len(rows)), max_new_tokens=limits, temperature=temperature, uniforms=uniforms)
+        if temperature == 0:
+            by_prompt = dict(zip(rows, answers, strict=True))
+            return [by_prompt[tuple(prompt)] for prompt in prompts]
+        return answers
+
+    def _decoder(self, adapters: tuple[str, ...]) -> Decoder:
+        if adapters not in self._decoders:
+            decoder = make_decoder(self.model, adapters, max_context=self.max_context, dtype=self._dtype)
+            self._decoders[adapters] = self.version, decoder
+        merged, decoder = self._decoders[adapters]
+        if merged != self.version:
+            decoder.refresh()
+            self._decoders[adapters] = self.version, decoder
+        return decoder
+
+
+class Session:
+    """Rows that grow together under one set of weights. Tokens are computed when a row decodes, not before."""
+
+    def __init__(self, sampler: Sampler, decoder: Decoder, rows: int) -> None:
+        self._sampler = sampler
+        self._version = sampler.version
+        self._cache = decoder.cache(rows)
+        self._tokens: list[list[int]] = [[] for _ in range(rows)]
+        self._computed = [0] * rows
+        # Asking a GPU which rows are finished stalls it; a finished row costs a CPU.
+        self._ask_every = 1 if sampler.model.device.type == "cpu" else 16
+
+    def tokens(self, row: int) -> tuple[int, ...]:
+        """Everything in the row so far."""
+        return tuple(self._tokens[row])
+
+    def room(self, row: int) -> int:
+        """How many more tokens fit."""
+        return self._sampler.max_context - len(self._tokens[row])
+
+    def extend(self, rows: Sequence[int], chunks: Sequence[Sequence[int]]) -> None:
+        """Append tokens to rows."""
+        for row, chunk in zip(rows, chunks, strict=True):
+            if len(chunk) > self.room(row):
+                raise ValueError(f"{len(chunk)} tokens do not fit: row {row} has room for {self.room(row)}")
+            if chunk and not (min(chunk) >= 0 and max(chunk) < self._sampler.vocabulary):
+                raise ValueError(f"row {row} was given a token outside the vocabulary of {self._sampler.vocabulary}")
+        for row, chunk in zip(rows, chunks, strict=True):
+            self._tokens[row].extend(chunk)
+
+    @torch.inference_mode()
+    def decode(
+        self,
+        rows: Sequence[int],
+        *,
+        max_new_tokens: Sequence[int],
+        temperature: float,
+        uniforms: Any = None,
+    ) -> list[Generated]:
+        """Let each row speak until an end token (which is kept) or its limit, or until the context is full.
+
+        `uniforms[i][k]` draws the k-th token of `rows[i]`; it needs as many numbers as the row's limit. Greedy
+        decoding (temperature 0) needs none.
+        """
+        if self._version != self._sampler.version:
+            raise RuntimeError("the sampler was refreshed: this session's cache belongs to older weights")
+        if len(set(rows)) != len(rows):
+            raise ValueError("a row may stand only once in a batch")
+        limits = [min(limit, self.room(row)) for row, limit in zip(rows, max_new_tokens, strict=True)]
+        speaking = [place for place, limit in enumerate(limits) if limit > 0]
+        answers = [Generated(tokens=(), logprobs=(), stopped=False)] * len(rows)
+        if not speaking:
+            return answers
+        if silent := [rows[place] for place in speaking if not self._tokens[rows[place]]]:
+            raise ValueError(f"row {silent[0]} is empty: there is nothing to continue")
+
+        numbers = None if temperature == 0 else [uniforms[place] for place in speaking]
+        spoken = self._speak(
+            [rows[place] for place in speaking], [limits[place] for place in speaking], temperature, numbers
+        )
+        for place, answer in zip(speaking, spoken, strict=True):
+            row, answers[place] = rows[place], answer
+            self._tokens[row].extend(answer.tokens)
+            self._computed[row] = len(self._tokens[row]) - 1  # nobody needed what follows the last token yet
+        return answers
+
+    def _speak(
+        self, rows: list[int], limits: list[int], temperature: float, numbers: list[Any] | None
+    ) -> list[Generated]:
+        device, is_eos_V = self._sampler.model.device, self._sampler.is_eos_V
+        steps = max(limits)
+        limit_B = torch.tensor(limits, device=device)
+        uniforms_KB = None if numbers is None else _uniforms(numbers, limits).to(device)
+        tokens_KB = torch.zeros(steps, len(rows), dtype=torch.long, device=device)
+        logprobs_KB = torch.zeros(steps, len(rows), device=device)
+        place_B = torch.arange(len(rows), device=device)  # where each row of the shrinking batch stood in `rows`
+        done_B = torch.zeros(len(rows), dtype=torch.bool, device=device)
+
+        logits_BV = self._cache.start(rows, [self._tokens[row] for row in rows], [self._computed[row] for row in rows])
+        for step in range(steps):
+            chosen_B, logprob_B = draw(
+                logits_BV, temperature, None if uniforms_KB is None else uniforms_KB[step, place_B]
+            )
+            tokens_KB[step, place_B] = chosen_B
+            logprobs_KB[step, place_B] = logprob_B
+            done_B = done_B | is_eos_V[chosen_B] | (limit_B[place_B] <= step + 1)
+            if step + 1 == steps:
+                break
+            if (step + 1) % self._ask_every == 0:
+                alive = done_B.logical_not().tolist()  # the one place where the host waits for the device
+                if not any(alive):
+                    break
+                # Moving rows costs about as much as a step does: let an eighth of the batch finish first.
+                if sum(alive) <= len(alive) * 7 // 8:
+                    order = torch.tensor(self._cache.keep(alive), device=device)
+                    place_B, chosen_B, done_B = place_B[order], chosen_B[order], done_B[order]
+            logits_BV = self._cache.step(chosen_B)
+
+        # A row's first end token ends it; what was drawn behind it, while it waited to leave, does not count.
+        ends_KB = is_eos_V[tokens_KB]
+        first_end_B = torch.where(ends_KB.any(0), ends_KB.int().argmax(0) + 1, steps + 1)
+        lengths, stopped = torch.minimum(first_end_B, limit_B).tolist(), (first_end_B <= limit_B).tolist()
+        return [
+            Generated(tokens=tuple(tokens[:length]), logprobs=tuple(logprobs[:length]), stopped=stop)
+            for tokens, logprobs, length, stop in zip(
+                tokens_KB.T.tolist(), logprobs_KB.T.tolist(), lengths, stopped, strict=True
+            )
+        ]
+
+
+def draw(logits_BV: Tensor, temperature: float, uniforms_B: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Choose a token for each row: the inverse of its distribution function at `uniforms_B`, or the likeliest.
+
+    >>> draw(torch.tensor([[0.0, 0.0]]).repeat(2, 1), 1.0, torch.tensor([0.49, 0.51]))[0].tolist()
+    [0, 1]
+    """
+    if temperature == 0:
+        logprobs_BV = logits_BV.log_softmax(-1)
+        chosen_B = logits_BV.argmax(-1)
+    else:
+        if uniforms_B is None:
+            raise ValueError("sampling needs uniform numbers")
+        logprobs_BV = (logits_BV / temperature).log_softmax(-1)
+        distribution_BV = logprobs_BV.exp().cumsum(-1)
+        target_B1 = uniforms_B[:, None] * distribution_BV[:, -1:]
+        # right=True: the first token whose sum exceeds the target, so a token of probability 0 is never chosen.
+        chosen_B = torch.searchsorted(distribution_BV, target_B1, right=True)[:, 0].clamp(max=logits_BV.shape[-1] - 1)
+    return chosen_B, logprobs_BV.gather(-1, chosen_B[:, None])[:, 0]
+
+
+def _uniforms(numbers: Sequence[Any], limits: Sequence[int]) -> Tensor:
+    """The callers' numbers as one tensor, place by step; steps behind a row's limit hold 0."""
+    uniforms_BK = torch.zeros(len(limits), max(limits), dtype=torch.float64)
+    for place, (row, limit) in enumerate(zip(numbers, limits, strict=True)):
+        if len(row) < limit:
+            raise ValueError(f"{len(row)} uniform numbers are too few for {limit} tokens")
+        uniforms_BK[place, :limit] = torch.as_tensor(row[:limit], dtype=torch.float64)
+    if not bool(((uniforms_BK >= 0) & (uniforms_BK < 1)).all()):
+        raise ValueError("uniform numbers must be in [0, 1)")
+    return uniforms_BK.T.float().clamp(max=_BELOW_ONE)
