@@ -16,10 +16,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from lfo.env import reps
 from lfo.env.fields import ALTERNATIVE, FIELDS, REFERENCE
+from lfo.env.generator import load_cached
 from lfo.env.seeds import stream
 from lfo.env.tasks import LEVELS, SPLITS, Errand, Task, TaskStream
 from lfo.env.tool_environment import Mistake, ToolEnvironment, quote, read_tool_call, tool
@@ -73,7 +75,11 @@ def _close_names(world: World, name: str) -> tuple[str, ...]:
 
 
 class PhoneCalls(ToolEnvironment):
-    """One rollout in the phone-call world."""
+    """One rollout in the phone-call world.
+
+    With `data`, a folder that `lfo generate` wrote, the world and the tasks are those of the folder (seed, numbers of
+    companies and counts are its own); `levels` then picks among its levels.
+    """
 
     def __init__(
         self,
@@ -81,20 +87,32 @@ class PhoneCalls(ToolEnvironment):
         seed: int = 0,
         companies: int = 100,
         unseen_companies: int = 50,
-        levels: Sequence[int] = LEVELS,
+        levels: Sequence[int] | None = None,
         counts: Mapping[str, int] | None = None,
+        data: str | Path | None = None,
     ) -> None:
-        unknown = set(levels) - set(LEVELS)
-        if unknown or not levels:
-            raise UsageError(f"levels must be some of {list(LEVELS)}, not {list(levels)}.")
+        self._dataset = None if data is None else load_cached(str(data))
+        known = LEVELS
+        if self._dataset is not None:
+            options = self._dataset.options
+            known = options.levels
+            seed, companies, unseen_companies = options.seed, options.num_companies, options.num_unseen_companies
+        self.levels = known if levels is None else tuple(levels)
+        if not self.levels or not set(known).issuperset(self.levels):
+            raise UsageError(f"levels must be some of {list(known)}, not {list(self.levels)}.")
         self.world = world_of(seed, companies, unseen_companies)
-        self.levels = tuple(levels)
-        self._counts = {**DEFAULT_COUNTS, **(counts or {})}
+        self._counts = counts or {}
 
     def tasks(self, split: str) -> Sequence[Task]:
-        if split not in self._counts:
+        if split not in SPLITS:
             raise UsageError(f"There is no split {split!r}; the splits are {', '.join(SPLITS)}.")
-        return _tasks(self.world, split, self.levels, self._counts[split])
+        if self._dataset is not None:
+            tasks = self._dataset.tasks[split]
+            return (
+                tasks if self.levels == self._dataset.options.levels else [t for t in tasks if t.level in self.levels]
+            )
+        count = self._counts.get(split, DEFAULT_COUNTS[split])
+        return _tasks(self.world, split, self.levels, count)
 
     def stream(self, split: str, stream_seed: int) -> TaskStream:
         """Tasks without end, of this world and these levels."""
@@ -111,7 +129,10 @@ class PhoneCalls(ToolEnvironment):
         self.references: list[str] = []
         self.category: str | None = None
         self.requested: tuple[str, ...] = ()
-        self.called: list[str] = []
+        self.order = [errand.kind for errand in task.errands]
+        self.called: list[str] = []  # kinds of departments
+        self.form_before_call = True  # no call was made without one
+        self.excess_fields = 0  # that the form asked for and nobody needs
         return (Message(role="system", content=SYSTEM), Message(role="user", content=task.goal))
 
     # --- tools -------------------------------------------------------------------------------------------------
@@ -131,7 +152,7 @@ class PhoneCalls(ToolEnvironment):
             close = _close_names(self.world, name)
             return f"No company is called {quote(name)}." + (f" Close names: {', '.join(close)}." if close else "")
         if found is self.company and self.task.moved_number:
-            return found.directory(moved=self.task.errands[0].kind, moved_number=self.task.moved_number)
+            return found.directory(moved=self.task.moved_kind, moved_number=self.task.moved_number)
         return found.directory()
 
     @tool
@@ -150,6 +171,8 @@ class PhoneCalls(ToolEnvironment):
         if self.form is not None:
             raise Mistake("The user has already filled in a form and will not fill in another.")
         self.form = tuple(dict.fromkeys(fields))
+        needed = {name for errand in self.task.errands for name in errand.requires}
+        self.excess_fields = len(set(self.form) - needed - {ALTERNATIVE.get(name) for name in needed})
         limit = self.task.limits.max_fields
         if len(self.form) > limit:
             return f"That is more than {limit} details. I will not fill in any form."
@@ -171,14 +194,14 @@ class PhoneCalls(ToolEnvironment):
                 close = difflib.get_close_matches(name[:60], [*FIELDS, REFERENCE], n=1, cutoff=0.0)
                 raise Mistake(f"There is no field {quote(name)}; did you mean {close[0]}?")
         self.calls += 1
+        self.form_before_call = self.form_before_call and self.form is not None
         return self._answer(phone_number.strip(), auth_info)
 
     # --- the rep at the other end ------------------------------------------------------------------------------
 
     def _answer(self, number: str, given: Mapping[str, str]) -> str:
-        first = self.task.errands[0].kind
-        if number == self.task.moved_number:
-            return self._say("moved", number=self.company.department(first).number)
+        if self.task.moved_number and number == self.task.moved_number:
+            return self._say("moved", number=self.company.department(self.task.moved_kind).number)
         department = next((each for each in self.company.departments if each.number == number), None)
         if department is None:
             return self._say("refusal")
@@ -202,7 +225,8 @@ class PhoneCalls(ToolEnvironment):
                 return self._say("routing_violation", department=department.name)
             return self._serve(errand)
         self.failures[department.kind] = self.failures.get(department.kind, 0) + 1
-        if stream(self.task.talk_seed, "vague", self.calls).random() < self.task.limits.vague:
+        vague = self.task.limits.vague
+        if vague and stream(self.task.talk_seed, "vague", self.calls).random() < vague:
             return self._say("unclear")
         self.requested = missing
         said = reps.spoken_fields(missing, alternatives=self.task.limits.alternatives)
@@ -242,18 +266,15 @@ class PhoneCalls(ToolEnvironment):
         return float(self.done_errands == len(self.task.errands))
 
     def info(self) -> dict[str, Any]:
-        needed = {name for errand in self.task.errands for name in errand.requires}
-        accepted = needed | {ALTERNATIVE[name] for name in needed if name in ALTERNATIVE}
-        order = [errand.kind for errand in self.task.errands]
         return {
             "level": self.task.level,
             "category": self.category,
             "requested": self.requested,
             "calls": self.calls,
             "done_errands": self.done_errands,
-            "form_before_call": self.form is not None or self.calls == 0,
-            "excess_fields": len(set(self.form or ()) - accepted),
-            "department_order": self.called == order[: len(self.called)],
+            "form_before_call": self.form_before_call,
+            "excess_fields": self.excess_fields,
+            "department_order": self.called == self.order[: len(self.called)],
         }
 
     def check(self) -> None:

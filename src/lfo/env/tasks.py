@@ -15,9 +15,11 @@ from lfo.env.fields import ALTERNATIVE, FIELDS, REFERENCE
 from lfo.env.rules import Requirement, law
 from lfo.env.seeds import stream
 from lfo.env.world import HELD_OUT_RULES, UNSEEN, Company, Department, Service, company
+from lfo.errors import UsageError
 
 SPLITS = ("train", "val", "test_unseen_companies", "test_unseen_rules", "test_unseen_phrasing")
 LEVELS = (1, 2, 3, 4, 5)
+_ROUND = 100  # visits to companies before every company may draw again
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +69,8 @@ class Task:
     goal: str
     errands: tuple[Errand, ...]  # hidden, in the order in which they must be done
     profile: Mapping[str, str]  # hidden: the user's value for every available field
-    moved_number: str = ""  # the old number that the directory shows for the first errand's department
+    moved_kind: str = ""  # the department whose number in the directory is an old one: the first errand's
+    moved_number: str = ""  # that old number
     talk_seed: int = 0  # what the reps of this task say is a function of it
 
     @property
@@ -162,9 +165,12 @@ def _unused_number(rng: random.Random, where: Company) -> str:
     return next(number for number in iter(lambda: f"555-{rng.randrange(1000, 10_000)}", "") if number not in taken)
 
 
-def draw_task(*, world: int, where: Company, level: int, split: str, number: int, stream_seed: int) -> Task | None:
-    """Task `number` of a split's stream at one company, or None where the company has no such task."""
-    rng = stream(world, "task", stream_seed, split, level, where.index, number)
+def draw_task(
+    *, world: int, where: Company, level: int, split: str, number: int, stream_seed: int, attempt: int = 0
+) -> Task | None:
+    """Task `number` of a split's stream at one company, or None where this attempt finds no such task."""
+    again = (attempt,) if attempt else ()
+    rng = stream(world, "task", stream_seed, split, level, where.index, number, *again)
     limits = LEVEL[level]
     picked = _pick_errands(rng, where, limits, split)
     if picked is None:
@@ -193,6 +199,7 @@ def draw_task(*, world: int, where: Company, level: int, split: str, number: int
         goal=goal,
         errands=errands,
         profile=_profile(rng, errands, lawful, limits),
+        moved_kind=picked[0][0].kind if limits.moved else "",
         moved_number=moved_number,
         talk_seed=rng.randrange(2**32),
     )
@@ -222,8 +229,9 @@ class TaskStream:
         """The task of that number, without drawing those before it."""
         level = self.levels[number % len(self.levels)]
         rng = stream(self.world, "companies", self.stream_seed, self.split, level, number)
-        # A company that cannot serve a level (no look-alike, too few departments) is passed over.
-        for _ in range(10_000):
+        # A company that cannot serve a level (no look-alike, too few departments) is passed over. In a small world
+        # all may fail at first; after a round of visits every company draws again.
+        for visit in range(20 * _ROUND):
             task = draw_task(
                 world=self.world,
                 where=self._company(rng),
@@ -231,10 +239,14 @@ class TaskStream:
                 split=self.split,
                 number=number,
                 stream_seed=self.stream_seed,
+                attempt=visit // _ROUND,
             )
             if task is not None:
                 return task
-        raise RuntimeError(f"no company of world {self.world} can serve level {level} of {self.split}")
+        raise UsageError(
+            f"No company can serve level {level} of {self.split}: {self.companies} companies and "
+            f"{self.unseen_companies} unseen ones are too few."
+        )
 
     def take(self, count: int) -> list[Task]:
         return [self.task(number) for number in range(count)]

@@ -42,6 +42,7 @@ SERVICES: dict[str, tuple[Service, Service]] = {
         "appointments": ("appointment date", "appointment change"),
     }.items()
 }
+_SERVICE_NAMES: dict[str, str] = {kind: ", ".join(each.name for each in pair) for kind, pair in SERVICES.items()}
 KIND_OF_SERVICE: dict[str, str] = {service.name: kind for kind, pair in SERVICES.items() for service in pair}
 
 # Seven kinds for each industry. The last of each row exists in training directories, but no training task needs
@@ -56,7 +57,12 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 HELD_OUT_RULES: frozenset[tuple[str, str]] = frozenset((industry, kinds[-1]) for industry, kinds in KINDS.items())
 
-_SYLLABLES = tuple("al bre cor dun est far gor hal il kes lor mar nor os per qui rol sel tur ven wex yar zan".split())
+# fmt: off
+_SYLLABLES = (
+    "al", "bre", "cor", "dun", "est", "far", "gor", "hal", "il", "kes", "lor", "mar",
+    "nor", "os", "per", "qui", "rol", "sel", "tur", "ven", "wex", "yar", "zan",
+)
+# fmt: on
 _NAMES = len(_SYLLABLES) ** 3  # three syllables; 7919 is coprime to it, so that no two companies share a name
 _SUFFIXES = {
     "bank": ("Bank", "Savings"),
@@ -109,8 +115,7 @@ class Company:
         lines = [f"{self.name}, {self.industry}"]
         for department in self.departments:
             number = moved_number if department.kind == moved else department.number
-            services = ", ".join(service.name for service in department.services)
-            lines.append(f"{department.name} {number}: {services}")
+            lines.append(f"{department.name} {number}: {_SERVICE_NAMES[department.kind]}")
         return "\n".join(lines)
 
 

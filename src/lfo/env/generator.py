@@ -1,0 +1,404 @@
+"""The world as files: companies, tasks of every split, and a manifest that proves that nobody changed them.
+
+    data/
+      manifest.json               version, options, SHA-256 and length of every file, counts and ceilings by level
+      companies.jsonl             one company a line, its hidden rules included
+      unseen_companies.jsonl      those that only `test_unseen_companies` names
+      train.jsonl, val.jsonl, test_*.jsonl        one task a line
+
+Every file is a pure function of the options, so the same options give the same bytes on every machine, and a file
+that was changed can be compared line by line with what it should be. Tasks beyond the files: `TaskStream`.
+
+    lfo generate --num-companies 100 --num-train-tasks 500 --num-val-tasks 100 --output-dir data --seed 0
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import tempfile
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lfo.env.ceiling import mean_ceiling
+from lfo.env.fields import FIELDS, REFERENCE
+from lfo.env.tasks import LEVELS, SPLITS, Task, TaskStream
+from lfo.env.world import KIND_OF_SERVICE, UNSEEN, Company, company
+from lfo.errors import DataError, UsageError, WorkError
+
+GENERATOR_VERSION = 1  # raised whenever the same options would give other bytes
+MAX_COMPANIES = 5_000  # names stay unique
+MAX_TASKS = 1_000_000
+MANIFEST = "manifest.json"
+FILES = ("companies.jsonl", "unseen_companies.jsonl", *(f"{split}.jsonl" for split in SPLITS))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What a folder of data is a function of."""
+
+    num_companies: int = 100
+    num_unseen_companies: int = 50
+    num_train_tasks: int = 500
+    num_val_tasks: int = 100  # and as many in each test split
+    seed: int = 0
+    levels: tuple[int, ...] = LEVELS
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("num_companies", 2, MAX_COMPANIES),
+            ("num_unseen_companies", 1, MAX_COMPANIES),
+            ("num_train_tasks", 1, MAX_TASKS),
+            ("num_val_tasks", 1, MAX_TASKS),
+            ("seed", 0, 2**63 - 1),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise UsageError(f"{name} must be between {low} and {high}, not {value}.")
+        if not self.levels or set(self.levels) - set(LEVELS) or list(self.levels) != sorted(set(self.levels)):
+            raise UsageError(f"levels must be some of {list(LEVELS)} in order, not {list(self.levels)}.")
+
+    def count(self, split: str) -> int:
+        return self.num_train_tasks if split == "train" else self.num_val_tasks
+
+    def stream(self, split: str, *, levels: Sequence[int] = (), stream_seed: int = 0) -> TaskStream:
+        """The endless supply whose beginning the files are (`stream_seed` 0), or a fresh one."""
+        return TaskStream(
+            world=self.seed,
+            split=split,
+            levels=tuple(levels) or self.levels,
+            companies=self.num_companies,
+            unseen_companies=self.num_unseen_companies,
+            stream_seed=stream_seed,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dataset:
+    """A folder of data, read and found whole."""
+
+    options: Options
+    companies: tuple[Company, ...]
+    unseen_companies: tuple[Company, ...]
+    tasks: Mapping[str, tuple[Task, ...]]  # by split
+    ceilings: Mapping[str, Mapping[str, float]]  # by split and level, as published in the manifest
+
+
+def parse_levels(text: str) -> tuple[int, ...]:
+    """`"1-3,5"` -> `(1, 2, 3, 5)`."""
+    levels: set[int] = set()
+    try:
+        for part in text.split(","):
+            low, _, high = part.partition("-")
+            levels |= set(range(int(low), int(high or low) + 1) if len(part) < 8 else [0])
+    except ValueError:
+        raise UsageError(f"levels are written as 1-5 or 2,3, not {text!r}.") from None
+    return Options(levels=tuple(sorted(levels))).levels
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def generate(
+    output_dir: str | Path,
+    *,
+    num_companies: int = 100,
+    num_train_tasks: int = 500,
+    num_val_tasks: int = 100,
+    seed: int = 0,
+    levels: Sequence[int] = LEVELS,
+    force: bool = False,
+) -> dict[str, Any]:
+    """Write a folder of data and answer its manifest. Data of other options is only replaced with `force`."""
+    options = Options(
+        num_companies=num_companies,
+        num_unseen_companies=max(1, num_companies // 2),
+        num_train_tasks=num_train_tasks,
+        num_val_tasks=num_val_tasks,
+        seed=seed,
+        levels=tuple(levels),
+    )
+    output = Path(output_dir)
+    _refuse_to_overwrite(output, options, force=force)
+    files = render(options)
+    try:
+        _write_folder(output, files)
+    except OSError as error:
+        raise WorkError(f"Could not write {output}: {error.strerror or error}.") from error
+    return json.loads(files[MANIFEST])
+
+
+def render(options: Options) -> dict[str, bytes]:
+    """The bytes of every file."""
+    tasks = {split: options.stream(split).take(options.count(split)) for split in SPLITS}
+    files = {
+        "companies.jsonl": _lines(map(company_row, _companies(options, unseen=False))),
+        "unseen_companies.jsonl": _lines(map(company_row, _companies(options, unseen=True))),
+        **{f"{split}.jsonl": _lines(map(dataclasses.asdict, tasks[split])) for split in SPLITS},
+    }
+    return files | {MANIFEST: _manifest(options, files, tasks)}
+
+
+def _manifest(options: Options, files: Mapping[str, bytes], tasks: Mapping[str, Sequence[Task]]) -> bytes:
+    manifest = {
+        "generator_version": GENERATOR_VERSION,
+        "seed": options.seed,
+        "options": dataclasses.asdict(options),
+        "files": {
+            name: {"sha256": hashlib.sha256(content).hexdigest(), "lines": content.count(b"\n")}
+            for name, content in files.items()
+        },
+        "counts": {split: _by_level(tasks[split], len) for split in SPLITS},
+        "ceilings": {split: _by_level(tasks[split], mean_ceiling) for split in SPLITS},
+    }
+    return json.dumps(manifest, indent=2).encode() + b"\n"
+
+
+def company_row(each: Company) -> dict[str, Any]:
+    """A company as a person would write it down, what it hides included."""
+    return {
+        "index": each.index,
+        "name": each.name,
+        "industry": each.industry,
+        "unseen": each.unseen,
+        "departments": [
+            {
+                "kind": department.kind,
+                "name": department.name,
+                "number": department.number,
+                "requires": {
+                    service.name: list(rule.fields)
+                    for service, rule in zip(department.services, department.rules, strict=True)
+                },
+            }
+            for department in each.departments
+        ],
+    }
+
+
+def _companies(options: Options, *, unseen: bool) -> list[Company]:
+    first, count = (UNSEEN, options.num_unseen_companies) if unseen else (0, options.num_companies)
+    return [company(options.seed, index) for index in range(first, first + count)]
+
+
+def _lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def _by_level(tasks: Sequence[Task], value: Callable[[list[Task]], float]) -> dict[str, float]:
+    levels = sorted({task.level for task in tasks})
+    return {str(level): value([task for task in tasks if task.level == level]) for level in levels}
+
+
+def _refuse_to_overwrite(output: Path, options: Options, *, force: bool) -> None:
+    """Only an empty place, or a folder with nothing but our own data, is ever replaced."""
+    if not output.exists():
+        return
+    if not output.is_dir():
+        raise UsageError(f"{output} is not a folder.")
+    found = sorted(path.name for path in output.iterdir())
+    strangers = [name for name in found if name not in (*FILES, MANIFEST)]
+    if strangers:
+        raise UsageError(f"{output} holds {strangers[0]}, which is no data of ours; choose another folder.")
+    if not found or force:
+        return
+    try:
+        before = _read_options(output)
+    except DataError as error:
+        raise UsageError(f"{error} Use --force to replace the folder.") from None
+    if before != options:
+        raise UsageError(f"{output} holds data of other options (seed {before.seed}); use --force to replace it.")
+
+
+def _write_folder(output: Path, files: Mapping[str, bytes]) -> None:
+    """Write to a temporary folder beside the place, then rename: nobody ever sees half of it."""
+    output.absolute().parent.mkdir(parents=True, exist_ok=True)
+    workshop = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.absolute().parent))
+    try:
+        new = workshop / "new"
+        new.mkdir()  # with the rights of any new folder; the one around it is private
+        for name, content in files.items():
+            with open(new / name, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        if output.exists():
+            output.rename(workshop / "old")
+        new.rename(output)
+    finally:
+        shutil.rmtree(workshop, ignore_errors=True)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def load(data_dir: str | Path) -> Dataset:
+    """Read a folder of data; whatever is wrong with it is a `DataError` that names the file and the line."""
+    folder = Path(data_dir)
+    options = _read_options(folder)
+    content = {name: _read_bytes(folder / name) for name in FILES}
+    rows = {name: _parse_lines(folder / name, content[name]) for name in FILES}
+    tasks = {
+        split: tuple(
+            _parse_task(row, split, options, f"{folder / name}, line {number}")
+            for number, row in enumerate(rows[name], start=1)
+        )
+        for split in SPLITS
+        for name in (f"{split}.jsonl",)
+    }
+    manifest = _read_bytes(folder / MANIFEST)
+    if manifest != _manifest(options, content, tasks):
+        raise _first_difference(folder, content | {MANIFEST: manifest}, render(options))
+    # The companies' bytes are proven to be those of the options now, so they need no second reader.
+    return Dataset(
+        options=options,
+        companies=tuple(_companies(options, unseen=False)),
+        unseen_companies=tuple(_companies(options, unseen=True)),
+        tasks=tasks,
+        ceilings=json.loads(manifest)["ceilings"],
+    )
+
+
+@lru_cache(maxsize=4)
+def load_cached(data_dir: str) -> Dataset:
+    """`load`, once for each folder: environments are made by the thousand."""
+    return load(data_dir)
+
+
+def _first_difference(folder: Path, found: Mapping[str, bytes], expected: Mapping[str, bytes]) -> DataError:
+    """Where a folder whose hashes do not fit is not what its options give."""
+    for name, right in expected.items():
+        pairs = itertools.zip_longest(found[name].splitlines(keepends=True), right.splitlines(keepends=True))
+        for number, (line, right_line) in enumerate(pairs, start=1):
+            if line != right_line:
+                return DataError(f"{folder / name}, line {number}: was changed; its SHA-256 is not the manifest's.")
+    raise AssertionError("the manifest is a function of files that are all as they should be")
+
+
+def _read_options(folder: Path) -> Options:
+    """The options in a manifest, which is not trusted any further than that."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise DataError(f"{folder} holds no data ({path} is missing); write some with: lfo generate")
+    where = f"{path}, line 1"
+    try:
+        manifest = json.loads(_read_bytes(path).decode())
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}, line {error.lineno}: not JSON ({error.msg}).") from None
+    except (ValueError, RecursionError):
+        raise DataError(f"{where}: not JSON in UTF-8.") from None
+    if not isinstance(manifest, dict):
+        raise DataError(f"{where}: must be a JSON object.")
+    if manifest.get("generator_version") != GENERATOR_VERSION:
+        raise DataError(f"{where}: not written by version {GENERATOR_VERSION} of the generator; generate it again.")
+    try:
+        return _read(Options, manifest.get("options"), f"{where}: options")
+    except DataError:
+        raise
+    except UsageError as error:
+        raise DataError(f"{where}: options: {error}") from None
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing.") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def _parse_lines(path: Path, content: bytes) -> list[dict[str, Any]]:
+    rows = []
+    for number, line in enumerate(content.removesuffix(b"\n").split(b"\n"), start=1):
+        try:
+            row = json.loads(line.decode())
+        except (ValueError, RecursionError) as error:  # broken UTF-8 and broken JSON are both ValueErrors
+            what = error.msg if isinstance(error, json.JSONDecodeError) else "not text in UTF-8"
+            raise DataError(f"{path}, line {number}: not a JSON object ({what}).") from None
+        if not isinstance(row, dict):
+            raise DataError(f"{path}, line {number}: not a JSON object.")
+        rows.append(row)
+    return rows
+
+
+def _parse_task(row: dict[str, Any], split: str, options: Options, where: str) -> Task:
+    """A task of the right types that the world can serve, or a `DataError`."""
+    task: Task = _read(Task, row, where)
+    unseen = split == "test_unseen_companies"
+    first, count = (UNSEEN, options.num_unseen_companies) if unseen else (0, options.num_companies)
+    if not first <= task.company < first + count:
+        raise DataError(f"{where}: {split} has no company {task.company}.")
+    kinds = {department.kind for department in company(options.seed, task.company).departments}
+    for wrong, what in (
+        (task.split != split, f"split must be {split!r}"),
+        (task.level not in options.levels, f"level must be one of {list(options.levels)}"),
+        (not task.errands, "errands must not be empty"),
+        (any(each.kind not in kinds for each in task.errands), "an errand's kind is no department of the company"),
+        (any(KIND_OF_SERVICE.get(each.service) != each.kind for each in task.errands), "an errand's service is wrong"),
+        (any(set(each.requires) - set(FIELDS) - {REFERENCE} for each in task.errands), "an errand's field is unknown"),
+        (bool(set(task.profile) - set(FIELDS)), "profile holds an unknown field"),
+        (bool(task.moved_number) != (task.moved_kind in kinds), "moved_kind and moved_number do not fit"),
+    ):
+        if wrong:
+            raise DataError(f"{where}: {what}.")
+    return task
+
+
+def _read(hint: Any, value: Any, where: str) -> Any:
+    """A JSON value as what a type hint says (dataclasses included), or a `DataError` that says where it is not."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint) and type(value) is dict:
+        hints = _hints(hint)
+        if missing := [name for name in hints if name not in value]:
+            raise DataError(f"{where}: key {missing[0]!r} is missing.")
+        if unknown := [name for name in value if name not in hints]:
+            raise DataError(f"{where}: key {unknown[0]!r} is unknown.")
+        parts = {name: _read(each, value[name], f"{where}: {name}") for name, each in hints.items()}
+        return typing.cast(Callable[..., Any], hint)(**parts)
+    if origin is tuple and type(value) is list:
+        return tuple(_read(arguments[0], item, where) for item in value)
+    if origin is Mapping and type(value) is dict:
+        return {key: _read(arguments[1], item, f"{where}: {key}") for key, item in value.items()}
+    if hint in (str, int) and type(value) is hint:
+        return value
+    raise DataError(f"{where}: must be {'an array' if origin is tuple else _JSON_NAME.get(hint, 'an object')}.")
+
+
+_JSON_NAME = {str: "a string", int: "an integer"}
+
+
+@lru_cache(maxsize=8)
+def _hints(dataclass_type: Any) -> dict[str, Any]:
+    return typing.get_type_hints(dataclass_type)
+
+
+# --- the tools, for engines that read them from a file ---------------------------------------------------------------
+
+
+def tool_config_yaml() -> str:
+    """`configs/tool_config.yaml`: the schemas of the three tools, in the shape of verl's tool configuration."""
+    from lfo.env.phone_calls import PhoneCalls  # which reads data folders and so imports this module
+
+    tools = [
+        {"class_name": "lfo.env.phone_calls.PhoneCalls", "config": {"type": "native"}, "tool_schema": schema}
+        for schema in PhoneCalls().tools()
+    ]
+    return _TOOL_CONFIG_HEADER + yaml.safe_dump({"tools": tools}, sort_keys=False, width=110)
+
+
+_TOOL_CONFIG_HEADER = """\
+# The tools of the phone-call world, written from the typed methods of src/lfo/env/phone_calls.py; write it again with
+#   python -c 'from lfo.env.generator import tool_config_yaml as t; print(t(), end="")' > configs/tool_config.yaml
+# The class is the environment that carries the calls out: one object plays one rollout.
+"""
