@@ -240,7 +240,7 @@ class FusedCache:
         # A pass over fewer tokens stays inside a CPU's cache and wastes less on padding; a GPU wants many.
         self._pass_tokens = 2048 if decoder.device.type == "cpu" else 32768
         self._span_step = 1 if decoder.device.type == "cpu" else 64
-        self._grow(_CAPACITY_STEP)
+        self._keys = self._values = torch.empty(0)
 
     # ------------------------------------------------------------------ the batch
 
@@ -249,7 +249,7 @@ class FusedCache:
         decoder = self._decoder
         self._batch = len(rows)
         self._longest = max(map(len, histories))
-        self._reserve(self._longest)
+        self._reserve(self._longest, ahead=_CAPACITY_STEP)
         self._arrange(rows)
         hidden = torch.empty(len(rows), decoder.embedding.shape[1], device=decoder.device, dtype=decoder.dtype)
 
@@ -396,15 +396,14 @@ class FusedCache:
             keys[target, :, :, :length] = keys[source, :, :, :length]
             values[target, :, :length] = values[source, :, :length]
 
-    def _reserve(self, length: int) -> None:
+    def _reserve(self, length: int, ahead: int = 0) -> None:
+        """Make place for `length` positions, and for some `ahead` while memory is being moved anyway."""
+        decoder, before = self._decoder, self._capacity
         self._used = max(self._used, length)
-        if length > self._capacity:
-            self._grow(max(length, 2 * self._capacity))
-
-    def _grow(self, capacity: int) -> None:
-        decoder = self._decoder
-        before = self._capacity
-        self._capacity = min(-(-capacity // _CAPACITY_STEP) * _CAPACITY_STEP, decoder.max_context)
+        if length <= before:
+            return
+        wanted = max(length + ahead, before + before // 2)
+        self._capacity = min(-(-wanted // _CAPACITY_STEP) * _CAPACITY_STEP, decoder.max_context)
         shape = (len(decoder.layers), len(self._rows), decoder.key_heads)
         options: dict[str, Any] = {"device": decoder.device, "dtype": decoder.dtype}
         keys = torch.zeros(*shape, decoder.head_dim, self._capacity, **options)
