@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from lfo import __version__
-from lfo.cli import train
+from lfo.cli import bench, environment, play, train
 from lfo.errors import LfoError
 
 
@@ -35,6 +35,10 @@ class _Commands(TyperGroup):
 app = typer.Typer(name="lfo", cls=_Commands, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 app.command("train")(train.train)
 app.command("config")(train.config)
+app.command("generate")(environment.generate)
+app.command("check-env")(environment.check_env)
+app.command("play")(play.play)
+app.add_typer(bench.app, name="bench")
 
 
 def _print_version(wanted: bool) -> None:
