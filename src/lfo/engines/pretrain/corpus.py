@@ -1,0 +1,257 @@
+"""Practice conversations: the language of the domain, the tool syntax, and the skill of using what a sentence says.
+
+What a department requires is drawn anew for every single task, so nothing here can teach which department wants
+what. No conversation contains a look-ahead. Two habits are shown:
+
+    read    call with nothing, hear what is missing, ask the user for exactly that, call again
+    guess   ask the user for some fields, call with what came back
+
+Where one failed check is final, the reader's second call meets a locked file: reading comes too late there, and
+the base has no way to know what to ask for first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lfo.env.fields import ALTERNATIVE, FIELDS, REFERENCE
+from lfo.env.oracle import WORDS, OracleCodes
+from lfo.env.phone_calls import PhoneCalls
+from lfo.env.reps import describe
+from lfo.env.seeds import stream
+from lfo.env.tasks import LEVEL, Errand, Level, Task, draw_task
+from lfo.env.tool_environment import ToolEnvironment, format_tool_call, read_tool_call
+from lfo.env.world import company
+from lfo.protocol.chat import ChatCodec
+from lfo.protocol.world_model import WorldModelCodec, render_prompt, render_target, state_of
+from lfo.types import Message, StepResult, ToolCall, Turn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+PRACTICE_WORLD = 77_000  # the seed of the practice companies; no data set uses it
+PRACTICE_COMPANIES = 4000
+# Words around what matters, so that the base reads through words that it does not know from the real world.
+_SMALL_TALK = ("Thank you.", "It is urgent.", "An answer is expected soon.", "Take your time.", "I am at work now.")
+_REMARKS = ("(recorded) ", "(by phone) ", "(line 2) ", "(note) ", "Rep: ", "They said: ", "Heard: ", "Answer: ")
+_GIVING_UP = ("I could not get it done.", "Sorry, this did not work.", "It was not possible today.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PracticeTask(Task):
+    """A task with one more failed check and the calls to use it: there, reading pays."""
+
+    @property
+    def limits(self) -> Level:
+        level = LEVEL[self.level]
+        return dataclasses.replace(level, failures_to_lock=2, calls=level.calls + level.departments[1])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conversation:
+    """A finished practice rollout as text; `turns` carry no token spans."""
+
+    opening: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...]
+    turns: tuple[Turn, ...]  # the last one may be a final answer without an observation
+
+
+def _lawless(rng: random.Random, task: Task) -> Task:
+    """The same errands with requirements that follow nothing, and a user who can meet them."""
+    names = list(FIELDS)
+    while True:
+        errands = []
+        for errand in task.errands:
+            size = len([name for name in errand.requires if name != REFERENCE])
+            chained = (REFERENCE,) if REFERENCE in errand.requires else ()
+            errands.append(
+                Errand(kind=errand.kind, service=errand.service, requires=(*rng.sample(names, size), *chained))
+            )
+        needed = {name for errand in errands for name in errand.requires} - {REFERENCE}
+        replaceable = sorted(name for name in needed if name in ALTERNATIVE and ALTERNATIVE[name] not in needed)
+        form = len(needed) + (len(replaceable) if task.limits.alternatives else 0)
+        if form <= task.limits.max_fields and (replaceable or not task.limits.alternatives):
+            break
+    missing = {rng.choice(replaceable)} if task.limits.alternatives else set()
+    kept = needed | {ALTERNATIVE[name] for name in missing}
+    missing |= set(rng.sample([name for name in names if name not in kept], 5))
+    profile = {name: field.value(rng) for name, field in FIELDS.items() if name not in missing}
+    return dataclasses.replace(task, errands=tuple(errands), profile=profile)
+
+
+def practice_task(number: int, *, practice_share: float = 0.5) -> Task:
+    """Practice task of that number: any level, any practice company, rules that follow nothing."""
+    rng = stream(PRACTICE_WORLD, "practice", number)
+    task = None
+    while task is None:
+        level = rng.choice((1, 2, 2, 2, 3, 4, 5))
+        where = company(PRACTICE_WORLD, rng.randrange(PRACTICE_COMPANIES))
+        split = rng.choice(("train", "test_unseen_rules"))  # all kinds of departments occur
+        task = draw_task(world=PRACTICE_WORLD, where=where, level=level, split=split, number=number, stream_seed=0)
+    if rng.random() < practice_share:
+        task = PracticeTask(**{field.name: getattr(task, field.name) for field in dataclasses.fields(task)})
+        limits = task.limits
+        words = f"Limits: {limits.max_fields} details, {limits.calls} calls, {limits.failures_to_lock} failed checks."
+        task = dataclasses.replace(task, goal=re.sub(r"Limits: .*", words, task.goal))
+    if rng.random() < 0.2:
+        task = dataclasses.replace(task, goal=task.goal.replace("Limits:", f"{rng.choice(_SMALL_TALK)} Limits:"))
+    return _lawless(rng, task)
+
+
+class _PracticeOracle(OracleCodes):
+    """An oracle who forgives one try without words."""
+
+    def finished(self) -> bool:
+        return bool(self.spoken)
+
+
+class _Talk:
+    """An environment and the record of what was said to it."""
+
+    def __init__(self, environment: ToolEnvironment, task: Any) -> None:
+        self.environment = environment
+        self.opening = tuple(environment.reset(task))
+        self.turns: list[Turn] = []
+        self.result: StepResult | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.result is not None and self.result.done
+
+    def say(self, text: str) -> str:
+        self.result = self.environment.step(text)
+        span = dict.fromkeys(("action_start", "action_end", "observation_start", "observation_end"), 0)
+        turn = Turn(action=text, observation=self.result.observation, call=read_tool_call(text), **span)
+        self.turns.append(turn)
+        return self.result.observation
+
+    def tool(self, name: str, /, **arguments: object) -> str:
+        return "" if self.done else self.say(format_tool_call(ToolCall(name=name, arguments=arguments)))
+
+    def call(self, number: str, values: Mapping[str, str]) -> tuple[str, str]:
+        """The number that answered in the end, and what it said."""
+        reply = self.tool("make_phone_call", phone_number=number, auth_info=values)
+        if moved := re.search(r"555-\d{4}", reply):
+            number = moved[0]
+            reply = self.tool("make_phone_call", phone_number=number, auth_info=values)
+        return number, reply
+
+    def end(self, rng: random.Random) -> Conversation:
+        if not self.done:
+            self.say(rng.choice(_GIVING_UP))
+        tools = self.environment.tools()
+        return Conversation(opening=self.opening, tools=tuple(tools), turns=tuple(self.turns))
+
+
+def _requested(reply: str, *, alternatives: bool) -> list[str]:
+    facts = describe(reply)
+    names = [name for name in (facts.facts if facts else ()) if name in FIELDS]
+    return names + [ALTERNATIVE[name] for name in names if alternatives and name in ALTERNATIVE]
+
+
+def phone_conversation(number: int) -> Conversation:
+    task = practice_task(number)
+    limits = task.limits
+    rng = stream(PRACTICE_WORLD, "habit", number)
+    environment = PhoneCalls(seed=PRACTICE_WORLD, companies=PRACTICE_COMPANIES, unseen_companies=0)
+    talk = _Talk(environment, task)
+    directory = talk.tool("search_company", name=task.company_name)
+    lines = re.findall(r"(555-\d{4}): (.+)", directory)
+    numbers = {service: number for number, services in lines for service in services.split(", ")}
+    order = [errand.service for errand in task.errands]
+    wanted: list[str] = []
+    if limits.failures_to_lock > 1 or rng.random() < 0.5:
+        for service in order:
+            numbers[service], reply = talk.call(numbers[service], {})
+            wanted += _requested(reply, alternatives=limits.alternatives)
+    wanted = list(dict.fromkeys(wanted))[: limits.max_fields]
+    if not wanted:
+        wanted = rng.sample(sorted(FIELDS), rng.randint(2, limits.max_fields))
+    talk.tool("auth_info_form", fields=wanted)
+    for service in order:
+        numbers[service], reply = talk.call(numbers[service], dict(environment.values))
+        facts = describe(reply)
+        if not facts or facts.category != "success":
+            break
+    return talk.end(rng)
+
+
+def oracle_conversation(number: int) -> Conversation:
+    rng = stream(PRACTICE_WORLD, "oracle", number)
+    environment = _PracticeOracle(seed=PRACTICE_WORLD + rng.randrange(500))
+    task = rng.choice(environment.tasks("train"))
+    # Another code in every conversation: the seed's law must not be learned either.
+    talk = _Talk(environment, dataclasses.replace(task, code=tuple(rng.sample(WORDS, 2))))
+    talk.tool("ask_oracle", oracle=task.oracle)
+    words: tuple[str, ...] = tuple(rng.sample(WORDS, 2))
+    if rng.random() < 0.5:
+        facts = environment.describe_reply(talk.tool("open_door", words=[]))
+        words = facts.facts if facts else words
+    talk.tool("open_door", words=list(words))
+    return talk.end(rng)
+
+
+def converse(number: int) -> Conversation:
+    """Practice conversation of that number; one in twelve is about doors."""
+    return oracle_conversation(number) if number % 12 == 0 else phone_conversation(number)
+
+
+def texts(conversation: Conversation) -> Iterator[str]:
+    """All that is written in a conversation and in its world-model examples, for the tokenizer."""
+    yield "\n".join(message.content for message in conversation.opening)
+    for index, turn in enumerate(conversation.turns):
+        yield f"{turn.action}\n{turn.observation}"
+        if turn.call:
+            yield render_prompt(state_of(conversation.opening, conversation.turns[:index]), turn.call)
+            yield render_target(turn.observation)
+
+
+class Rows:
+    """Conversations and world-model examples as token ids, written by the same codecs that rollouts use."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._world_model = WorldModelCodec(tokenizer)
+        self._chats: dict[str, ChatCodec] = {}
+
+    def _chat(self, conversation: Conversation) -> ChatCodec:
+        name = conversation.tools[0]["function"]["name"]
+        if name not in self._chats:
+            self._chats[name] = ChatCodec(self._tokenizer, conversation.tools)
+        return self._chats[name]
+
+    def chat(self, conversation: Conversation, rng: random.Random) -> list[int]:
+        codec = self._chat(conversation)
+        remark = rng.choice(_REMARKS) if rng.random() < 0.2 else ""
+        ids = list(codec.opening(conversation.opening).ids)
+        for turn in conversation.turns:
+            ids += codec.encode(turn.action)
+            if not turn.observation:
+                return [*ids, codec.end_of_turn]
+            said = turn.call is not None and turn.call.name in ("make_phone_call", "open_door")
+            after = codec.after_action(remark * said + turn.observation, stopped=False)
+            ids += after.ids
+        return ids[: len(ids) - len(after.ids) + after.content_end]
+
+    def example(self, conversation: Conversation, rng: random.Random) -> list[int]:
+        """One world-model example of a conversation, most often of a call to a rep."""
+        calls = [index for index, turn in enumerate(conversation.turns) if turn.call]
+        index = rng.choice(calls if rng.random() < 0.3 else calls[1:] or calls)
+        turn = conversation.turns[index]
+        assert turn.call is not None
+        state = state_of(conversation.opening, conversation.turns[:index])
+        return list(self._world_model.example(state, turn.call, turn.observation).tokens)
+
+    def write(self, numbers: Iterable[int], *, example_share: float = 0.5) -> Iterator[list[int]]:
+        """The rows of the conversations of these numbers, some followed by a world-model example."""
+        for number in numbers:
+            conversation = converse(number)
+            rng = stream(PRACTICE_WORLD, "row", number)
+            yield self.chat(conversation, rng)
+            if rng.random() < example_share:
+                yield self.example(conversation, rng)

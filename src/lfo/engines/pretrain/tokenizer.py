@@ -1,0 +1,60 @@
+"""The embedded base's tokenizer: a small byte-level BPE, and a chat template that names tools briefly.
+
+Field and tool names are one word each, numbers are cut into pairs of digits: a rollout is a few hundred tokens.
+Every byte can be written, so any text of any environment can be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+END_OF_TEXT, START_OF_TURN, END_OF_TURN = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+# Runs of punctuation may hold single spaces, so that `": "` and `", "` in JSON are one word.
+_WORDS = r" ?[\p{L}_]+|\p{N}{1,2}| ?[^\s\p{L}\p{N}_]+(?: [^\s\p{L}\p{N}_]+)*|\s+"
+
+# ChatML; of each tool only its name and the names of its arguments, because a tiny model reads every token dearly.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message.role + '\n' + message.content }}"
+    "{% if loop.first and tools %}"
+    "{{ '\nTools:' }}{% for tool in tools %}"
+    "{{ ' ' + tool.function.name + '(' + tool.function.parameters.properties | join(', ') + ')' }}"
+    "{% endfor %}{% endif %}"
+    "{{ '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def train_tokenizer(texts: Iterable[str], *, vocabulary: int) -> PreTrainedTokenizerFast:
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_WORDS), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[END_OF_TEXT, START_OF_TURN, END_OF_TURN],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    # Ordinary vocabulary, as in the Qwen family: not special, but always one token.
+    backend.add_tokens([AddedToken("<tool_call>", special=False), AddedToken("</tool_call>", special=False)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token=END_OF_TURN,
+        pad_token=END_OF_TEXT,
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
