@@ -1,0 +1,77 @@
+"""Run many calls of somebody else's code at the same time, each with a time-out and retries.
+
+Threads cannot be killed, so a call that hangs is left behind on its daemon thread and another thread takes over:
+neither the other calls nor the end of the program wait for it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from lfo.errors import EnvironmentFailed
+
+Result = TypeVar("Result")
+
+
+class EnvironmentTimedOut(EnvironmentFailed):
+    pass
+
+
+def call_all(
+    calls: Sequence[Callable[[], Result]], *, timeout: float, retries: int, workers: int
+) -> list[Result | EnvironmentFailed]:
+    """The result of every call, in order, or why there is none. A call that raises is tried again; a late one not."""
+    outcomes: list[Result | EnvironmentFailed | None] = [None] * len(calls)
+    started: dict[int, float] = {}  # of the calls in progress
+    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+    changed = threading.Condition()
+    for index in range(len(calls)):
+        waiting.put(index)
+
+    def work() -> None:
+        while True:
+            try:
+                index = waiting.get_nowait()
+            except queue.Empty:
+                return
+            with changed:
+                started[index] = time.monotonic()
+            outcome = _attempt(calls[index], retries)
+            with changed:
+                late = started.pop(index, None) is None
+                if not late:
+                    outcomes[index] = outcome
+                changed.notify()
+            if late:
+                return  # somebody else has taken this thread's place
+
+    def hire() -> None:
+        threading.Thread(target=work, name="environment", daemon=True).start()
+
+    for _ in range(min(workers, len(calls))):
+        hire()
+    with changed:
+        while any(outcome is None for outcome in outcomes):
+            now = time.monotonic()
+            for index in [index for index, start in started.items() if now - start > timeout]:
+                del started[index]
+                outcomes[index] = EnvironmentTimedOut(f"the environment did not answer within {timeout:g} seconds")
+                hire()
+            next_deadline = min((start + timeout for start in started.values()), default=now + timeout)
+            if any(outcome is None for outcome in outcomes):
+                changed.wait(max(0.001, next_deadline - now))
+    return [outcome for outcome in outcomes if outcome is not None]
+
+
+def _attempt(call: Callable[[], Result], retries: int) -> Result | EnvironmentFailed:
+    for attempt in range(retries + 1):
+        try:
+            return call()
+        except Exception as error:  # whatever it raises, it is one rollout's failure
+            if attempt == retries:
+                return EnvironmentFailed(f"the environment raised {type(error).__name__}: {error}"[:500])
+    raise AssertionError("unreachable")

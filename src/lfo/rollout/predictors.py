@@ -1,0 +1,61 @@
+"""Who answers when look-ahead asks what will be heard: the world model, or a control in its place.
+
+    world_model   what the adapter expects: the product
+    truth         what the environment would really say: the upper bound
+    shuffled      what the world model expects in another task: must not help
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from lfo.env.interface import EnvironmentFactory
+from lfo.env.tool_environment import format_tool_call
+from lfo.protocol.world_model import WorldModelCodec
+from lfo.rollout.runner import Predictor, Question
+
+Complete = Callable[[Sequence[Sequence[int]]], Sequence[Sequence[int]]]  # prompts -> what follows them, greedily
+
+
+def world_model_predictor(codec: WorldModelCodec, complete: Complete) -> Predictor:
+    def predict(questions: Sequence[Question]) -> list[str]:
+        # The rollouts of one task mostly ask the same: each prompt is written and completed once.
+        prompts = {}
+        for question in questions:
+            key = (question.task.id, question.state.step, format_tool_call(question.call), question.messages)
+            if key not in prompts:
+                prompts[key] = codec.prompt_ids(question.state, question.call)
+        answers = dict(zip(prompts, complete(list(prompts.values())), strict=True))
+        return [
+            codec.decode(answers[(q.task.id, q.state.step, format_tool_call(q.call), q.messages)]) for q in questions
+        ]
+
+    return predict
+
+
+def true_reply_predictor(environment: EnvironmentFactory) -> Predictor:
+    """Asks a second environment in which everything that was said is said again, then the imagined call."""
+
+    def ask(question: Question) -> str:
+        copy = environment()
+        copy.reset(question.task)
+        for message in question.messages:
+            copy.step(message)
+        return copy.step(format_tool_call(question.call)).observation
+
+    return lambda questions: [ask(question) for question in questions]
+
+
+def shuffled_predictor(predictor: Predictor) -> Predictor:
+    """Gives every task the reply that was predicted for the next task of the batch."""
+
+    def predict(questions: Sequence[Question]) -> list[str]:
+        replies = predictor(questions)
+        first: dict[str, str] = {}
+        for question, reply in zip(questions, replies, strict=True):
+            first.setdefault(question.task.id, reply)
+        tasks = list(first)
+        following = {task: first[tasks[(place + 1) % len(tasks)]] for place, task in enumerate(tasks)}
+        return [following[question.task.id] for question in questions]
+
+    return predict
