@@ -48,7 +48,8 @@ def wilson(success: float, n: float, z: float = 1.96) -> tuple[float, float]:
     """The Wilson interval of a success rate in n independent trials."""
     centre = (success + z * z / (2 * n)) / (1 + z * z / n)
     margin = z / (1 + z * z / n) * math.sqrt(success * (1 - success) / n + z * z / (4 * n * n))
-    return max(0.0, centre - margin), min(1.0, centre + margin)
+    low, high = max(0.0, centre - margin), min(1.0, centre + margin)
+    return min(low, success), max(high, success)  # at 0 and 1 rounding must not cut the rate off
 
 
 def check(
@@ -143,7 +144,7 @@ def law_problems(level: int, tasks: Sequence[Task], rewards: Sequence[float]) ->
     if trials == 0:  # a ceiling of 1, and yet something failed
         return [f"law on level {level} reaches {success:.1%} where nothing can go wrong"]
     low, high = wilson(success, trials, WIDE)
-    if low - 1e-9 <= expected <= high + 1e-9:
+    if low <= expected <= high:
         return []
     return [f"law on level {level} reaches {success:.1%} ({low:.1%} to {high:.1%}), the ceiling is {expected:.1%}"]
 

@@ -151,7 +151,7 @@ class PhoneCalls(ToolEnvironment):
         if found is None:
             close = _close_names(self.world, name)
             return f"No company is called {quote(name)}." + (f" Close names: {', '.join(close)}." if close else "")
-        if found is self.company and self.task.moved_number:
+        if found.index == self.company.index and self.task.moved_number:
             return found.directory(moved=self.task.moved_kind, moved_number=self.task.moved_number)
         return found.directory()
 

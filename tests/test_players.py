@@ -1,0 +1,57 @@
+"""Who must succeed and who must fail, on few tasks; `lfo check-env` plays a thousand a level."""
+
+from __future__ import annotations
+
+import pytest
+
+from lfo.env.check import bound_problems, play, score_of
+from lfo.env.fields import FIELDS, REFERENCE
+from lfo.env.generator import Options
+from lfo.env.players import HOSTILE_PLAYERS, PLAYERS, best_constant_form, informed_form
+from lfo.env.tasks import LEVELS, SPLITS, TaskStream
+
+OPTIONS = Options()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", PLAYERS)
+def test_a_player_keeps_its_bound(name: str, level: int) -> None:
+    tasks = OPTIONS.stream("val", levels=(level,), stream_seed=11).take(100)
+    assert bound_problems(name, level, score_of(play(PLAYERS[name], OPTIONS, tasks))) == []
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_the_informed_player_solves_every_split_and_doing_nothing_solves_none(split: str) -> None:
+    tasks = OPTIONS.stream(split, stream_seed=12).take(100)
+    assert play(PLAYERS["informed"], OPTIONS, tasks) == [1.0] * 100
+    assert play(PLAYERS["nothing"], OPTIONS, tasks) == [0.0] * 100
+
+
+@pytest.mark.parametrize("name", HOSTILE_PLAYERS)
+def test_hostile_players_never_succeed(name: str) -> None:
+    tasks = OPTIONS.stream("val", stream_seed=13).take(25)
+    assert play(HOSTILE_PLAYERS[name], OPTIONS, tasks) == [0.0] * 25
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_law_knower_succeeds_exactly_when_its_form_holds_what_is_required(level: int) -> None:
+    tasks = OPTIONS.stream("val", levels=(level,), stream_seed=14).take(60)
+    rewards = play(PLAYERS["law"], OPTIONS, tasks)
+    if level == 1:
+        assert rewards == [1.0] * 60
+    else:
+        assert 0 < sum(rewards) < 60  # some companies deviate
+
+
+def test_the_constant_form_is_as_good_as_any_of_its_neighbours() -> None:
+    form = set(best_constant_form((0, 100, 50), 2))
+    tasks = TaskStream(levels=(2,)).take(500)
+    needs = [set(informed_form(task)) - {REFERENCE} for task in tasks]
+
+    def covered(names: set[str]) -> int:
+        return sum(need <= names for need in needs)
+
+    assert len(form) == 4
+    assert covered(form) > 0
+    swaps = [form - {out} | {into} for out in form for into in FIELDS]
+    assert covered(form) == max(map(covered, swaps))
