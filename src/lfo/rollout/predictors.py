@@ -1,8 +1,8 @@
 """Who answers when look-ahead asks what will be heard: the world model, or a control in its place.
 
-    world_model   what the adapter expects: the product
-    truth         what the environment would really say: the upper bound
-    shuffled      what the world model expects in another task: must not help
+world_model   what the adapter expects: the product
+truth         what the environment would really say: the upper bound
+shuffled      what the world model expects in another task: must not help
 """
 
 from __future__ import annotations

@@ -150,27 +150,27 @@ class Runner:
     ) -> None:
         self._environment = environment
         self._codec = codec
-        self._settings = settings
+        self.settings = settings
         self._predictor = predictor
 
     def run(self, requests: Sequence[RolloutRequest], rows: Rows, *, temperature: float | None = None) -> list[Rollout]:
         """One rollout for each request, in order; `rows` are fresh rows of a sampler, as many as requests."""
         batch = [_Row(place=place, request=request) for place, request in enumerate(requests)]
         self._open(batch, rows)
-        for turn in range(self._settings.max_turns):
+        for turn in range(self.settings.max_turns):
             alive = [row for row in batch if row.stop is None]
             if not alive:
                 break
             self._look_ahead([row for row in alive if not row.request.blind], rows)
             alive = [row for row in alive if row.stop is None]
-            self._speak(alive, rows, turn, self._settings.temperature if temperature is None else temperature)
+            self._speak(alive, rows, turn, self.settings.temperature if temperature is None else temperature)
             self._listen([row for row in alive if row.stop is None], rows)
         for row in batch:
             row.stop = row.stop or StopReason.MAX_TURNS
         return [row.finished() for row in batch]
 
     def _call_all(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        settings = self._settings
+        settings = self.settings
         return call_all(
             calls,
             timeout=settings.environment_timeout,
@@ -183,7 +183,9 @@ class Runner:
             environment = self._environment()
             return environment, tuple(environment.reset(task))
 
-        for row, outcome in zip(batch, self._call_all([partial(start, row.request.task) for row in batch]), strict=True):
+        for row, outcome in zip(
+            batch, self._call_all([partial(start, row.request.task) for row in batch]), strict=True
+        ):
             if isinstance(outcome, EnvironmentFailed):
                 row.fail(outcome)
                 continue
@@ -251,7 +253,7 @@ class Runner:
     def _speak(self, alive: Sequence[_Row], rows: Rows, turn: int, temperature: float) -> None:
         if not alive:
             return
-        limit = self._settings.max_turn_tokens
+        limit = self.settings.max_turn_tokens
         speeches = rows.decode(
             [row.place for row in alive],
             max_new_tokens=[limit] * len(alive),

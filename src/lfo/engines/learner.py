@@ -1,0 +1,239 @@
+"""One optimizer update: training samples in, moved adapters out. Blind to algorithms, environments and text.
+
+    total = policy_loss + weight * world_model_loss      one backward, gradients clipped per adapter, one AdamW
+
+Each loss is the mean over its own tokens of the whole mini-batch, whatever the micro-batches are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from lfo.config import RunConfig
+from lfo.errors import WorkError
+from lfo.model.adapters import POLICY, DualAdapterModel
+from lfo.objectives.losses import (
+    clip_gradients_per_adapter,
+    entropy_bonus,
+    fused_token_hits,
+    fused_token_logprobs,
+    kl_to_base,
+    policy_loss,
+    top_entropy_mask,
+    total_loss,
+    weighted_mean,
+    world_model_loss,
+)
+from lfo.types import TrainingSample
+
+MICRO_BATCH_TOKENS = 16_384
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """Rows of equal adapters, padded on the right. Shape suffixes: B rows, T tokens."""
+
+    adapters: tuple[str, ...]
+    tokens_BT: Tensor
+    logprobs_BT: Tensor
+    advantages_BT: Tensor
+    policy_weights_BT: Tensor
+    world_model_weights_BT: Tensor
+
+
+def collate(samples: Sequence[TrainingSample], device: torch.device) -> Batch:
+    """Pad rows with zeros; no weight is ever on padding."""
+    longest = max(len(sample.tokens) for sample in samples)
+
+    def stack(stream: str, dtype: torch.dtype) -> Tensor:
+        rows = torch.zeros(len(samples), longest, dtype=dtype)
+        for row, sample in zip(rows, samples, strict=True):
+            values = getattr(sample, stream)
+            row[: len(values)] = torch.tensor(values, dtype=dtype)
+        return rows.to(device)
+
+    return Batch(
+        adapters=samples[0].adapters,
+        tokens_BT=stack("tokens", torch.long),
+        logprobs_BT=stack("logprobs", torch.float32),
+        advantages_BT=stack("advantages", torch.float32),
+        policy_weights_BT=stack("policy_weights", torch.float32),
+        world_model_weights_BT=stack("world_model_weights", torch.float32),
+    )
+
+
+def micro_batches(
+    samples: Sequence[TrainingSample], device: torch.device, *, tokens: int = MICRO_BATCH_TOKENS
+) -> Iterator[Batch]:
+    """Rows with the same adapters, of similar length, at most `tokens` with padding (a longer row goes alone)."""
+    by_adapters: dict[tuple[str, ...], list[TrainingSample]] = defaultdict(list)
+    for sample in samples:
+        by_adapters[sample.adapters].append(sample)
+    for rows in by_adapters.values():
+        rows.sort(key=lambda row: len(row.tokens), reverse=True)
+        while rows:
+            count = max(1, tokens // len(rows[0].tokens))
+            yield collate(rows[:count], device)
+            rows = rows[count:]
+
+
+class Learner:
+    """The adapters' optimizer, and the update."""
+
+    def __init__(self, model: DualAdapterModel, config: RunConfig) -> None:
+        self.model = model
+        self.config = config
+        self.parameters: Mapping[str, list[torch.nn.Parameter]] = {
+            name: model.adapter_parameters(name) for name in model.adapter_names
+        }
+        groups = [{"params": parameters, "rate": self._rate_of(name)} for name, parameters in self.parameters.items()]
+        settings = config.optimizer
+        options = {"lr": 0.0, "betas": settings.betas, "weight_decay": settings.weight_decay}
+        parts = [[group] for group in groups] if settings.separate else [groups]
+        self.optimizers = [torch.optim.AdamW(part, **options) for part in parts]
+
+    def _rate_of(self, adapter: str) -> float:
+        # With one shared adapter there is one rate, the policy's.
+        return self.config.policy.learning_rate if adapter == POLICY else self.config.world_model.learning_rate
+
+    def update(self, samples: Sequence[TrainingSample], *, weight: float, rate_factor: float) -> dict[str, float]:
+        """Train on one mini-batch; `rate_factor` scales every learning rate. Answers what to watch."""
+        policy_tokens = sum(sum(sample.policy_weights) for sample in samples)
+        world_tokens = sum(sum(sample.world_model_weights) for sample in samples) if weight else 0.0
+        if not (policy_tokens or world_tokens):
+            return {}
+        watched: dict[str, float] = defaultdict(float)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        for batch in micro_batches(samples, self.model.device):
+            self._backward(batch, policy_tokens, world_tokens, weight, watched)
+        norms = clip_gradients_per_adapter(self.parameters, self.config.optimizer.clip)
+        if not all(map(math.isfinite, (*norms.values(), *watched.values()))):
+            raise WorkError(
+                f"the loss or its gradient is not a finite number (gradient norms {norms}); lower "
+                "policy.learning_rate or world_model.learning_rate and continue from the last checkpoint with --resume"
+            )
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["rate"] * rate_factor
+            optimizer.step()
+        return {**watched, **{f"gradient_norm/{name}": norm for name, norm in norms.items()}}
+
+    def _backward(
+        self, batch: Batch, policy_tokens: float, world_tokens: float, weight: float, watched: dict[str, float]
+    ) -> None:
+        settings, model = self.config.policy, self.model
+        policy_BT, world_BT = batch.policy_weights_BT, batch.world_model_weights_BT
+        has_policy, has_world = bool(policy_BT.any()), bool(world_tokens) and bool(world_BT.any())
+        if not (has_policy or has_world):
+            return
+        # Inline and stacked, one forward serves both losses, and only the policy loss must spare the world model.
+        both = has_policy and has_world
+        spared = model.policy_detached if batch.adapters == model.policy_adapters else ()
+        hidden_BTD = model.hidden(batch.tokens_BT, batch.adapters, () if has_world else spared)
+        positions_BT = (policy_BT > 0) | (world_BT > 0) if has_world else policy_BT > 0
+        temperature = self.config.rollout.temperature if has_policy else 1.0
+        logprobs_BT, entropies_BT = fused_token_logprobs(
+            hidden_BTD, model.head, batch.tokens_BT, positions_BT=positions_BT, temperature=temperature, chunk=1 << 16
+        )
+        policy = logprobs_BT.new_zeros(())
+        if has_policy:
+            result = policy_loss(
+                logprobs_BT,
+                batch.logprobs_BT,
+                batch.advantages_BT,
+                policy_BT,
+                clip_low=settings.clip_low,
+                clip_high=settings.clip_high,
+                normalizer=policy_tokens,
+            )
+            policy = result.loss
+            watched["policy_loss"] += policy.item()
+            watched["clip_fraction"] += result.clip_fraction.item()
+            watched["policy_kl"] += result.approx_kl.item()
+            watched["entropy"] += weighted_mean(entropies_BT.detach(), policy_BT, normalizer=policy_tokens).item()
+            if settings.entropy:
+                chosen_BT = policy_BT * top_entropy_mask(entropies_BT, policy_BT, settings.entropy_share)
+                share = policy_tokens * settings.entropy_share
+                policy = policy - settings.entropy * entropy_bonus(entropies_BT, chosen_BT, normalizer=share)
+            if settings.kl:
+                base_BT = self._base_logprobs(batch, policy_BT > 0)
+                kl = kl_to_base(logprobs_BT, base_BT, policy_BT, normalizer=policy_tokens)
+                watched["base_kl"] += kl.item()
+                policy = policy + settings.kl * kl
+        world = logprobs_BT.new_zeros(())
+        if has_world:
+            world = world_model_loss(logprobs_BT, world_BT, world_tokens)
+            watched["world_model_loss"] += world.item()
+            hits_BT = fused_token_hits(
+                hidden_BTD.detach(), model.head, batch.tokens_BT, positions_BT=world_BT > 0, chunk=1 << 16
+            )
+            watched["world_model_accuracy"] += weighted_mean(hits_BT, world_BT, normalizer=world_tokens).item()
+        if both and spared:
+            kept = [weight for name, group in self.parameters.items() if name not in spared for weight in group]
+            everything = [weight for group in self.parameters.values() for weight in group]
+            policy.backward(inputs=kept, retain_graph=True)
+            (weight * world).backward(inputs=everything)
+        else:
+            total_loss(policy, world, weight=weight).backward()
+
+    @torch.no_grad()
+    def _base_logprobs(self, batch: Batch, positions_BT: Tensor) -> Tensor:
+        hidden_BTD = self.model.hidden(batch.tokens_BT, ())
+        temperature = self.config.rollout.temperature
+        return fused_token_logprobs(
+            hidden_BTD, self.model.head, batch.tokens_BT, positions_BT=positions_BT, temperature=temperature
+        )[0]
+
+    @torch.no_grad()
+    def row_losses(self, samples: Sequence[TrainingSample]) -> list[float]:
+        """Mean world-model loss of each row, in order, without training: how surprising it was."""
+        losses: list[float] = []
+        for sample in samples:
+            batch = collate([sample], self.model.device)
+            hidden_BTD = self.model.hidden(batch.tokens_BT, batch.adapters)
+            weights_BT = batch.world_model_weights_BT
+            logprobs_BT, _ = fused_token_logprobs(
+                hidden_BTD, self.model.head, batch.tokens_BT, positions_BT=weights_BT > 0
+            )
+            losses.append(world_model_loss(logprobs_BT, weights_BT, float(weights_BT.sum())).item())
+        return losses
+
+    # --- checkpoints -------------------------------------------------------------------------------------------
+
+    def save(self, path: Path) -> None:
+        """Write the optimizer's memory, by adapter and parameter."""
+        tensors = {}
+        for name, parameters in self.parameters.items():
+            for place, parameter in enumerate(parameters):
+                for key, value in self._state(parameter).items():
+                    tensors[f"{name}.{place}.{key}"] = value.detach().cpu().contiguous().clone()
+        save_file(tensors, path)
+
+    def load(self, path: Path) -> None:
+        tensors = load_file(path)
+        for name, parameters in self.parameters.items():
+            for place, parameter in enumerate(parameters):
+                prefix = f"{name}.{place}."
+                state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+                if state:
+                    # AdamW keeps its step count on the CPU.
+                    moved = {key: value if key == "step" else value.to(parameter) for key, value in state.items()}
+                    self._optimizer_of(parameter).state[parameter] = moved
+
+    def _optimizer_of(self, parameter: torch.nn.Parameter) -> torch.optim.Optimizer:
+        for optimizer in self.optimizers:
+            if any(parameter is each for group in optimizer.param_groups for each in group["params"]):
+                return optimizer
+        raise AssertionError("unreachable: every adapter parameter has an optimizer")
+
+    def _state(self, parameter: torch.nn.Parameter) -> dict[str, Tensor]:
+        return self._optimizer_of(parameter).state.get(parameter, {})

@@ -1,0 +1,88 @@
+"""From names in a config to the real things: base model, tokenizer, environment."""
+
+from __future__ import annotations
+
+import importlib
+from functools import partial
+from importlib import resources
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
+
+from lfo.config import RunConfig
+from lfo.env.interface import Environment, EnvironmentFactory
+from lfo.env.oracle import OracleCodes
+from lfo.env.phone_calls import PhoneCalls
+from lfo.errors import ConfigError
+
+EMBEDDED = "tiny"
+
+
+def model_source(name: str) -> str:
+    """Where transformers finds a model: the embedded base, a folder, or a hub id as it is."""
+    if name == EMBEDDED:
+        return str(resources.files("lfo") / "assets" / EMBEDDED)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"model={name} is a folder without a config.json, so it holds no model")
+        return str(path)
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ConfigError(f"model={name}: there is no such folder")
+    return name
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    return _from_hub_or_folder(AutoTokenizer.from_pretrained, name)
+
+
+def load_base(name: str, device: torch.device) -> Any:
+    """The frozen base: fp32 on a CPU, bf16 on a GPU."""
+    disable_progress_bar()
+    dtype = torch.float32 if device.type == "cpu" or name == EMBEDDED else torch.bfloat16
+    return _from_hub_or_folder(partial(AutoModelForCausalLM.from_pretrained, dtype=dtype), name).to(device)
+
+
+def _from_hub_or_folder(load: Any, name: str) -> Any:
+    source = model_source(name)
+    try:
+        return load(source)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"model={name} cannot be loaded from a folder or the hub: {reason}") from error
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device=cuda, but this machine has no GPU that torch can use")
+    return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
+
+
+def environment_factory(config: RunConfig) -> EnvironmentFactory:
+    """What makes one environment per rollout."""
+    if config.env == "phone-calls":
+        factory = partial(PhoneCalls, **{"levels": config.levels, **config.env_args})
+    elif config.env == "oracle-codes":
+        factory = partial(OracleCodes, **config.env_args)
+    else:
+        factory = partial(_class_named(config.env), **config.env_args)
+    try:
+        environment = factory()
+    except TypeError as error:
+        raise ConfigError(f"env={config.env} cannot be made with env_args={dict(config.env_args)}: {error}") from error
+    if not isinstance(environment, Environment):
+        raise ConfigError(f"env={config.env} is no environment: it needs the methods tasks, tools, reset and step")
+    return cast(EnvironmentFactory, factory)
+
+
+def _class_named(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ImportError as error:
+        raise ConfigError(f"env={name} cannot be imported: {error}") from error
+    except AttributeError:
+        raise ConfigError(f"env={name}: the module {module} has no {attribute}") from None

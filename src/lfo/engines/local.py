@@ -1,0 +1,506 @@
+"""The whole training loop in one process, on a CPU or one GPU.
+
+    lfo train preset=tiny algo=dual-lora steps=60 output_dir=runs/x
+    create_trainer(config, environment, tokenizer).fit()
+
+One step: draw tasks, run a group of rollouts for each, keep every reply for the world model, turn rewards into
+advantages, update both adapters mini-batch by mini-batch, refresh the sampler. All randomness is named by (seed,
+step, ...), so a run that was killed goes on exactly as it would have.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file as load_arrays
+from safetensors.numpy import save_file as save_arrays
+from transformers import PreTrainedTokenizerBase
+
+from lfo.config import RunConfig, validate
+from lfo.engines.learner import Learner
+from lfo.engines.loading import environment_factory, load_base, load_tokenizer, pick_device
+from lfo.engines.progress import Progress
+from lfo.env.interface import DescribesReplies, EnvironmentFactory
+from lfo.errors import ConfigError, DataError
+from lfo.evaluation.success import rollout_metrics
+from lfo.model.adapters import DualAdapterModel
+from lfo.model.sampler import Sampler
+from lfo.objectives.advantages import (
+    DynamicSamplingReport,
+    group_advantages,
+    overlong_penalty,
+    select_groups,
+    surprise_bonus,
+)
+from lfo.objectives.schedule import active_losses, control_weight, learning_rate
+from lfo.protocol.chat import ChatCodec
+from lfo.protocol.world_model import WorldModelCodec, WorldModelExample
+from lfo.rollout.predictors import shuffled_predictor, true_reply_predictor, world_model_predictor
+from lfo.rollout.records import rollout_record
+from lfo.rollout.runner import Predictor, Question, RolloutRequest, Runner, RunnerSettings
+from lfo.rollout.samples import PREDICTED_TOOLS, ReplayBuffer, policy_sample, world_model_sample
+from lfo.rundir import RunDirectory, latest_checkpoint
+from lfo.types import Rollout, RolloutGroup, TrainingSample
+
+MAX_REPLY_TOKENS = 96  # of a predicted reply
+SAMPLE_ROLLOUTS = 4  # kept from each evaluation, for a person to read
+RATE_FLOOR = 0.1  # the cosine ends at this share of the learning rate
+
+
+def train(config: RunConfig, *, resume: bool = False) -> dict[str, Any]:
+    """Run an experiment from names alone; what `lfo train` calls."""
+    return create_trainer(config, environment_factory(config), load_tokenizer(config.model)).fit(resume=resume)
+
+
+def create_trainer(
+    config: RunConfig, environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase, *, base: Any = None
+) -> Trainer:
+    """A trainer for any environment and any base; `environment` makes one environment per rollout (a class does)."""
+    validate(config)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    device = pick_device(config.device)
+    return Trainer(config, environment, tokenizer, base if base is not None else load_base(config.model, device))
+
+
+@dataclass(slots=True)
+class State:
+    """What changes from step to step beside the weights; saved with every checkpoint."""
+
+    step: int = 0
+    tasks_seen: int = 0
+    weight: float = 0.0
+    best: float = -1.0
+    report: DynamicSamplingReport = field(
+        default_factory=lambda: DynamicSamplingReport(kept=0, all_failed=0, all_succeeded=0)
+    )
+
+
+class Trainer:
+    def __init__(
+        self, config: RunConfig, environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase, base: Any
+    ) -> None:
+        self.config = config
+        self.environment = environment
+        self.tools = environment().tools()
+        self.codec = ChatCodec(tokenizer, self.tools)
+        self.world_model_codec = WorldModelCodec(tokenizer, state_tokens=config.world_model.state_tokens)
+        self.predicted_tools = PREDICTED_TOOLS[config.world_model.predict]
+        self._check_predicted_tools()
+        needs_world_model = config.algo == "dual-lora" or config.coupling == "stacked"
+        self.model = DualAdapterModel.build(
+            base,
+            coupling=config.coupling,
+            seed=config.seed,
+            rank=config.lora.rank,
+            alpha=config.lora.alpha,
+            targets=config.lora.target_modules,
+            with_world_model=needs_world_model,
+        )
+        if config.init_from:
+            self.model.load(_adapters_of(config.init_from))
+        self.learner = Learner(self.model, config)
+        self.sampler = Sampler(self.model, max_context=config.rollout.max_context, eos_ids=[self.codec.end_of_turn])
+        self.predictor = self._predictor() if config.lookahead else None
+        self.runner = Runner(
+            environment,
+            self.codec,
+            settings=RunnerSettings(
+                max_turns=config.rollout.max_turns,
+                max_turn_tokens=config.rollout.max_turn_tokens,
+                temperature=config.rollout.temperature,
+                environment_timeout=config.rollout.environment_timeout,
+                environment_retries=config.rollout.environment_retries,
+                environment_workers=config.rollout.environment_workers,
+            ),
+            predictor=self.predictor,
+        )
+        self.replay = ReplayBuffer()
+        self.state = State(weight=config.world_model.weight)
+
+    def _check_predicted_tools(self) -> None:
+        names = {tool["function"]["name"] for tool in self.tools}
+        wanted = self.predicted_tools
+        if self.config.world_model.weight and wanted and not names & set(wanted):
+            raise ConfigError(
+                f"world_model.predict={self.config.world_model.predict} names no tool of this environment "
+                f"({', '.join(sorted(names))}); use world_model.predict=all"
+            )
+
+    # --- the loop ----------------------------------------------------------------------------------------------
+
+    def fit(self, *, resume: bool = False) -> dict[str, Any]:
+        """Train to the last step; answers a summary."""
+        config = self.config
+        with RunDirectory.create(config.output_dir, config, resume=resume) as run, Progress(config) as progress:
+            if resume:
+                self._restore(run)
+            elif config.eval.every:
+                # The untrained policy is the first point of every curve.
+                run.append_metrics({"step": 0, "tasks_seen": 0, **self.evaluate(run)})
+            for step in range(self.state.step, config.steps):
+                row = self.step(step)
+                done = step + 1
+                if config.eval.every and (done % config.eval.every == 0 or done == config.steps):
+                    row |= self.evaluate(run)
+                    self._control_weight(row)
+                self.state.step = done
+                run.append_metrics(row)
+                progress.show(row)
+                best = row.get("eval/val/success", -1.0) > self.state.best
+                if best:
+                    self.state.best = row["eval/val/success"]
+                if best or done % config.checkpoint_every == 0 or done == config.steps:
+                    run.write_checkpoint(done, self._save, best=best)
+            run.write_adapters(self.model.save)
+            return self._summary(run)
+
+    def step(self, step: int) -> dict[str, Any]:
+        """One step of training: rollouts, then updates; answers its row of metrics."""
+        clock = _Clock()
+        with clock("rollout"):
+            groups, kept, report = self._collect(step)
+        with clock("examples"):
+            heard = self._hear(groups)
+        with clock("update"):
+            watched = self._update(step, groups, kept, heard)
+            self.sampler.refresh()
+        self.state.tasks_seen += report.seen
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        sampled = sum(rollout.sampled_count for rollout in rollouts)
+        return {
+            "step": step + 1,
+            "tasks_seen": self.state.tasks_seen,
+            **rollout_metrics(rollouts),
+            **_by_sight(rollouts),
+            **watched,
+            "groups_kept": report.kept,
+            "groups_all_failed": report.all_failed,
+            "groups_all_succeeded": report.all_succeeded,
+            "replay_size": len(self.replay),
+            "world_model_weight": self.state.weight,
+            "sampled_tokens": sampled,
+            "tokens_per_second": sampled / max(clock.seconds["rollout"], 1e-9),
+            **{f"seconds/{name}": seconds for name, seconds in clock.seconds.items()},
+        }
+
+    # --- rollouts ----------------------------------------------------------------------------------------------
+
+    def _tasks(self, step: int, draw: int) -> list[Any]:
+        """The tasks of one draw of one step. Environments with an endless stream never repeat a task."""
+        count = self.config.rollout.prompts
+        first = (step * (self.config.policy.max_resamples + 1) + draw) * count
+        environment = self.environment()
+        stream = getattr(environment, "stream", None)
+        if stream is not None:
+            tasks = stream("train", 1 + self.config.seed)
+            return [tasks.task(number) for number in range(first, first + count)]
+        known = environment.tasks("train")
+        return [
+            known[np.random.default_rng([self.config.seed, epoch]).permutation(len(known))[place]]
+            for epoch, place in (divmod(number, len(known)) for number in range(first, first + count))
+        ]
+
+    def _collect(self, step: int) -> tuple[list[RolloutGroup], list[RolloutGroup], DynamicSamplingReport]:
+        """All groups that were rolled out, those that the policy learns from, and what was dropped."""
+        config = self.config
+        groups: list[RolloutGroup] = []
+        kept: list[RolloutGroup] = []
+        report = DynamicSamplingReport(kept=0, all_failed=0, all_succeeded=0)
+        for draw in range(config.policy.max_resamples + 1):
+            drawn = self._roll_out(step, draw)
+            groups += drawn
+            informative, seen = select_groups([self._shaped(group) for group in drawn])
+            report += seen
+            kept += informative if config.policy.dynamic_sampling else [self._shaped(group) for group in drawn]
+            if not config.policy.dynamic_sampling or len(kept) >= config.rollout.prompts:
+                break
+        return groups, kept[: config.rollout.prompts], report
+
+    def _roll_out(self, step: int, draw: int) -> list[RolloutGroup]:
+        config = self.config
+        size = config.rollout.group_size
+        blind = size if step < config.exploration.blind_steps else round(size * config.exploration.blind_share)
+        tasks = self._tasks(step, draw)
+        requests = [
+            RolloutRequest(
+                task=task, seeds=(config.seed, step, draw, place, member), blind=not self.predictor or member < blind
+            )
+            for place, task in enumerate(tasks)
+            for member in range(size)
+        ]
+        rows = self.sampler.session(rows=len(requests), adapters=self.model.policy_adapters)
+        rollouts = self.runner.run(requests, rows)
+        return [
+            RolloutGroup(task_id=str(task.id), rollouts=tuple(rollouts[place * size : (place + 1) * size]))
+            for place, task in enumerate(tasks)
+        ]
+
+    def _shaped(self, group: RolloutGroup) -> RolloutGroup:
+        """The group with the rewards that the policy is trained on."""
+        config = self.config
+        rewards = list(group.rewards)
+        if config.policy.overlong_buffer:
+            limits = {"limit": config.rollout.max_context, "buffer": config.policy.overlong_buffer}
+            lengths = [len(rollout.tokens) for rollout in group.rollouts]
+            rewards = [
+                reward + overlong_penalty(length, **limits) for reward, length in zip(rewards, lengths, strict=True)
+            ]
+        if config.surprise:
+            bonus = surprise_bonus([self._surprise(rollout) for rollout in group.rollouts], config.surprise)
+            rewards = [reward + extra for reward, extra in zip(rewards, bonus, strict=True)]
+        rollouts = [
+            dataclasses.replace(rollout, reward=reward) for rollout, reward in zip(group.rollouts, rewards, strict=True)
+        ]
+        return RolloutGroup(task_id=group.task_id, rollouts=tuple(rollouts))
+
+    def _surprise(self, rollout: Rollout) -> float:
+        examples = self.world_model_codec.examples_of(rollout, predict=self.predicted_tools)
+        adapters = self.model.world_model_adapters
+        losses = self.learner.row_losses([world_model_sample(example, adapters=adapters) for example in examples])
+        return fmean(losses) if losses else 0.0
+
+    def _predictor(self) -> Predictor:
+        if self.config.lookahead_source == "truth":
+            return true_reply_predictor(self.environment)
+        predictor = world_model_predictor(self.world_model_codec, self._complete)
+        return shuffled_predictor(predictor) if self.config.lookahead_source == "shuffled" else predictor
+
+    def _complete(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+        answers = self.sampler.generate(
+            prompts, adapters=self.model.world_model_adapters, max_new_tokens=MAX_REPLY_TOKENS
+        )
+        return [answer.tokens for answer in answers]
+
+    # --- learning ----------------------------------------------------------------------------------------------
+
+    def _hear(self, groups: Sequence[RolloutGroup]) -> list[list[WorldModelExample]]:
+        """The distinct world-model examples of each group, kept for later too; identical ones are merged."""
+        if not self.state.weight or self.config.world_model.input == "inline":
+            return [[] for _ in groups]
+        heard = []
+        for group in groups:
+            examples = {
+                example.key: example
+                for rollout in group.rollouts
+                for example in self.world_model_codec.examples_of(rollout, predict=self.predicted_tools)
+            }
+            heard.append(list(examples.values()))
+            if self.config.world_model.replay:
+                self.replay.add(heard[-1])
+        return heard
+
+    def _update(
+        self,
+        step: int,
+        groups: Sequence[RolloutGroup],
+        kept: Sequence[RolloutGroup],
+        heard: Sequence[Sequence[WorldModelExample]],
+    ) -> dict[str, float]:
+        config = self.config
+        active = active_losses(
+            config.world_model.schedule,
+            step,
+            first_steps=config.world_model.first_steps,
+            every=config.world_model.every,
+        )
+        weight = self.state.weight if active.world_model and config.world_model.predict != "none" else 0.0
+        trains_policy = active.policy and not config.world_model.only
+        rate = learning_rate(step, base=1.0, warmup=config.optimizer.warmup_steps, total=config.steps, floor=RATE_FLOOR)
+        watched: dict[str, list[float]] = defaultdict(list)
+        count = config.rollout.prompts // config.rollout.mini_batch_prompts
+        policy_parts = _deal([self._policy_rows(group) for group in kept] if trains_policy else [], count)
+        if weight and config.world_model.input == "inline":
+            world_parts = _deal(self._inline_rows(groups, kept if trains_policy else []), count)
+        elif weight:
+            world_parts = [self._world_rows(step, part, place) for place, part in enumerate(_deal(heard, count))]
+        else:
+            world_parts = [[] for _ in range(count)]
+        for policy_rows, world_rows in zip(policy_parts, world_parts, strict=True):
+            for name, value in self.learner.update(
+                [*policy_rows, *world_rows], weight=weight, rate_factor=rate
+            ).items():
+                watched[name].append(value)
+        return {name: fmean(values) for name, values in watched.items()}
+
+    def _policy_rows(self, group: RolloutGroup) -> list[TrainingSample]:
+        advantages = group_advantages(group.rewards, scale_by_std=self.config.policy.scale_by_std)
+        rows = [
+            policy_sample(rollout, advantage, adapters=self.model.policy_adapters, inline=self._inline_tools)
+            for rollout, advantage in zip(group.rollouts, advantages, strict=True)
+        ]
+        return [row for row in rows if row is not None]
+
+    @property
+    def _inline_tools(self) -> Any:
+        inline = self.config.world_model.input == "inline" and self.state.weight > 0
+        return self.predicted_tools if inline else frozenset()
+
+    def _inline_rows(self, groups: Sequence[RolloutGroup], kept: Sequence[RolloutGroup]) -> list[list[TrainingSample]]:
+        """Rows of the groups that the policy does not learn from; the others carry their observations themselves."""
+        trained = {group.task_id for group in kept}
+        return [
+            [
+                row
+                for rollout in group.rollouts
+                if (row := policy_sample(rollout, 0.0, adapters=self.model.policy_adapters, inline=self._inline_tools))
+            ]
+            for group in groups
+            if group.task_id not in trained
+        ]
+
+    def _world_rows(self, step: int, heard: Sequence[WorldModelExample], part: int) -> list[TrainingSample]:
+        """Fresh examples first, at most half of the cap when there are old ones, then replayed ones."""
+        settings = self.config.world_model
+        cap = settings.examples_per_mini_batch
+        fresh = list(heard)
+        if self.config.world_model.replay:
+            order = np.random.default_rng([self.config.seed, step, part, 1]).permutation(len(fresh))
+            fresh = [fresh[place] for place in order[: cap // 2]]
+            used = {example.key for example in fresh}
+            fresh += self.replay.draw(cap - len(fresh), (self.config.seed, step, part, 2), without=used)
+        return [world_model_sample(each, adapters=self.model.world_model_adapters) for each in fresh[:cap]]
+
+    def _control_weight(self, row: Mapping[str, Any]) -> None:
+        if self.config.world_model.adaptive_weight and self.state.weight:
+            accuracy = row.get("world_model_accuracy", float("nan"))
+            self.state.weight = control_weight(
+                self.state.weight, accuracy, row.get("eval/val/success", 0.0), self.state.best
+            )
+
+    # --- evaluation --------------------------------------------------------------------------------------------
+
+    def evaluate(self, run: RunDirectory | None = None) -> dict[str, Any]:
+        """Greedy success on the fixed tasks of each split, with look-ahead where the run has it."""
+        started = time.monotonic()
+        row: dict[str, Any] = {}
+        for split in self.config.eval.splits:
+            tasks = self.environment().tasks(split)[: self.config.eval.tasks]
+            asked: list[tuple[Question, str]] = []
+            rollouts = self.evaluation_runner(asked).run(
+                [RolloutRequest(task=task, seeds=(0,)) for task in tasks],
+                self.sampler.session(rows=len(tasks), adapters=self.model.policy_adapters),
+                temperature=0.0,
+            )
+            metrics = rollout_metrics(rollouts)
+            if asked and self.config.lookahead_source != "truth":
+                metrics["lookahead_accuracy"] = self._lookahead_accuracy(asked)
+            row |= {f"eval/{split}/{name}": value for name, value in metrics.items()}
+            if run is not None:
+                records = [rollout_record(rollout) for rollout in rollouts[:SAMPLE_ROLLOUTS]]
+                run.write_rollouts(self.state.step, records)
+        row["seconds/eval"] = time.monotonic() - started
+        return row
+
+    def evaluation_runner(self, asked: list[tuple[Question, str]]) -> Runner:
+        """A runner that notes what look-ahead asked and was told."""
+        predictor = self.predictor
+        if predictor is None:
+            return self.runner
+
+        def noting(questions: Sequence[Question]) -> Sequence[str]:
+            replies = predictor(questions)
+            asked.extend(zip(questions, replies, strict=True))
+            return replies
+
+        return Runner(self.environment, self.codec, settings=self.runner.settings, predictor=noting)
+
+    def _lookahead_accuracy(self, asked: Sequence[tuple[Question, str]]) -> float:
+        """How often a predicted reply means what the environment would really have said."""
+        judge = self.environment()
+        if not isinstance(judge, DescribesReplies):
+            return float("nan")
+        truth = true_reply_predictor(self.environment)([question for question, _ in asked])
+        hits = []
+        for (_, predicted), actual in zip(asked, truth, strict=True):
+            said, meant = judge.describe_reply(predicted), judge.describe_reply(actual)
+            hits.append(
+                said is not None
+                and meant is not None
+                and said.category == meant.category
+                and set(said.facts) == set(meant.facts)
+            )
+        return fmean(hits)
+
+    # --- checkpoints -------------------------------------------------------------------------------------------
+
+    def _save(self, folder: Path) -> None:
+        self.model.save(folder)
+        self.learner.save(folder / "optimizer.safetensors")
+        save_arrays(self.replay.arrays(), folder / "replay.safetensors")
+        (folder / "state.json").write_text(json.dumps(dataclasses.asdict(self.state)), encoding="utf-8")
+
+    def _restore(self, run: RunDirectory) -> None:
+        checkpoint = run.latest_checkpoint()
+        if checkpoint is None:
+            # Killed before the first checkpoint: begin again, keeping the evaluation of the untrained policy.
+            run.truncate_metrics(0)
+            if self.config.eval.every and not run.metrics.exists():
+                run.append_metrics({"step": 0, "tasks_seen": 0, **self.evaluate(run)})
+            return
+        self.model.load(checkpoint.path)
+        self.learner.load(checkpoint.path / "optimizer.safetensors")
+        self.replay = ReplayBuffer.from_arrays(load_arrays(checkpoint.path / "replay.safetensors"))
+        saved = json.loads((checkpoint.path / "state.json").read_text(encoding="utf-8"))
+        self.state = State(**{**saved, "report": DynamicSamplingReport(**saved["report"])})
+        self.sampler.refresh()
+        run.truncate_metrics(checkpoint.step)
+
+    def _summary(self, run: RunDirectory) -> dict[str, Any]:
+        best = run.best_checkpoint()
+        return {
+            "run": str(run.path),
+            "steps": self.state.step,
+            "tasks_seen": self.state.tasks_seen,
+            "best_success": self.state.best if best else None,
+            "best_step": best.step if best else None,
+        }
+
+
+def _adapters_of(run: str) -> Path:
+    """The adapters of a finished run, else of its newest checkpoint, else a folder of adapters itself."""
+    path = Path(run)
+    checkpoint = latest_checkpoint(path)
+    for folder in (path / "adapters", checkpoint.path if checkpoint else path, path):
+        if (folder / "policy").is_dir():
+            return folder
+    raise DataError(f"init_from={run} holds no adapters")
+
+
+def _deal(parts: Sequence[Sequence[Any]], count: int) -> list[list[Any]]:
+    """Deal whole groups into `count` mini-batches, as evenly as their number allows, in order."""
+    dealt: list[list[Any]] = [[] for _ in range(count)]
+    for place, part in enumerate(parts):
+        dealt[place * count // max(len(parts), count)].extend(part)
+    return dealt
+
+
+def _by_sight(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Success with and without look-ahead, where both occur."""
+    sighted = [rollout.reward for rollout in rollouts if not rollout.blind]
+    blind = [rollout.reward for rollout in rollouts if rollout.blind]
+    return {"success_sighted": fmean(sighted), "success_blind": fmean(blind)} if sighted and blind else {}
+
+
+class _Clock:
+    """Seconds spent in named phases."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        self.seconds[name] = time.monotonic() - started
