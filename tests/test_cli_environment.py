@@ -164,3 +164,11 @@ def test_bench_env_has_its_keys(lfo: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert result["tool_calls_per_second"] > 2_000  # the figures are for `lfo bench env` on an idle machine
     assert 0 < result["generate_seconds"] < 60
     assert "tool calls a second" in lfo("bench", "env")[1]
+
+
+def test_the_examples_of_the_documentation_run() -> None:
+    text = (ROOT / "docs" / "ENVIRONMENT.md").read_text()
+    blocks = [block.partition("```")[0] for block in text.split("```python\n")[1:]]
+    assert len(blocks) == 3
+    for block in blocks:
+        exec(compile(block, "docs/ENVIRONMENT.md", "exec", dont_inherit=True), {"__name__": __name__})

@@ -28,8 +28,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lfo.env.ceiling import mean_ceiling
 from lfo.env.fields import FIELDS, REFERENCE
 from lfo.env.tasks import LEVELS, SPLITS, Task, TaskStream
@@ -394,7 +392,18 @@ def tool_config_yaml() -> str:
         {"class_name": "lfo.env.phone_calls.PhoneCalls", "config": {"type": "native"}, "tool_schema": schema}
         for schema in PhoneCalls().tools()
     ]
-    return _TOOL_CONFIG_HEADER + yaml.safe_dump({"tools": tools}, sort_keys=False, width=110)
+    return _TOOL_CONFIG_HEADER + "tools:" + _yaml(tools, indent="  ") + "\n"
+
+
+def _yaml(value: Any, indent: str) -> str:
+    """What stands behind a "key:" in YAML; a string in JSON is one in YAML too, so no YAML package is needed here."""
+    if isinstance(value, dict) and value:
+        return "".join(f"\n{indent}{key}:{_yaml(item, indent + '  ')}" for key, item in value.items())
+    if isinstance(value, list) and value:
+        return "".join(
+            f"\n{indent}-{_yaml(item, indent + '  ')}".replace("-\n" + indent + "  ", "- ", 1) for item in value
+        )
+    return " " + json.dumps(value)
 
 
 _TOOL_CONFIG_HEADER = """\
