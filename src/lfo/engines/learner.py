@@ -35,6 +35,7 @@ from lfo.objectives.losses import (
 from lfo.types import TrainingSample
 
 MICRO_BATCH_TOKENS = 16_384
+LOGITS_AT_ONCE = 1 << 27  # numbers: predictions times vocabulary
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,13 +140,18 @@ class Learner:
         both = has_policy and has_world
         spared = model.policy_detached if batch.adapters == model.policy_adapters else ()
         hidden_BTD = model.hidden(batch.tokens_BT, batch.adapters, () if has_world else spared)
-        positions_BT = (policy_BT > 0) | (world_BT > 0) if has_world else policy_BT > 0
-        temperature = self.config.rollout.temperature if has_policy else 1.0
-        logprobs_BT, entropies_BT = fused_token_logprobs(
-            hidden_BTD, model.head, batch.tokens_BT, positions_BT=positions_BT, temperature=temperature, chunk=1 << 16
-        )
-        policy = logprobs_BT.new_zeros(())
+        chunk = max(1, LOGITS_AT_ONCE // len(model.head))
+        policy = world = hidden_BTD.new_zeros(())
         if has_policy:
+            # The policy is judged at the temperature it sampled with, the world model always at 1.
+            logprobs_BT, entropies_BT = fused_token_logprobs(
+                hidden_BTD,
+                model.head,
+                batch.tokens_BT,
+                positions_BT=policy_BT > 0,
+                temperature=self.config.rollout.temperature,
+                chunk=chunk,
+            )
             result = policy_loss(
                 logprobs_BT,
                 batch.logprobs_BT,
@@ -169,12 +175,14 @@ class Learner:
                 kl = kl_to_base(logprobs_BT, base_BT, policy_BT, normalizer=policy_tokens)
                 watched["base_kl"] += kl.item()
                 policy = policy + settings.kl * kl
-        world = logprobs_BT.new_zeros(())
         if has_world:
+            logprobs_BT, _ = fused_token_logprobs(
+                hidden_BTD, model.head, batch.tokens_BT, positions_BT=world_BT > 0, chunk=chunk
+            )
             world = world_model_loss(logprobs_BT, world_BT, world_tokens)
             watched["world_model_loss"] += world.item()
             hits_BT = fused_token_hits(
-                hidden_BTD.detach(), model.head, batch.tokens_BT, positions_BT=world_BT > 0, chunk=1 << 16
+                hidden_BTD.detach(), model.head, batch.tokens_BT, positions_BT=world_BT > 0, chunk=chunk
             )
             watched["world_model_accuracy"] += weighted_mean(hits_BT, world_BT, normalizer=world_tokens).item()
         if both and spared:

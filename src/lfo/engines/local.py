@@ -32,7 +32,7 @@ from lfo.engines.learner import Learner
 from lfo.engines.loading import environment_factory, load_base, load_tokenizer, pick_device
 from lfo.engines.progress import Progress
 from lfo.env.interface import DescribesReplies, EnvironmentFactory
-from lfo.errors import ConfigError, DataError
+from lfo.errors import ConfigError, DataError, WorkError
 from lfo.evaluation.success import rollout_metrics
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.sampler import Sampler
@@ -50,11 +50,12 @@ from lfo.rollout.predictors import shuffled_predictor, true_reply_predictor, wor
 from lfo.rollout.records import rollout_record
 from lfo.rollout.runner import Predictor, Question, RolloutRequest, Runner, RunnerSettings
 from lfo.rollout.samples import PREDICTED_TOOLS, ReplayBuffer, policy_sample, world_model_sample
-from lfo.rundir import RunDirectory, latest_checkpoint
-from lfo.types import Rollout, RolloutGroup, TrainingSample
+from lfo.rundir import RunDirectory, latest_checkpoint, read_metrics
+from lfo.types import Rollout, RolloutGroup, StopReason, TrainingSample
 
 MAX_REPLY_TOKENS = 96  # of a predicted reply
 SAMPLE_ROLLOUTS = 4  # kept from each evaluation, for a person to read
+BROKEN_OFF = frozenset({StopReason.ENVIRONMENT_ERROR, StopReason.ENVIRONMENT_TIMEOUT})  # not the policy's fault
 RATE_FLOOR = 0.1  # the cosine ends at this share of the learning rate
 
 
@@ -112,20 +113,16 @@ class Trainer:
             self.model.load(_adapters_of(config.init_from))
         self.learner = Learner(self.model, config)
         self.sampler = Sampler(self.model, max_context=config.rollout.max_context, eos_ids=[self.codec.end_of_turn])
-        self.predictor = self._predictor() if config.lookahead else None
-        self.runner = Runner(
-            environment,
-            self.codec,
-            settings=RunnerSettings(
-                max_turns=config.rollout.max_turns,
-                max_turn_tokens=config.rollout.max_turn_tokens,
-                temperature=config.rollout.temperature,
-                environment_timeout=config.rollout.environment_timeout,
-                environment_retries=config.rollout.environment_retries,
-                environment_workers=config.rollout.environment_workers,
-            ),
-            predictor=self.predictor,
+        self.settings = RunnerSettings(
+            max_turns=config.rollout.max_turns,
+            max_turn_tokens=config.rollout.max_turn_tokens,
+            temperature=config.rollout.temperature,
+            environment_timeout=config.rollout.environment_timeout,
+            environment_retries=config.rollout.environment_retries,
+            environment_workers=config.rollout.environment_workers,
         )
+        self.predictor = self._predictor() if config.lookahead else None
+        self.runner = Runner(environment, self.codec, settings=self.settings, predictor=self.predictor)
         self.replay = ReplayBuffer()
         self.state = State(weight=config.world_model.weight)
 
@@ -151,11 +148,10 @@ class Trainer:
                 run.append_metrics({"step": 0, "tasks_seen": 0, **self.evaluate(run)})
             for step in range(self.state.step, config.steps):
                 row = self.step(step)
-                done = step + 1
+                done = self.state.step = step + 1
                 if config.eval.every and (done % config.eval.every == 0 or done == config.steps):
                     row |= self.evaluate(run)
                     self._control_weight(row)
-                self.state.step = done
                 run.append_metrics(row)
                 progress.show(row)
                 best = row.get("eval/val/success", -1.0) > self.state.best
@@ -206,11 +202,17 @@ class Trainer:
         if stream is not None:
             tasks = stream("train", 1 + self.config.seed)
             return [tasks.task(number) for number in range(first, first + count)]
-        known = environment.tasks("train")
+        known = self._known_tasks("train")
         return [
             known[np.random.default_rng([self.config.seed, epoch]).permutation(len(known))[place]]
             for epoch, place in (divmod(number, len(known)) for number in range(first, first + count))
         ]
+
+    def _known_tasks(self, split: str) -> Sequence[Any]:
+        tasks = self.environment().tasks(split)
+        if not tasks:
+            raise ConfigError(f"the environment has no tasks in its split {split}")
+        return tasks
 
     def _collect(self, step: int) -> tuple[list[RolloutGroup], list[RolloutGroup], DynamicSamplingReport]:
         """All groups that were rolled out, those that the policy learns from, and what was dropped."""
@@ -220,6 +222,7 @@ class Trainer:
         report = DynamicSamplingReport(kept=0, all_failed=0, all_succeeded=0)
         for draw in range(config.policy.max_resamples + 1):
             drawn = self._roll_out(step, draw)
+            _refuse_dead_environment([rollout for group in drawn for rollout in group.rollouts])
             groups += drawn
             informative, seen = select_groups([self._shaped(group) for group in drawn])
             report += seen
@@ -248,8 +251,9 @@ class Trainer:
         ]
 
     def _shaped(self, group: RolloutGroup) -> RolloutGroup:
-        """The group with the rewards that the policy is trained on."""
+        """The group as the policy is trained on it: its rewards, without rollouts that the environment broke off."""
         config = self.config
+        group = dataclasses.replace(group, rollouts=tuple(r for r in group.rollouts if r.stop not in BROKEN_OFF))
         rewards = list(group.rewards)
         if config.policy.overlong_buffer:
             limits = {"limit": config.rollout.max_context, "buffer": config.policy.overlong_buffer}
@@ -273,13 +277,17 @@ class Trainer:
 
     def _predictor(self) -> Predictor:
         if self.config.lookahead_source == "truth":
-            return true_reply_predictor(self.environment)
+            return true_reply_predictor(self.environment, self.settings)
         predictor = world_model_predictor(self.world_model_codec, self._complete)
         return shuffled_predictor(predictor) if self.config.lookahead_source == "shuffled" else predictor
 
     def _complete(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+        # A small context may have no room for a whole state: its beginning is what can be missed.
+        room = max(1, self.config.rollout.max_context - MAX_REPLY_TOKENS)
         answers = self.sampler.generate(
-            prompts, adapters=self.model.world_model_adapters, max_new_tokens=MAX_REPLY_TOKENS
+            [prompt[-room:] for prompt in prompts],
+            adapters=self.model.world_model_adapters,
+            max_new_tokens=MAX_REPLY_TOKENS,
         )
         return [answer.tokens for answer in answers]
 
@@ -354,7 +362,7 @@ class Trainer:
             [
                 row
                 for rollout in group.rollouts
-                if (row := policy_sample(rollout, 0.0, adapters=self.model.policy_adapters, inline=self._inline_tools))
+                if (row := policy_sample(rollout, None, adapters=self.model.policy_adapters, inline=self._inline_tools))
             ]
             for group in groups
             if group.task_id not in trained
@@ -385,21 +393,23 @@ class Trainer:
         """Greedy success on the fixed tasks of each split, with look-ahead where the run has it."""
         started = time.monotonic()
         row: dict[str, Any] = {}
+        records: list[dict[str, Any]] = []
         for split in self.config.eval.splits:
-            tasks = self.environment().tasks(split)[: self.config.eval.tasks]
+            tasks = self._known_tasks(split)[: self.config.eval.tasks]
             asked: list[tuple[Question, str]] = []
             rollouts = self.evaluation_runner(asked).run(
                 [RolloutRequest(task=task, seeds=(0,)) for task in tasks],
                 self.sampler.session(rows=len(tasks), adapters=self.model.policy_adapters),
                 temperature=0.0,
             )
+            _refuse_dead_environment(rollouts)
             metrics = rollout_metrics(rollouts)
             if asked and self.config.lookahead_source != "truth":
                 metrics["lookahead_accuracy"] = self._lookahead_accuracy(asked)
             row |= {f"eval/{split}/{name}": value for name, value in metrics.items()}
-            if run is not None:
-                records = [rollout_record(rollout) for rollout in rollouts[:SAMPLE_ROLLOUTS]]
-                run.write_rollouts(self.state.step, records)
+            records += [{"split": split, **rollout_record(rollout)} for rollout in rollouts[:SAMPLE_ROLLOUTS]]
+        if run is not None:
+            run.write_rollouts(self.state.step, records)
         row["seconds/eval"] = time.monotonic() - started
         return row
 
@@ -414,14 +424,14 @@ class Trainer:
             asked.extend(zip(questions, replies, strict=True))
             return replies
 
-        return Runner(self.environment, self.codec, settings=self.runner.settings, predictor=noting)
+        return Runner(self.environment, self.codec, settings=self.settings, predictor=noting)
 
     def _lookahead_accuracy(self, asked: Sequence[tuple[Question, str]]) -> float:
         """How often a predicted reply means what the environment would really have said."""
         judge = self.environment()
         if not isinstance(judge, DescribesReplies):
             return float("nan")
-        truth = true_reply_predictor(self.environment)([question for question, _ in asked])
+        truth = true_reply_predictor(self.environment, self.settings)([question for question, _ in asked])
         hits = []
         for (_, predicted), actual in zip(asked, truth, strict=True):
             said, meant = judge.describe_reply(predicted), judge.describe_reply(actual)
@@ -446,7 +456,7 @@ class Trainer:
         if checkpoint is None:
             # Killed before the first checkpoint: begin again, keeping the evaluation of the untrained policy.
             run.truncate_metrics(0)
-            if self.config.eval.every and not run.metrics.exists():
+            if self.config.eval.every and not (run.metrics.exists() and read_metrics(run.metrics)):
                 run.append_metrics({"step": 0, "tasks_seen": 0, **self.evaluate(run)})
             return
         self.model.load(checkpoint.path)
@@ -466,6 +476,12 @@ class Trainer:
             "best_success": self.state.best if best else None,
             "best_step": best.step if best else None,
         }
+
+
+def _refuse_dead_environment(rollouts: Sequence[Rollout]) -> None:
+    """One failed rollout is data; when all have failed, nothing will be learned by going on."""
+    if rollouts and all(rollout.stop in BROKEN_OFF for rollout in rollouts):
+        raise WorkError(f"the environment failed in all {len(rollouts)} rollouts: {rollouts[0].error}")
 
 
 def _adapters_of(run: str) -> Path:

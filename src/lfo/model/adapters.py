@@ -114,7 +114,7 @@ class DualAdapterModel:
         coupling: Coupling,
         seed: int,
         rank: int = 16,
-        alpha: int = 32,
+        alpha: float = 32,
         targets: Literal["all-linear"] | Sequence[str] = "all-linear",
         gradient_checkpointing: bool = False,
         with_world_model: bool = True,
@@ -137,7 +137,7 @@ class DualAdapterModel:
 
         target_modules = targets if isinstance(targets, str) else list(targets)
         config = LoraConfig(
-            r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=target_modules, task_type="CAUSAL_LM"
+            r=rank, lora_alpha=cast(Any, alpha), lora_dropout=0.0, target_modules=target_modules, task_type="CAUSAL_LM"
         )
         with torch.random.fork_rng(devices=[]):
             try:

@@ -25,7 +25,7 @@ def call_all(
     calls: Sequence[Callable[[], Result]], *, timeout: float, retries: int, workers: int
 ) -> list[Result | EnvironmentFailed]:
     """The result of every call, in order, or why there is none. A call that raises is tried again; a late one not."""
-    outcomes: list[Result | EnvironmentFailed | None] = [None] * len(calls)
+    outcomes: dict[int, Result | EnvironmentFailed] = {}
     started: dict[int, float] = {}  # of the calls in progress
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     changed = threading.Condition()
@@ -55,23 +55,23 @@ def call_all(
     for _ in range(min(workers, len(calls))):
         hire()
     with changed:
-        while any(outcome is None for outcome in outcomes):
+        while len(outcomes) < len(calls):
             now = time.monotonic()
             for index in [index for index, start in started.items() if now - start > timeout]:
                 del started[index]
                 outcomes[index] = EnvironmentTimedOut(f"the environment did not answer within {timeout:g} seconds")
                 hire()
             next_deadline = min((start + timeout for start in started.values()), default=now + timeout)
-            if any(outcome is None for outcome in outcomes):
+            if len(outcomes) < len(calls):
                 changed.wait(max(0.001, next_deadline - now))
-    return [outcome for outcome in outcomes if outcome is not None]
+        return [outcomes[index] for index in range(len(calls))]
 
 
 def _attempt(call: Callable[[], Result], retries: int) -> Result | EnvironmentFailed:
     for attempt in range(retries + 1):
         try:
             return call()
-        except Exception as error:  # whatever it raises, it is one rollout's failure
+        except BaseException as error:  # whatever it raises, also SystemExit, it is one rollout's failure
             if attempt == retries:
                 return EnvironmentFailed(f"the environment raised {type(error).__name__}: {error}"[:500])
     raise AssertionError("unreachable")

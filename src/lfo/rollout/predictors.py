@@ -8,11 +8,13 @@ shuffled      what the world model expects in another task: must not help
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from lfo.env.interface import EnvironmentFactory
 from lfo.env.tool_environment import format_tool_call
+from lfo.errors import EnvironmentFailed
 from lfo.protocol.world_model import WorldModelCodec
-from lfo.rollout.runner import Predictor, Question
+from lfo.rollout.runner import Predictor, Question, RunnerSettings
 
 Complete = Callable[[Sequence[Sequence[int]]], Sequence[Sequence[int]]]  # prompts -> what follows them, greedily
 
@@ -33,8 +35,11 @@ def world_model_predictor(codec: WorldModelCodec, complete: Complete) -> Predict
     return predict
 
 
-def true_reply_predictor(environment: EnvironmentFactory) -> Predictor:
-    """Asks a second environment in which everything that was said is said again, then the imagined call."""
+def true_reply_predictor(environment: EnvironmentFactory, settings: RunnerSettings) -> Predictor:
+    """Asks a second environment in which everything that was said is said again, then the imagined call.
+
+    Where that environment fails there is nothing to tell.
+    """
 
     def ask(question: Question) -> str:
         copy = environment()
@@ -43,7 +48,11 @@ def true_reply_predictor(environment: EnvironmentFactory) -> Predictor:
             copy.step(message)
         return copy.step(format_tool_call(question.call)).observation
 
-    return lambda questions: [ask(question) for question in questions]
+    def predict(questions: Sequence[Question]) -> list[str]:
+        replies = settings.call_all([partial(ask, question) for question in questions])
+        return ["" if isinstance(reply, EnvironmentFailed) else reply for reply in replies]
+
+    return predict
 
 
 def shuffled_predictor(predictor: Predictor) -> Predictor:

@@ -13,6 +13,7 @@ real one, marked in words, and never trained on.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +27,7 @@ from lfo.errors import EnvironmentFailed
 from lfo.protocol.chat import ChatCodec, Tokens
 from lfo.protocol.world_model import WorldModelState, state_of
 from lfo.rollout.patience import EnvironmentTimedOut, call_all
-from lfo.types import Message, Origin, Rollout, StepResult, StopReason, ToolCall, Turn
+from lfo.types import Message, Origin, ReplyFacts, Rollout, StepResult, StopReason, ToolCall, Turn
 
 EXPECTED = "(expected) "  # how an imagined reply is marked
 MAX_IMAGINED = 8  # exchanges before one turn; an environment that never has enough is cut off here
@@ -86,6 +87,15 @@ class RunnerSettings:
     environment_timeout: float = 30.0
     environment_retries: int = 2
     environment_workers: int = 16
+
+    def call_all(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Run calls of environments: each result, in order, or the `EnvironmentFailed` that stands for it."""
+        return call_all(
+            calls,
+            timeout=self.environment_timeout,
+            retries=self.environment_retries,
+            workers=self.environment_workers,
+        )
 
 
 @dataclass(slots=True)
@@ -169,23 +179,13 @@ class Runner:
             row.stop = row.stop or StopReason.MAX_TURNS
         return [row.finished() for row in batch]
 
-    def _call_all(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        settings = self.settings
-        return call_all(
-            calls,
-            timeout=settings.environment_timeout,
-            retries=settings.environment_retries,
-            workers=settings.environment_workers,
-        )
-
     def _open(self, batch: Sequence[_Row], rows: Rows) -> None:
         def start(task: Any) -> tuple[Environment, tuple[Message, ...]]:
             environment = self._environment()
             return environment, tuple(environment.reset(task))
 
-        for row, outcome in zip(
-            batch, self._call_all([partial(start, row.request.task) for row in batch]), strict=True
-        ):
+        outcomes = self.settings.call_all([partial(start, row.request.task) for row in batch])
+        for row, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, EnvironmentFailed):
                 row.fail(outcome)
                 continue
@@ -206,9 +206,15 @@ class Runner:
     def _look_ahead(self, batch: Sequence[_Row], rows: Rows) -> None:
         if self._predictor is None:
             return
-        asking = list(batch)
+        asking = [row for row in batch if isinstance(row.environment, OffersLookahead)]
         for _ in range(MAX_IMAGINED):
-            questions = [(row, question) for row in asking if (question := self._question(row)) is not None]
+            questions: list[tuple[_Row, Question]] = []
+            outcomes = self.settings.call_all([partial(self._question, row) for row in asking])
+            for row, outcome in zip(asking, outcomes, strict=True):
+                if isinstance(outcome, EnvironmentFailed):
+                    row.fail(outcome)
+                elif outcome is not None:
+                    questions.append((row, outcome))
             if not questions:
                 return
             replies = self._predictor([question for _, question in questions])
@@ -217,10 +223,8 @@ class Runner:
             asking = [row for row, _ in questions if row.stop is None]
 
     def _question(self, row: _Row) -> Question | None:
-        environment = row.environment
-        if not isinstance(environment, OffersLookahead):
-            return None
-        call = environment.lookahead_query(tuple(row.transcript))
+        assert isinstance(row.environment, OffersLookahead)
+        call = row.environment.lookahead_query(tuple(row.transcript))
         if call is None:
             return None
         said = tuple(turn.action for turn in row.turns if not turn.predicted)
@@ -270,21 +274,22 @@ class Runner:
             row.origins += [int(Origin.SAMPLED)] * len(speech.tokens)
             row.logprobs += speech.logprobs
             if row.stop is not None:
-                self._record(row, start, None, None)
+                self._record(row, start)
 
     def _listen(self, alive: Sequence[_Row], rows: Rows) -> None:
-        def step(row: _Row) -> StepResult:
-            assert row.environment is not None and row.speech is not None
-            return row.environment.step(self._codec.decode(row.speech.tokens))
+        def step(row: _Row) -> tuple[StepResult, ReplyFacts | None]:
+            assert row.environment is not None
+            assert row.speech is not None
+            return _hear(row.environment, self._codec.decode(row.speech.tokens))
 
-        for row, outcome in zip(alive, self._call_all([partial(step, row) for row in alive]), strict=True):
+        for row, outcome in zip(alive, self.settings.call_all([partial(step, row) for row in alive]), strict=True):
             assert row.speech is not None
             start = len(row.tokens) - len(row.speech.tokens)
             if isinstance(outcome, EnvironmentFailed):
                 row.fail(outcome)
-                self._record(row, start, None, None)
+                self._record(row, start)
                 continue
-            result: StepResult = outcome
+            result, facts = outcome
             row.info = dict(result.info)
             piece = self._codec.after_action(result.observation, stopped=True)
             if result.done:
@@ -293,22 +298,26 @@ class Runner:
                     end = piece.content_end
                     room = end < rows.room(row.place)
                     last = Tokens(ids=piece.ids[:end], origins=piece.origins[:end], spans=piece.spans)
-                    self._record(row, start, result, (row.append(last), piece) if room else None)
+                    self._record(row, start, result, facts, (row.append(last), piece) if room else None)
                 else:
-                    self._record(row, start, result, None)
+                    self._record(row, start, result, facts)
                 continue
             written = self._extend(row, rows, piece)
-            self._record(row, start, result, (written, piece) if row.stop is None else None)
+            self._record(row, start, result, facts, (written, piece) if row.stop is None else None)
 
-    def _record(self, row: _Row, start: int, result: StepResult | None, heard: tuple[int, Tokens] | None) -> None:
+    def _record(
+        self,
+        row: _Row,
+        start: int,
+        result: StepResult | None = None,
+        facts: ReplyFacts | None = None,
+        heard: tuple[int, Tokens] | None = None,
+    ) -> None:
         """Note the turn: what was said from `start` on, and, where it fits, where the observation stands."""
         assert row.speech is not None
         action = self._codec.decode(row.speech.tokens)
         call = read_tool_call(action)
         observation = result.observation if result else ""
-        facts = None
-        if result and isinstance(row.environment, DescribesReplies):
-            facts = row.environment.describe_reply(observation)
         action_end = start + len(row.speech.tokens) - (1 if row.speech.stopped else 0)
         begin, piece = heard if heard else (len(row.tokens), None)
         row.turns.append(
@@ -325,3 +334,14 @@ class Runner:
         )
         row.transcript.append(Message(role="assistant", content=action))
         row.transcript.append(Message(role="tool", content=observation, name=call.name if call else None))
+
+
+def _hear(environment: Environment, message: str) -> tuple[StepResult, ReplyFacts | None]:
+    """One step, checked: an answer that nobody could use is the environment's failure, like an exception."""
+    result = environment.step(message)
+    if not isinstance(result, StepResult) or not isinstance(result.observation, str):
+        raise TypeError("step must answer a StepResult whose observation is text")
+    if not math.isfinite(result.reward):
+        raise ValueError(f"step answered the reward {result.reward}")
+    facts = environment.describe_reply(result.observation) if isinstance(environment, DescribesReplies) else None
+    return result, facts

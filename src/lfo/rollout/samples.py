@@ -20,13 +20,19 @@ PREDICTED_TOOLS: dict[str, Collection[str] | None] = {
 
 
 def policy_sample(
-    rollout: Rollout, advantage: float, *, adapters: tuple[str, ...], inline: Collection[str] | None = frozenset()
+    rollout: Rollout,
+    advantage: float | None,
+    *,
+    adapters: tuple[str, ...],
+    inline: Collection[str] | None = frozenset(),
 ) -> TrainingSample | None:
     """A rollout as a row: advantage on every sampled token and, inline, weight on what the tools in `inline` said.
 
-    The row ends with its last token of any weight; a rollout without one is no row.
+    Advantage None: the policy does not learn from this rollout. An advantage of 0 still counts in the mean over
+    tokens, and for the KL and entropy terms. The row ends with its last token of any weight; a rollout without one
+    is no row.
     """
-    sampled = [float(origin == Origin.SAMPLED) if advantage else 0.0 for origin in rollout.origins]
+    sampled = [float(origin == Origin.SAMPLED and advantage is not None) for origin in rollout.origins]
     observed = [0.0] * len(rollout.tokens)
     for turn in rollout.turns:
         heard = turn.call is not None and not turn.predicted and (inline is None or turn.call.name in inline)
@@ -41,7 +47,7 @@ def policy_sample(
         tokens=rollout.tokens[:end],
         adapters=adapters,
         logprobs=rollout.logprobs[:end],
-        advantages=[advantage * weight for weight in sampled[:end]],
+        advantages=[(advantage or 0.0) * weight for weight in sampled[:end]],
         policy_weights=sampled[:end],
         world_model_weights=observed[:end],
     )
