@@ -154,9 +154,10 @@ class WorldModelCodec:
         """Shrinks one part after the other, each as little as needed: older actions, the newest observation, the
         task, and, where even that is not enough, the newest call and the collected values."""
         for size, shrink in _SHRINKS:
-            if not self._fits(state):
-                keep = partial(shrink, state)
-                state = keep(_largest(size(state), lambda n, keep=keep: self._fits(keep(n))))
+            if self._fits(state):
+                break
+            keep = partial(shrink, state)
+            state = keep(_largest(size(state), lambda n, keep=keep: self._fits(keep(n))))
         return state
 
     def prompt_ids(self, state: WorldModelState, call: ToolCall) -> list[int]:
