@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings on top of preset=tiny, as for lfo train.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
 
 app = typer.Typer(help="Measure how fast a part is on this machine.", no_args_is_help=True)
@@ -23,3 +26,38 @@ def bench_environment(as_json: Json = False) -> None:
     else:
         typer.echo(f"{result['tool_calls_per_second']:,.0f} tool calls a second on one core")
         typer.echo(f"{result['generate_seconds']:.2f} s to generate the default data")
+
+
+@app.command("step")
+def bench_step(overrides: Overrides = None, as_json: Json = False) -> None:
+    """A training step with a world model against a plain DAPO step: lfo bench step world_model.weight=0.5"""
+    from lfo.engines import bench
+
+    result = bench.bench_step(overrides or [])
+    if as_json:
+        typer.echo(json.dumps(result))
+        return
+    typer.echo(result["note"])
+    for name, phases in result["phases"].items():
+        tokens = result["tokens"][name]
+        seconds = ", ".join(f"{phase} {value:.2f} s" for phase, value in phases.items())
+        ratio = f"{result[f'{name}_over_dapo']:.2f} x" if f"{name}_over_dapo" in result else "1 x"
+        typer.echo(
+            f"{name:10} {ratio:7} {seconds}; {tokens['policy_rows']} policy rows of {tokens['policy_row_tokens']} "
+            f"tokens, {tokens['world_model_rows']} world-model rows of {tokens['world_model_row_tokens']} tokens"
+        )
+    typer.echo(f"at most {result['examples_per_mini_batch']} world-model examples per mini-batch")
+
+
+@app.command("rollout")
+def bench_rollout(as_json: Json = False) -> None:
+    """Our sampler against transformers' generate(): 64 phone-call prompts on one CPU core."""
+    from lfo.engines import bench
+
+    result = bench.bench_rollout()
+    if as_json:
+        typer.echo(json.dumps(result))
+        return
+    typer.echo(f"{result['tokens_per_second']:,.0f} sampled tokens a second, batch {result['batch']}, one core")
+    typer.echo(f"{result['generate_tokens_per_second']:,.0f} with transformers' generate(): {result['speedup']:.1f} x")
+    typer.echo(f"{result['speedup_fixed_length']:.1f} x where all rows are equally long")
