@@ -7,7 +7,7 @@ shuffled      what the world model expects in another task: must not help
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 
 from lfo.env.interface import EnvironmentFactory
@@ -22,17 +22,19 @@ Complete = Callable[[Sequence[Sequence[int]]], Sequence[Sequence[int]]]  # promp
 def world_model_predictor(codec: WorldModelCodec, complete: Complete) -> Predictor:
     def predict(questions: Sequence[Question]) -> list[str]:
         # The rollouts of one task mostly ask the same: each prompt is written and completed once.
-        prompts = {}
-        for question in questions:
-            key = (question.task.id, question.state.step, format_tool_call(question.call), question.messages)
-            if key not in prompts:
-                prompts[key] = codec.prompt_ids(question.state, question.call)
-        answers = dict(zip(prompts, complete(list(prompts.values())), strict=True))
-        return [
-            codec.decode(answers[(q.task.id, q.state.step, format_tool_call(q.call), q.messages)]) for q in questions
-        ]
+        keys = [_key(question) for question in questions]
+        distinct = dict(zip(keys, questions, strict=True))
+        prompts = [codec.prompt_ids(question.state, question.call) for question in distinct.values()]
+        replies = dict(zip(distinct, map(codec.decode, complete(prompts)), strict=True))
+        return [replies[key] for key in keys]
 
     return predict
+
+
+def _key(question: Question) -> Hashable:
+    """Equal exactly where the prompts are."""
+    state = question.state
+    return format_tool_call(question.call), state.task, state.step, state.actions, tuple(state.collected.items())
 
 
 def true_reply_predictor(environment: EnvironmentFactory, settings: RunnerSettings) -> Predictor:
@@ -56,7 +58,7 @@ def true_reply_predictor(environment: EnvironmentFactory, settings: RunnerSettin
 
 
 def shuffled_predictor(predictor: Predictor) -> Predictor:
-    """Gives every task the reply that was predicted for the next task of the batch."""
+    """Gives every task the reply that was predicted for the next task of the batch; a task alone hears nothing."""
 
     def predict(questions: Sequence[Question]) -> list[str]:
         replies = predictor(questions)
@@ -64,6 +66,8 @@ def shuffled_predictor(predictor: Predictor) -> Predictor:
         for question, reply in zip(questions, replies, strict=True):
             first.setdefault(question.task.id, reply)
         tasks = list(first)
+        if len(tasks) < 2:
+            return [""] * len(questions)
         following = {task: first[tasks[(place + 1) % len(tasks)]] for place, task in enumerate(tasks)}
         return [following[question.task.id] for question in questions]
 

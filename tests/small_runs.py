@@ -1,0 +1,88 @@
+"""Small real runs for tests: the embedded base, the phone-call world, few rollouts and few tokens."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+from lfo.config import RunConfig, load_config
+from lfo.engines.loading import environment_factory, load_base, load_tokenizer
+from lfo.engines.local import Trainer, create_trainer
+from lfo.env.phone_calls import PhoneCalls
+from lfo.model.adapters import DualAdapterModel
+
+SMALL = (
+    "preset=tiny",
+    "levels=2",
+    "rollout.prompts=2",
+    "rollout.group_size=4",
+    "rollout.mini_batch_prompts=1",
+    "rollout.max_turns=6",
+    "rollout.temperature=1",
+    "rollout.max_context=1024",
+    "policy.max_resamples=0",
+    "policy.learning_rate=1e-3",
+    "world_model.learning_rate=1e-3",
+    "world_model.examples_per_mini_batch=4",
+    "exploration.blind_share=0.5",
+    "exploration.blind_steps=0",
+    "optimizer.warmup_steps=0",
+    "eval.every=0",
+    "eval.tasks=3",
+    "steps=5",
+)
+
+
+class FussyCalls(PhoneCalls):
+    """The phone-call world with a reward for an arbitrary half of all forms: an untrained policy's groups differ."""
+
+    def reward(self) -> float:
+        return float(zlib.crc32(" ".join(self.form or ()).encode()) % 2)
+
+    def check(self) -> None:
+        pass
+
+
+fussy_calls = partial(FussyCalls, levels=(2,))
+tokenizer = cache(partial(load_tokenizer, "tiny"))
+
+
+def small_config(*overrides: str) -> RunConfig:
+    return load_config([*SMALL, *overrides])
+
+
+def small_trainer(*overrides: str, environment: Callable[[], Any] | None = None) -> Trainer:
+    config = small_config(*overrides)
+    return create_trainer(config, environment or environment_factory(config), tokenizer())
+
+
+def small_model(coupling: Any = "separate", **options: Any) -> DualAdapterModel:
+    base = load_base("tiny", torch.device("cpu"))
+    return randomised(DualAdapterModel.build(base, coupling=coupling, seed=0, rank=4, alpha=8, **options))
+
+
+@torch.no_grad()
+def randomised(model: DualAdapterModel, scale: float = 0.02) -> DualAdapterModel:
+    """Adapters as after some training: a B of zeros would hide every mistake."""
+    generator = torch.Generator().manual_seed(7)
+    for name in model.adapter_names:
+        for parameter in model.adapter_parameters(name):
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * scale)
+    return model
+
+
+def weights(model: DualAdapterModel, name: str) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.adapter_parameters(name)])
+
+
+def gradient(model: DualAdapterModel, name: str) -> torch.Tensor | None:
+    """All gradients of an adapter, or None where no parameter has one."""
+    parameters = model.adapter_parameters(name)
+    if all(parameter.grad is None for parameter in parameters):
+        return None
+    grads = [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
+    return torch.cat([grad.flatten() for grad in grads])

@@ -1,0 +1,100 @@
+"""Many calls of somebody else's code: none of them can hold up, break or be mistaken for another."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from lfo.errors import EnvironmentFailed
+from lfo.rollout.patience import EnvironmentTimedOut, call_all
+
+
+def run(calls, *, timeout: float = 20.0, retries: int = 0, workers: int = 4):
+    return call_all(calls, timeout=timeout, retries=retries, workers=workers)
+
+
+def test_results_come_in_order_whatever_the_number_of_workers():
+    calls = [lambda number=number: time.sleep((number % 3) / 200) or number for number in range(20)]
+    for workers in (1, 3, 50):
+        assert run(calls, workers=workers) == list(range(20))
+    assert run([]) == []
+
+
+def test_a_call_may_answer_none():
+    assert run([lambda: None, lambda: 1]) == [None, 1]
+
+
+def test_calls_run_at_the_same_time_and_no_more_than_there_are_workers():
+    together = threading.Barrier(3, timeout=10)
+    assert run([together.wait] * 3, workers=3) != [None] * 3  # would time out one after the other
+    running, most = [0], [0]
+    lock = threading.Lock()
+
+    def call() -> None:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        time.sleep(0.005)
+        with lock:
+            running[0] -= 1
+
+    run([call] * 12, workers=3)
+    assert most[0] <= 3
+
+
+class Flaky:
+    def __init__(self, failures: int, error: BaseException | None = None) -> None:
+        self.failures, self.calls = failures, 0
+        self.error = error or OSError("the line is busy")
+
+    def __call__(self) -> str:
+        self.calls += 1
+        if self.calls <= self.failures:
+            raise self.error
+        return "ok"
+
+
+@pytest.mark.parametrize("retries", [0, 1, 2])
+def test_a_call_that_raises_is_tried_again_so_often_and_no_more(retries: int):
+    just, never = Flaky(retries), Flaky(retries + 1)
+    good, bad = run([just, never], retries=retries)
+    assert good == "ok"
+    assert isinstance(bad, EnvironmentFailed)
+    assert not isinstance(bad, EnvironmentTimedOut)
+    assert str(bad) == "the environment raised OSError: the line is busy"
+    assert (just.calls, never.calls) == (retries + 1, retries + 1)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), RecursionError("deep")])
+def test_nothing_that_a_call_raises_gets_out(error: BaseException):
+    (outcome,) = run([Flaky(99, error)])
+    assert isinstance(outcome, EnvironmentFailed)
+    assert type(error).__name__ in str(outcome)
+
+
+def test_a_message_of_a_megabyte_is_cut():
+    (outcome,) = run([Flaky(99, ValueError("x" * 1_000_000))])
+    assert len(str(outcome)) == 500
+
+
+def test_a_call_that_hangs_blocks_nobody_and_is_not_tried_again():
+    release, tries = threading.Event(), []
+
+    def hang() -> str:
+        tries.append(1)
+        release.wait(30)
+        return "too late"
+
+    started = time.monotonic()
+    # More hung calls than workers: without replacements the others would never run.
+    outcomes = run([hang, hang, hang, *[lambda: "ok"] * 5], timeout=0.2, retries=3, workers=2)
+    assert time.monotonic() - started < 10
+    assert [type(outcome) for outcome in outcomes[:3]] == [EnvironmentTimedOut] * 3
+    assert outcomes[3:] == ["ok"] * 5
+    assert str(outcomes[0]) == "the environment did not answer within 0.2 seconds"
+    release.set()
+    time.sleep(0.05)
+    assert [type(outcome) for outcome in outcomes[:3]] == [EnvironmentTimedOut] * 3, "a late answer must not count"
+    assert len(tries) == 3

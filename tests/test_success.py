@@ -1,0 +1,63 @@
+"""What a set of rollouts shows."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lfo.evaluation.success import rollout_metrics, wilson
+from lfo.types import Rollout, StopReason, Turn
+
+
+def rollout(reward: float, *, stop: StopReason = StopReason.DONE, turns: int = 1, imagined: int = 0, **info) -> Rollout:
+    where = {"action_start": 0, "action_end": 0, "observation_start": 0, "observation_end": 0}
+    turn = {"action": "a", "observation": "o", "call": None, **where}
+    return Rollout(
+        task_id="t",
+        opening=(),
+        tokens=(1, 2),
+        origins=(0, 1),
+        logprobs=(0.0, -0.5),
+        turns=tuple(Turn(**turn, predicted=place < imagined) for place in range(turns + imagined)),
+        reward=reward,
+        stop=stop,
+        info=info,
+    )
+
+
+def test_means_levels_and_stops():
+    metrics = rollout_metrics(
+        [
+            rollout(1.0, turns=4, imagined=2, level=1, calls=2, form_before_call=True),
+            rollout(0.0, turns=2, level=2, calls=1, form_before_call=False),
+            rollout(1.0, turns=3, level=1, calls=3, form_before_call=False),
+            rollout(0.0, turns=0, stop=StopReason.ENVIRONMENT_TIMEOUT),
+        ]
+    )
+    assert metrics["success"] == 0.5
+    assert metrics["success_by_level"] == {"1": 1.0, "2": 0.0}
+    assert metrics["turns"] == 9 / 4, "imagined exchanges are no turns"
+    assert metrics["calls"] == 2.0, "over the rollouts that tell"
+    assert metrics["form_before_call"] == pytest.approx(1 / 3)
+    assert metrics["stops"] == {"done": 3, "environment_timeout": 1}
+    assert "excess_fields" not in metrics
+    assert rollout_metrics([]) == {}
+
+
+def test_an_environment_without_levels_has_none():
+    assert "success_by_level" not in rollout_metrics([rollout(1.0)])
+
+
+@given(st.integers(1, 10_000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_the_wilson_interval_holds_the_proportion_and_stays_in_bounds(case: tuple[int, int]):
+    successes, n = case
+    low, high = wilson(successes, n)
+    assert 0.0 <= low <= successes / n + 1e-12
+    assert successes / n - 1e-12 <= high <= 1.0
+
+
+def test_known_wilson_intervals():
+    assert wilson(0, 0) == (0.0, 1.0)
+    assert wilson(50, 100) == pytest.approx((0.4038, 0.5962), abs=1e-4)
+    assert wilson(0, 1000)[1] == pytest.approx(0.00383, abs=1e-5)
