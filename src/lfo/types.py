@@ -103,6 +103,7 @@ class Turn:
     observation_start: int
     observation_end: int
     predicted: bool = False
+    asked: bool = False  # a real call that look-ahead asks about at this point
     facts: ReplyFacts | None = None  # of a real observation, when the environment can tell
 
 

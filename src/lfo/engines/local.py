@@ -56,6 +56,7 @@ from lfo.types import Rollout, RolloutGroup, StopReason, TrainingSample
 MAX_REPLY_TOKENS = 96  # of a predicted reply
 SAMPLE_ROLLOUTS = 4  # kept from each evaluation, for a person to read
 BROKEN_OFF = frozenset({StopReason.ENVIRONMENT_ERROR, StopReason.ENVIRONMENT_TIMEOUT})  # not the policy's fault
+ASKED_SHARE = 0.75  # of the replayed examples: calls of the kind that look-ahead asks about
 RATE_FLOOR = 0.1  # the cosine ends at this share of the learning rate
 
 
@@ -369,16 +370,14 @@ class Trainer:
         ]
 
     def _world_rows(self, step: int, heard: Sequence[WorldModelExample], part: int) -> list[TrainingSample]:
-        """Fresh examples first, at most half of the cap when there are old ones, then replayed ones."""
+        """The world-model rows of one mini-batch, at most the cap: of all that was ever heard, or of what is new."""
         settings = self.config.world_model
-        cap = settings.examples_per_mini_batch
-        fresh = list(heard)
-        if self.config.world_model.replay:
-            order = np.random.default_rng([self.config.seed, step, part, 1]).permutation(len(fresh))
-            fresh = [fresh[place] for place in order[: cap // 2]]
-            used = {example.key for example in fresh}
-            fresh += self.replay.draw(cap - len(fresh), (self.config.seed, step, part, 2), without=used)
-        return [world_model_sample(each, adapters=self.model.world_model_adapters) for each in fresh[:cap]]
+        cap, seeds = settings.examples_per_mini_batch, (self.config.seed, step, part)
+        if settings.replay:
+            examples = self.replay.draw(cap, seeds, asked_share=ASKED_SHARE if self.config.lookahead else 0.0)
+        else:
+            examples = ReplayBuffer({example.key: example for example in heard}).draw(cap, seeds)
+        return [world_model_sample(each, adapters=self.model.world_model_adapters) for each in examples]
 
     def _control_weight(self, row: Mapping[str, Any]) -> None:
         if self.config.world_model.adaptive_weight and self.state.weight:

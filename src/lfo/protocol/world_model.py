@@ -63,6 +63,7 @@ class ObservedCall:
     call: ToolCall
     reply: str
     facts: ReplyFacts | None
+    asked: bool = False  # look-ahead asks about this very call in this very state
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +76,7 @@ class WorldModelExample:
     tokens: tuple[int, ...]
     weights: tuple[float, ...]
     key: str
+    asked: bool = False  # the call is one that look-ahead asks about
 
 
 def state_of(opening: Sequence[Message], turns: Sequence[Turn]) -> WorldModelState:
@@ -100,7 +102,7 @@ def observed_calls(rollout: Rollout, *, predict: Collection[str] | None) -> Iter
             continue
         if predict is None or call.name in predict:
             state = state_of(rollout.opening, rollout.turns[:index])
-            yield ObservedCall(state=state, call=call, reply=turn.observation, facts=turn.facts)
+            yield ObservedCall(state=state, call=call, reply=turn.observation, facts=turn.facts, asked=turn.asked)
 
 
 def render_state(state: WorldModelState) -> str:
@@ -178,18 +180,20 @@ class WorldModelCodec:
         """The reply in generated ids."""
         return parse_prediction(self._chat.decode(ids))
 
-    def example(self, state: WorldModelState, call: ToolCall, reply: str) -> WorldModelExample:
+    def example(self, state: WorldModelState, call: ToolCall, reply: str, *, asked: bool = False) -> WorldModelExample:
         prompt, target = self.prompt_ids(state, call), self.target_ids(reply)
         row = ",".join(map(str, [len(prompt), *prompt, *target]))
         return WorldModelExample(
             tokens=(*prompt, *target),
             weights=(0.0,) * len(prompt) + (1.0,) * len(target),
             key=hashlib.sha256(row.encode()).hexdigest(),
+            asked=asked,
         )
 
     def examples_of(self, rollout: Rollout, *, predict: Collection[str] | None) -> list[WorldModelExample]:
         """One example for each of `observed_calls`."""
-        return [self.example(seen.state, seen.call, seen.reply) for seen in observed_calls(rollout, predict=predict)]
+        calls = observed_calls(rollout, predict=predict)
+        return [self.example(seen.state, seen.call, seen.reply, asked=seen.asked) for seen in calls]
 
     def _fits(self, state: WorldModelState) -> bool:
         return len(self._chat.encode(render_state(state))) <= self._state_tokens

@@ -116,6 +116,7 @@ class _Row:
     stop: StopReason | None = None
     error: str = ""
     speech: Speech | None = None
+    asked: bool = False  # whether the call in `speech` is one that look-ahead asks about
 
     def append(self, piece: Tokens) -> int:
         """Write a piece at the end of the row; answers where it starts."""
@@ -277,10 +278,12 @@ class Runner:
                 self._record(row, start)
 
     def _listen(self, alive: Sequence[_Row], rows: Rows) -> None:
-        def step(row: _Row) -> tuple[StepResult, ReplyFacts | None]:
+        def step(row: _Row) -> tuple[StepResult, ReplyFacts | None, bool]:
             assert row.environment is not None
             assert row.speech is not None
-            return _hear(row.environment, self._codec.decode(row.speech.tokens))
+            message = self._codec.decode(row.speech.tokens)
+            asked = self._predictor is not None and _is_asked(row.environment, row.transcript, message)
+            return *_hear(row.environment, message), asked
 
         for row, outcome in zip(alive, self.settings.call_all([partial(step, row) for row in alive]), strict=True):
             assert row.speech is not None
@@ -289,7 +292,7 @@ class Runner:
                 row.fail(outcome)
                 self._record(row, start)
                 continue
-            result, facts = outcome
+            result, facts, row.asked = outcome
             row.info = dict(result.info)
             piece = self._codec.after_action(result.observation, stopped=True)
             if result.done:
@@ -329,6 +332,7 @@ class Runner:
                 action_end=action_end,
                 observation_start=begin + piece.content_start if piece else begin,
                 observation_end=begin + piece.content_end if piece else begin,
+                asked=row.asked,
                 facts=facts,
             )
         )
@@ -345,3 +349,11 @@ def _hear(environment: Environment, message: str) -> tuple[StepResult, ReplyFact
         raise ValueError(f"step answered the reward {result.reward}")
     facts = environment.describe_reply(result.observation) if isinstance(environment, DescribesReplies) else None
     return result, facts
+
+
+def _is_asked(environment: Environment, transcript: Sequence[Message], message: str) -> bool:
+    """Whether a message makes the very call that look-ahead would ask about if nothing had been imagined yet."""
+    if not isinstance(environment, OffersLookahead):
+        return False
+    call = read_tool_call(message)
+    return call is not None and call == environment.lookahead_query([each for each in transcript if not each.predicted])

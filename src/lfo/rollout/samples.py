@@ -84,12 +84,20 @@ class ReplayBuffer:
             self.examples.setdefault(example.key, example)
         return len(self.examples) - before
 
-    def draw(self, count: int, seeds: Sequence[int], *, without: Collection[str] = ()) -> list[WorldModelExample]:
-        """At most `count` different examples, evenly drawn from those whose keys are not in `without`."""
+    def draw(
+        self, count: int, seeds: Sequence[int], *, without: Collection[str] = (), asked_share: float = 0.0
+    ) -> list[WorldModelExample]:
+        """At most `count` different examples whose keys are not in `without`.
+
+        A share of `asked_share`, as far as they go, are calls that look-ahead asks about: the world model practises
+        most what it will be asked. Beyond that every example is equally likely.
+        """
         keys = [key for key in self.examples if key not in without]
-        count = min(count, len(keys))
-        places = np.random.default_rng(list(seeds)).choice(len(keys), size=count, replace=False) if count else ()
-        return [self.examples[keys[place]] for place in places]
+        shuffled = [keys[place] for place in np.random.default_rng(list(seeds)).permutation(len(keys))]
+        first = [key for key in shuffled if self.examples[key].asked][: round(count * asked_share)]
+        taken = set(first)
+        rest = [key for key in shuffled if key not in taken][: count - len(first)]
+        return [self.examples[key] for key in (*first, *rest)]
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The whole buffer as flat arrays, for a checkpoint. Weights are 0 or 1."""
@@ -98,6 +106,7 @@ class ReplayBuffer:
             "lengths": np.array([len(row.tokens) for row in rows], dtype=np.int64),
             "tokens": np.array([token for row in rows for token in row.tokens], dtype=np.int32),
             "weights": np.array([weight for row in rows for weight in row.weights], dtype=np.uint8),
+            "asked": np.array([row.asked for row in rows], dtype=np.uint8),
             "keys": np.frombuffer(b"".join(bytes.fromhex(row.key) for row in rows), dtype=np.uint8),
         }
 
@@ -111,5 +120,7 @@ class ReplayBuffer:
             key = arrays["keys"][place * size : (place + 1) * size].tobytes().hex()
             tokens = tuple(map(int, arrays["tokens"][start:end]))
             weights = tuple(map(float, arrays["weights"][start:end]))
-            buffer.examples[key] = WorldModelExample(tokens=tokens, weights=weights, key=key)
+            buffer.examples[key] = WorldModelExample(
+                tokens=tokens, weights=weights, key=key, asked=bool(arrays["asked"][place])
+            )
         return buffer
