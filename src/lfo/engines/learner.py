@@ -107,6 +107,8 @@ class Learner:
 
     def update(self, samples: Sequence[TrainingSample], *, weight: float, rate_factor: float) -> dict[str, float]:
         """Train on one mini-batch; `rate_factor` scales every learning rate. Answers what to watch."""
+        # A row that trains nothing is no row: its padding would round the others' gradients differently.
+        samples = [each for each in samples if any(each.policy_weights) or (weight and any(each.world_model_weights))]
         policy_tokens = sum(sum(sample.policy_weights) for sample in samples)
         world_tokens = sum(sum(sample.world_model_weights) for sample in samples) if weight else 0.0
         if not (policy_tokens or world_tokens):

@@ -1,0 +1,373 @@
+"""The update: which loss reaches which adapter, bit for bit, on recorded rollouts of the embedded base."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from lfo.engines import learner as learner_module
+from lfo.engines.learner import Learner, collate, micro_batches
+from lfo.errors import WorkError
+from lfo.model.adapters import DualAdapterModel
+from lfo.objectives.advantages import group_advantages
+from lfo.protocol.world_model import WorldModelCodec
+from lfo.rollout.samples import PREDICTED_TOOLS, policy_sample, world_model_sample
+from lfo.types import RolloutGroup, TrainingSample
+from small_runs import fussy_calls, gradient, small_config, small_model, small_trainer, tokenizer, weights
+
+PHONE = PREDICTED_TOOLS["phone"]
+COUPLINGS = ("separate", "shared", "stacked")
+
+
+@pytest.fixture(scope="module")
+def groups() -> list[RolloutGroup]:
+    """Five groups that the untrained policy played: of each, one rollout that did well and one that did not."""
+    trainer = small_trainer("lookahead=false", environment=fussy_calls)
+    kept = [group for step in range(4) for group in trainer._collect(step)[1]]
+    assert len(kept) >= 5
+    pairs = []
+    for group in kept[:5]:
+        worst, *_, best = sorted(group.rollouts, key=lambda rollout: rollout.reward)
+        pairs.append(RolloutGroup(task_id=group.task_id, rollouts=(worst, best)))
+    return pairs
+
+
+def policy_rows(model: DualAdapterModel, group: RolloutGroup, *, inline: bool = False) -> list[TrainingSample]:
+    rows = [
+        policy_sample(rollout, advantage, adapters=model.policy_adapters, inline=PHONE if inline else frozenset())
+        for rollout, advantage in zip(group.rollouts, group_advantages(group.rewards), strict=True)
+    ]
+    return [row for row in rows if row is not None]
+
+
+def world_rows(model: DualAdapterModel, group: RolloutGroup, *, inline: bool = False) -> list[TrainingSample]:
+    if inline:
+        rows = [policy_sample(r, None, adapters=model.policy_adapters, inline=PHONE) for r in group.rollouts]
+        return [row for row in rows if row is not None]
+    codec = WorldModelCodec(tokenizer())
+    examples = {each.key: each for r in group.rollouts for each in codec.examples_of(r, predict=PHONE)}
+    return [world_model_sample(each, adapters=model.world_model_adapters) for each in examples.values()]
+
+
+def fresh(coupling: str, *settings: str, **options) -> Learner:
+    """A learner on fresh adapters, B zero, as a run begins."""
+    config = small_config("lookahead=false", f"coupling={coupling}", *settings)
+    trainer = small_trainer("lookahead=false", f"coupling={coupling}", *settings)
+    return Learner(trainer.model, config)
+
+
+def used(coupling: str, *settings: str) -> Learner:
+    """A learner on adapters with random weights, as in the middle of a run."""
+    return Learner(small_model(coupling), small_config("lookahead=false", f"coupling={coupling}", *settings))
+
+
+def train(learner: Learner, groups: list[RolloutGroup], weight: float, *, inline: bool = False) -> Learner:
+    for group in groups:
+        rows = policy_rows(learner.model, group, inline=inline)
+        if not inline and learner.model.world_model_adapters:
+            rows += world_rows(learner.model, group)
+        learner.update(rows, weight=weight, rate_factor=1.0)
+    return learner
+
+
+@pytest.fixture(scope="module")
+def trained(groups) -> Callable[[str, float], DualAdapterModel]:
+    """The model after five updates with this coupling and weight; computed once."""
+    return cache(lambda coupling, weight: train(fresh(coupling), groups, weight).model)
+
+
+# --- the negative control --------------------------------------------------------------------------------------
+
+
+def test_separate_adapters_do_not_reach_the_policy_whatever_the_weight(trained):
+    begin = fresh("separate").model
+    without = weights(trained("separate", 0.0), "policy")
+    assert not torch.equal(weights(begin, "policy"), without)
+    for weight in (0.5, 2.0):
+        model = trained("separate", weight)
+        assert torch.equal(weights(model, "policy"), without)
+        assert not torch.equal(weights(model, "world_model"), weights(begin, "world_model"))
+
+
+@pytest.mark.parametrize("coupling", ["shared", "stacked"])
+def test_the_other_couplings_do(trained, coupling: str):
+    policies = [weights(trained(coupling, weight), "policy") for weight in (0.0, 0.5, 2.0)]
+    assert not torch.equal(policies[0], policies[1])
+    assert not torch.equal(policies[1], policies[2])
+
+
+@pytest.mark.parametrize("coupling", ["separate", "shared"])
+def test_weight_zero_is_plain_dapo_bit_for_bit(groups, trained, coupling: str):
+    plain = train(fresh(coupling, "algo=dapo"), groups, 0.0)
+    assert plain.model.adapter_names == ("policy",)
+    assert torch.equal(weights(plain.model, "policy"), weights(trained(coupling, 0.0), "policy"))
+
+
+@pytest.mark.parametrize(
+    ("coupling", "inline", "reaches"),
+    [
+        ("separate", False, False),
+        ("stacked", False, False),
+        ("shared", False, True),
+        ("shared", True, True),
+        ("stacked", True, True),
+    ],
+)
+def test_the_world_model_loss_reaches_the_policy_adapter_only_where_they_meet(groups, coupling, inline, reaches):
+    learner = used(coupling)
+    before = weights(learner.model, "policy").clone()
+    watched = learner.update(world_rows(learner.model, groups[0], inline=inline), weight=1.0, rate_factor=1.0)
+    assert watched["world_model_loss"] > 0
+    assert "policy_loss" not in watched
+    reached = gradient(learner.model, "policy")
+    assert (reached is not None and bool(reached.abs().max() > 0)) == reaches
+    assert reaches or reached is None
+    assert torch.equal(weights(learner.model, "policy"), before) != reaches
+    if coupling != "shared":
+        own = gradient(learner.model, "world_model")
+        assert own is not None
+        assert own.abs().max() > 0
+
+
+@pytest.mark.parametrize("coupling", ["separate", "stacked"])
+@pytest.mark.parametrize("inline", [False, True])
+def test_the_policy_loss_spares_the_world_model(groups, coupling: str, inline: bool):
+    learner = used(coupling)
+    before = weights(learner.model, "world_model").clone()
+    rows = policy_rows(learner.model, groups[0], inline=inline and coupling == "stacked")
+    learner.update(rows, weight=0.0, rate_factor=1.0)
+    assert gradient(learner.model, "world_model") is None
+    assert torch.equal(weights(learner.model, "world_model"), before)
+    policy = gradient(learner.model, "policy")
+    assert policy is not None
+    assert policy.abs().max() > 0
+
+
+NO_CLIP = "optimizer.clip=1e9"
+
+
+def gradients_of(learner: Learner, rows: list[TrainingSample], weight: float) -> dict[str, torch.Tensor | None]:
+    learner.update(rows, weight=weight, rate_factor=0.0)
+    found = {name: gradient(learner.model, name) for name in learner.model.adapter_names}
+    return {name: None if grad is None else grad.clone() for name, grad in found.items()}
+
+
+def test_inline_and_stacked_each_loss_moves_exactly_what_it_may(groups):
+    learner = used("stacked", NO_CLIP)
+    model = learner.model
+    policy_only = gradients_of(learner, policy_rows(model, groups[0]), 0.5)
+    world_only = gradients_of(learner, world_rows(model, groups[0], inline=True), 0.5)
+    together = gradients_of(learner, policy_rows(model, groups[0], inline=True), 0.5)
+    assert policy_only["world_model"] is None
+    assert world_only["policy"] is not None
+    torch.testing.assert_close(together["world_model"], world_only["world_model"], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(together["policy"], policy_only["policy"] + world_only["policy"], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_both_losses_add_up_and_the_weight_multiplies_its_own(groups, coupling: str):
+    learner = used(coupling, NO_CLIP)
+    model = learner.model
+    policy, world = policy_rows(model, groups[0]), world_rows(model, groups[0])
+    alone = [gradients_of(learner, policy, 0.0), gradients_of(learner, world, 1.0)]
+    together = gradients_of(learner, [*policy, *world], 0.3)
+    for name in model.adapter_names:
+        zero = torch.zeros_like(weights(model, name))
+        first, second = (zero if each[name] is None else each[name] for each in alone)
+        torch.testing.assert_close(together[name], first + 0.3 * second, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("coupling", ["separate", "stacked"])
+def test_both_adapters_move(trained, coupling: str):
+    begin, end = fresh(coupling).model, trained(coupling, 0.5)
+    for name in ("policy", "world_model"):
+        for before, after in zip(begin.adapter_parameters(name), end.adapter_parameters(name), strict=True):
+            assert not torch.equal(before, after)
+
+
+def test_an_idle_adapter_stays_where_it_is_in_spite_of_its_momentum(groups):
+    learner = train(used("separate"), groups[:2], 1.0)
+    policy, world = (weights(learner.model, name).clone() for name in ("policy", "world_model"))
+    learner.update(policy_rows(learner.model, groups[2]), weight=1.0, rate_factor=1.0)
+    assert torch.equal(weights(learner.model, "world_model"), world)
+    assert not torch.equal(weights(learner.model, "policy"), policy)
+    policy = weights(learner.model, "policy").clone()
+    learner.update(world_rows(learner.model, groups[2]), weight=1.0, rate_factor=1.0)
+    assert torch.equal(weights(learner.model, "policy"), policy)
+    assert not torch.equal(weights(learner.model, "world_model"), world)
+
+
+# --- batching --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("coupling", "inline"), [("separate", False), ("shared", False), ("shared", True), ("stacked", True)]
+)
+def test_the_size_of_micro_batches_does_not_change_the_gradient(groups, monkeypatch, coupling: str, inline: bool):
+    learner = used(coupling, NO_CLIP, "rollout.temperature=1.4", "policy.kl=0.1", "policy.entropy=0.01")
+    model = learner.model
+    # Some rows of one group, and of another only what was heard: rows of both losses, of either, of all lengths.
+    rows = policy_rows(model, groups[0], inline=inline) + world_rows(model, groups[1], inline=inline)
+    results = []
+    for tokens in (1, 700, 1_000_000):
+        monkeypatch.setattr(learner_module, "micro_batches", partial(micro_batches, tokens=tokens))
+        watched = learner.update(rows, weight=0.7, rate_factor=0.0)
+        results.append((watched, {name: gradient(model, name) for name in model.adapter_names}))
+    for watched, grads in results[1:]:
+        assert watched == pytest.approx(results[0][0], rel=1e-3, abs=1e-6)
+        for name, grad in grads.items():
+            torch.testing.assert_close(grad, results[0][1][name], rtol=2e-3, atol=1e-6)
+
+
+def test_micro_batches_hold_every_row_once_and_keep_to_their_size(groups):
+    model = small_model("stacked")
+    rows = policy_rows(model, groups[0]) + world_rows(model, groups[0]) + policy_rows(model, groups[1])
+    batches = list(micro_batches(rows, torch.device("cpu"), tokens=900))
+    assert sum(len(batch.tokens_BT) for batch in batches) == len(rows)
+    assert sum(float(batch.policy_weights_BT.sum()) for batch in batches) == sum(
+        sum(row.policy_weights) for row in rows
+    )
+    for batch in batches:
+        assert batch.tokens_BT.numel() <= 900 or len(batch.tokens_BT) == 1
+    assert {batch.adapters for batch in batches} == {("world_model", "policy"), ("world_model",)}
+
+
+def test_padding_has_no_weight(groups):
+    rows = policy_rows(small_model(), groups[0], inline=True)
+    batch = collate(rows, torch.device("cpu"))
+    for place, row in enumerate(rows):
+        length = len(row.tokens)
+        assert batch.tokens_BT[place, :length].tolist() == list(row.tokens)
+        for stream in (batch.policy_weights_BT, batch.world_model_weights_BT, batch.advantages_BT):
+            assert not stream[place, length:].any()
+
+
+# --- what is watched -------------------------------------------------------------------------------------------
+
+
+def test_at_the_first_update_the_ratio_is_one(groups):
+    learner = fresh("separate")
+    rows = [row for group in groups for row in policy_rows(learner.model, group)]
+    watched = learner.update(rows, weight=0.0, rate_factor=1.0)
+    assert watched["clip_fraction"] == 0.0
+    assert watched["policy_kl"] < 1e-6
+    expected = -sum(sum(row.advantages) for row in rows) / sum(sum(row.policy_weights) for row in rows)
+    assert watched["policy_loss"] == pytest.approx(expected, abs=1e-4)
+    assert 0 < watched["entropy"] < math.log(len(tokenizer()))
+
+
+def test_the_world_model_loss_is_the_mean_over_its_tokens_whatever_the_policy_rows(groups):
+    learner = used("separate")
+    model = learner.model
+    rows = world_rows(model, groups[0]) + world_rows(model, groups[1])
+    total = count = hits = 0.0
+    for row in rows:
+        with torch.no_grad():
+            logprobs = model.logits(torch.tensor([row.tokens]), row.adapters)[0].log_softmax(-1)
+        for place, weight in enumerate(row.world_model_weights):
+            if weight:
+                total -= float(logprobs[place - 1, row.tokens[place]])
+                hits += float(logprobs[place - 1].argmax() == row.tokens[place])
+                count += 1
+    losses = learner.row_losses(rows)
+    watched = learner.update([*policy_rows(model, groups[2]), *rows], weight=2.0, rate_factor=0.0)
+    assert watched["world_model_loss"] == pytest.approx(total / count, rel=1e-4)
+    assert watched["world_model_accuracy"] == pytest.approx(hits / count)
+    sizes = [sum(row.world_model_weights) for row in rows]
+    assert sum(loss * size for loss, size in zip(losses, sizes, strict=True)) / count == pytest.approx(
+        total / count, rel=1e-4
+    )
+
+
+def test_learning_goes_the_right_way(groups):
+    learner = used("separate")
+    model = learner.model
+    (best, *_) = sorted(policy_rows(model, groups[0]), key=lambda row: -max(row.advantages))
+    rows = [best, *world_rows(model, groups[0])]
+    watched = [learner.update(rows, weight=1.0, rate_factor=1.0) for _ in range(4)]
+    assert watched[-1]["world_model_loss"] < watched[0]["world_model_loss"]
+    assert watched[-1]["policy_loss"] < watched[0]["policy_loss"], "what did well becomes more likely"
+
+
+def test_nothing_to_learn_from_moves_nothing(groups):
+    learner = used("separate")
+    before = weights(learner.model, "world_model").clone()
+    assert learner.update([], weight=1.0, rate_factor=1.0) == {}
+    assert learner.update(world_rows(learner.model, groups[0]), weight=0.0, rate_factor=1.0) == {}
+    assert torch.equal(weights(learner.model, "world_model"), before)
+
+
+@pytest.mark.parametrize("setting", ["policy.entropy=0.1", "policy.kl=0.5"])
+def test_entropy_and_kl_change_the_gradient(groups, setting: str):
+    plain, other = used("separate", NO_CLIP), used("separate", NO_CLIP, setting)
+    rows = policy_rows(plain.model, groups[0])
+    without, with_it = (gradients_of(each, rows, 0.0)["policy"] for each in (plain, other))
+    assert not torch.allclose(without, with_it)
+
+
+def test_the_kl_is_from_the_base_and_zero_on_it(groups):
+    fresh_learner, used_learner = (make("separate", "policy.kl=0.5") for make in (fresh, used))
+    rows = policy_rows(fresh_learner.model, groups[0])
+    assert fresh_learner.update(rows, weight=0.0, rate_factor=1.0)["base_kl"] == pytest.approx(0.0, abs=1e-9)
+    assert used_learner.update(rows, weight=0.0, rate_factor=1.0)["base_kl"] > 1e-6
+
+
+def test_each_adapter_has_its_learning_rate(groups):
+    slow, fast = fresh("separate"), fresh("separate", "world_model.learning_rate=1e-2")
+    for learner in (slow, fast):
+        train(learner, groups[:2], 1.0)
+    assert torch.equal(weights(slow.model, "policy"), weights(fast.model, "policy"))
+    begin = weights(fresh("separate").model, "world_model")
+    moved = [(weights(learner.model, "world_model") - begin).norm() for learner in (slow, fast)]
+    assert moved[1] > 3 * moved[0]
+
+
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_two_optimizers_do_what_one_does(groups, coupling: str):
+    """AdamW is per parameter: two of them differ from one in nothing but bookkeeping."""
+    one, two = (
+        train(fresh(coupling, f"optimizer.separate={separate}"), groups[:2], 1.0) for separate in ("false", "true")
+    )
+    assert len(one.optimizers) == 1
+    assert len(two.optimizers) == len(two.model.adapter_names)
+    for name in one.model.adapter_names:
+        assert torch.equal(weights(one.model, name), weights(two.model, name))
+
+
+# --- failure and memory ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("poison", ["policy", "world_model"])
+def test_a_loss_that_is_no_number_stops_before_anything_moves(groups, poison: str):
+    learner = used("separate")
+    with torch.no_grad():
+        learner.model.adapter_parameters(poison)[0][0, 0] = float("nan")
+    before = {name: weights(learner.model, name).clone() for name in learner.model.adapter_names}
+    with pytest.raises(WorkError, match=r"not a finite number.*--resume"):
+        train(learner, groups[:1], 1.0)
+    for name, old in before.items():
+        assert torch.equal(weights(learner.model, name).nan_to_num(), old.nan_to_num())
+
+
+@pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.parametrize("separate", ["false", "true"], ids=["one", "two"])
+def test_the_optimizers_memory_is_saved_with_nothing_lost(groups, tmp_path: Path, coupling: str, separate: str):
+    setting = f"optimizer.separate={separate}"
+    learner = train(fresh(coupling, setting), groups[:1], 1.0)
+    learner.save(tmp_path / "optimizer.safetensors")
+    learner.model.save(tmp_path)
+    restored = fresh(coupling, setting)
+    restored.model.load(tmp_path)
+    forgetful = fresh(coupling, setting)
+    forgetful.model.load(tmp_path)
+    restored.load(tmp_path / "optimizer.safetensors")
+    for each in (learner, restored, forgetful):
+        train(each, groups[1:2], 1.0)
+    for name in learner.model.adapter_names:
+        assert torch.equal(weights(learner.model, name), weights(restored.model, name))
+        assert not torch.equal(weights(learner.model, name), weights(forgetful.model, name))
