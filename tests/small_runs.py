@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import zlib
 from collections.abc import Callable
 from functools import cache, partial
@@ -55,14 +56,23 @@ def small_config(*overrides: str) -> RunConfig:
     return load_config([*SMALL, *overrides])
 
 
+@cache
+def _base() -> Any:
+    return load_base("tiny", torch.device("cpu"))
+
+
+def base() -> Any:
+    """The embedded base, loaded once; adapters are put into a copy."""
+    return copy.deepcopy(_base())
+
+
 def small_trainer(*overrides: str, environment: Callable[[], Any] | None = None) -> Trainer:
     config = small_config(*overrides)
-    return create_trainer(config, environment or environment_factory(config), tokenizer())
+    return create_trainer(config, environment or environment_factory(config), tokenizer(), base=base())
 
 
 def small_model(coupling: Any = "separate", **options: Any) -> DualAdapterModel:
-    base = load_base("tiny", torch.device("cpu"))
-    return randomised(DualAdapterModel.build(base, coupling=coupling, seed=0, rank=4, alpha=8, **options))
+    return randomised(DualAdapterModel.build(base(), coupling=coupling, seed=0, rank=4, alpha=8, **options))
 
 
 @torch.no_grad()
