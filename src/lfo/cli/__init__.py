@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from lfo import __version__
-from lfo.cli import bench, environment, play, train
+from lfo.cli import bench, environment, play, pretrain, train
 from lfo.errors import LfoError
 
 
@@ -38,6 +38,7 @@ app.command("config")(train.config)
 app.command("generate")(environment.generate)
 app.command("check-env")(environment.check_env)
 app.command("play")(play.play)
+app.command("pretrain")(pretrain.pretrain)
 app.add_typer(bench.app, name="bench")
 
 

@@ -229,14 +229,16 @@ class Rows:
         codec = self._chat(conversation)
         remark = rng.choice(_REMARKS) if rng.random() < 0.2 else ""
         ids = list(codec.opening(conversation.opening).ids)
+        end = len(ids)
         for turn in conversation.turns:
             ids += codec.encode(turn.action)
             if not turn.observation:
                 return [*ids, codec.end_of_turn]
             said = turn.call is not None and turn.call.name in ("make_phone_call", "open_door")
             after = codec.after_action(remark * said + turn.observation, stopped=False)
+            end = len(ids) + after.content_end
             ids += after.ids
-        return ids[: len(ids) - len(after.ids) + after.content_end]
+        return ids[:end]
 
     def example(self, conversation: Conversation, rng: random.Random) -> list[int]:
         """One world-model example of a conversation, most often of a call to a rep."""

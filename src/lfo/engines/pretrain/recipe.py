@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from lfo.engines.pretrain.corpus import Rows, converse, texts
-from lfo.engines.pretrain.tokenizer import END_OF_TEXT, train_tokenizer
+from lfo.engines.pretrain.tokenizer import END_OF_TEXT, END_OF_TURN, train_tokenizer
 from lfo.env.seeds import stream
+from lfo.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
@@ -35,7 +36,7 @@ Progress = Callable[[str, int, int, str], None]  # phase, done, of, words
 class Recipe:
     """All that decides what the base becomes."""
 
-    conversations: int = 160_000
+    conversations: int = 300_000
     tokenizer_conversations: int = 3_000
     vocabulary: int = 1_200
     hidden: int = 128
@@ -45,7 +46,7 @@ class Recipe:
     feed_forward: int = 384
     row: int = 1_024  # tokens in a training row; several documents are packed into one
     batch: int = 64
-    steps: int = 8_000
+    steps: int = 7_000
     learning_rate: float = 3e-3
     warmup: int = 200
     weight_decay: float = 0.05
@@ -55,6 +56,12 @@ class Recipe:
 def build_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
     written = (text for number in range(recipe.tokenizer_conversations) for text in texts(converse(number)))
     return train_tokenizer(written, vocabulary=recipe.vocabulary)
+
+
+def _id(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
+    found = tokenizer.convert_tokens_to_ids(token)
+    assert isinstance(found, int)
+    return found
 
 
 def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Qwen3ForCausalLM:
@@ -71,8 +78,8 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Qwen3ForC
         max_position_embeddings=4096,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=_id(tokenizer, END_OF_TURN),
+        pad_token_id=_id(tokenizer, END_OF_TEXT),
         initializer_range=0.5 / math.sqrt(recipe.hidden),
     )
     torch.manual_seed(recipe.seed)
@@ -85,15 +92,20 @@ def _encode_part(numbers: range, *, tokenizer: PreTrainedTokenizerBase) -> list[
 
 
 def build_corpus(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *, workers: int, progress: Progress) -> np.ndarray:
-    """All training rows (rows x `recipe.row`): documents in random order, ended by END_OF_TEXT, cut where a row ends."""
+    """All training rows (rows x `recipe.row`): whole documents in random order, each ended by END_OF_TEXT."""
     parts = [range(start, min(start + 500, recipe.conversations)) for start in range(0, recipe.conversations, 500)]
     documents: list[np.ndarray] = []
     encode = partial(_encode_part, tokenizer=tokenizer)
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         for done, part in enumerate(pool.imap(encode, parts)):
             documents += part
-            progress("corpus", (done + 1) * 500, recipe.conversations, f"{len(documents)} documents")
-    return pack(documents, row=recipe.row, end=tokenizer.convert_tokens_to_ids(END_OF_TEXT), seed=recipe.seed)
+            progress("corpus", parts[done].stop, recipe.conversations, f"{len(documents)} documents")
+    corpus = pack(documents, row=recipe.row, end=_id(tokenizer, END_OF_TEXT), seed=recipe.seed)
+    if len(corpus) < recipe.batch:
+        raise ConfigError(
+            f"{recipe.conversations} conversations fill {len(corpus)} rows, fewer than a batch of {recipe.batch}"
+        )
+    return corpus
 
 
 def pack(documents: Sequence[np.ndarray], *, row: int, end: int, seed: int) -> np.ndarray:
@@ -110,7 +122,7 @@ def pack(documents: Sequence[np.ndarray], *, row: int, end: int, seed: int) -> n
             current, room = [], row
         current.append(document)
         room -= len(document)
-    return np.stack(rows)
+    return np.stack(rows) if rows else np.empty((0, row), dtype=np.uint16)
 
 
 def _batches(corpus: np.ndarray, recipe: Recipe) -> Iterator[np.ndarray]:
@@ -158,10 +170,10 @@ def pretrain(recipe: Recipe, output_dir: Path, *, device: str, workers: int, pro
     """Build the base and save it as an ordinary model folder."""
     progress("tokenizer", 0, 1, "")
     tokenizer = build_tokenizer(recipe)
+    progress("tokenizer", 1, 1, f"{len(tokenizer)} words")
     tokenizer.save_pretrained(output_dir)
     corpus = build_corpus(recipe, tokenizer, workers=workers, progress=progress)
     model = build_model(recipe, tokenizer)
-    end = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
-    loss = train_model(model, corpus, recipe, end=end, device=device, progress=progress)
+    loss = train_model(model, corpus, recipe, end=_id(tokenizer, END_OF_TEXT), device=device, progress=progress)
     model.to("cpu").half().save_pretrained(output_dir)  # pyright: ignore[reportArgumentType]
     return loss

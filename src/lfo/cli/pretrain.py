@@ -1,0 +1,114 @@
+"""`lfo pretrain` builds the embedded base from its recipe; with `--check` it shows what a base can and cannot do."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lfo.errors import UsageError
+
+Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
+
+
+def pretrain(
+    output_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="New folder for the base.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps; without it, the recipe's.")] = None,
+    conversations: Annotated[int | None, typer.Option(min=1, help="Practice conversations; likewise.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    workers: Annotated[int, typer.Option(min=1, help="Processes that write the corpus.")] = os.cpu_count() or 1,
+    check: Annotated[bool, typer.Option("--check", help="Measure a base instead of building one.")] = False,
+    model: Annotated[str, typer.Option(help="With --check: the base, a folder or tiny.")] = "tiny",
+    tasks: Annotated[int, typer.Option(min=1, help="With --check: tasks of each level.")] = 64,
+    as_json: Json = False,
+) -> None:
+    """Build the embedded base, or check one: lfo pretrain --output-dir base; lfo pretrain --check --model base"""
+    if check:
+        _check(model, tasks, device, as_json)
+        return
+    if output_dir is None:
+        raise UsageError("lfo pretrain needs --output-dir DIR, or --check")
+    if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
+        raise UsageError(f"{output_dir} exists already; name a new folder")
+    _build(output_dir, steps, conversations, device, workers, as_json)
+
+
+def _build(
+    output_dir: Path, steps: int | None, conversations: int | None, device: str, workers: int, as_json: bool
+) -> None:
+    from dataclasses import replace
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from lfo.engines.loading import pick_device
+    from lfo.engines.pretrain.recipe import Recipe, pretrain
+
+    given = {"steps": steps, "conversations": conversations}
+    recipe = replace(Recipe(), **{name: value for name, value in given.items() if value is not None})
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[words]}"))
+    with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as bars:
+        tasks: dict[str, Any] = {}
+
+        def progress(phase: str, done: int, of: int, words: str) -> None:
+            if phase not in tasks:
+                tasks[phase] = bars.add_task(phase, total=of, words=words)
+            bars.update(tasks[phase], completed=done, words=words)
+
+        loss = pretrain(recipe, output_dir, device=pick_device(device).type, workers=workers, progress=progress)
+    if as_json:
+        typer.echo(json.dumps({"output_dir": str(output_dir), "loss": loss}))
+    else:
+        typer.echo(
+            f"Wrote {output_dir}, final loss {loss:.3f}; check it with: lfo pretrain --check --model {output_dir}"
+        )
+
+
+def _check(model: str, tasks: int, device: str, as_json: bool) -> None:
+    from rich.console import Console
+
+    from lfo.engines.loading import pick_device
+    from lfo.engines.pretrain.check import check_base
+
+    with Console(stderr=True).status("checking") as status:
+        result = check_base(
+            model, tasks=tasks, device=pick_device(device), progress=lambda words: status.update(f"checking: {words}")
+        )
+    if as_json:
+        typer.echo(json.dumps(result))
+    else:
+        _show(result)
+    if not result["ok"]:
+        raise typer.Exit(1)
+
+
+def _show(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    ways = ("alone_greedy", "alone_sampled", "true_replies_greedy", "true_replies_sampled")
+    table = Table("level", *(way.replace("_", " ") for way in ways), "empty first call", "mistakes")
+    for level, cells in result["levels"].items():
+        shown = (f"{cells[way]['success']:.0%} ({cells[way]['low']:.0%}-{cells[way]['high']:.0%})" for way in ways)
+        alone = cells["alone_sampled"]
+        table.add_row(level, *shown, f"{alone['empty_first_call']:.0%}", f"{alone['mistakes']:.2f}")
+    console = Console()
+    console.print(table)
+    forms = result["blind_forms"]
+    console.print(
+        f"{forms['forms']} blind forms of {forms['fields_per_form']:.1f} fields; field entropy "
+        f"{forms['entropy_share']:.1%} of its maximum; each field {forms['rarest_field']:.1%} to "
+        f"{forms['commonest_field']:.1%}"
+    )
+    for name in ("required_fields_asked", "information_on_department", "information_on_industry"):
+        each = forms[name]
+        console.print(
+            f"{name.replace('_', ' ')}: {each['observed']:.4f}, by chance {each['by_chance']:.4f}, p = {each['p']:.3f}"
+        )
+    for problem in result["problems"]:
+        console.print(f"BROKEN: {problem}", markup=False)
+    console.print("The base keeps its promises." if result["ok"] else f"{len(result['problems'])} promises are broken.")

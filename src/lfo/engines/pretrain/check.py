@@ -1,0 +1,204 @@
+"""What a base can do and what it does not know, measured: `lfo pretrain --check`.
+
+It should use what a sentence says: solve level 1 by itself, and the headline levels once it is shown the true replies
+as look-ahead. It should know nothing of who wants what: fail from level 2 on by itself, and ask blindly, with a
+form that has nothing to do with the department.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import log
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+
+from lfo.engines.loading import load_base, load_tokenizer
+from lfo.env.fields import FIELDS
+from lfo.env.phone_calls import PhoneCalls
+from lfo.env.tasks import LEVELS, Task
+from lfo.env.world import company
+from lfo.evaluation.success import wilson
+from lfo.model.adapters import DualAdapterModel
+from lfo.model.sampler import Sampler
+from lfo.protocol.chat import ChatCodec
+from lfo.rollout.predictors import true_reply_predictor
+from lfo.rollout.runner import RolloutRequest, Runner, RunnerSettings
+from lfo.types import Rollout
+
+MAX_CONTEXT = 1_536
+PERMUTATIONS = 2_000
+
+# What must hold of a base that is fit for use.
+READS = 0.9  # at least, at level 1 by itself
+IGNORANT = 0.02  # at most, from level 2 on by itself
+UNIFORM = 0.97  # at least: entropy of the fields of blind forms, as a share of its maximum
+CHANCE = 0.001  # p-value below which a form would betray knowledge
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlindForm:
+    """A form that was filled in before any rep had spoken."""
+
+    task: Task
+    industry: str
+    fields: tuple[str, ...]
+
+
+class Player:
+    """The bare base as a policy in the phone-call world."""
+
+    def __init__(self, model: str, device: torch.device) -> None:
+        self._codec = ChatCodec(load_tokenizer(model), PhoneCalls().tools())
+        # Adapters are part of the machinery, but none is active here.
+        self._model = DualAdapterModel.build(load_base(model, device), coupling="separate", seed=0, rank=1)
+        self._sampler = Sampler(self._model, max_context=MAX_CONTEXT, eos_ids=[self._codec.end_of_turn])
+
+    def play(
+        self, tasks: Sequence[Task], *, temperature: float, with_true_replies: bool = False, batch: int = 64
+    ) -> list[Rollout]:
+        environment = PhoneCalls
+        settings = RunnerSettings()
+        predictor = true_reply_predictor(environment, settings) if with_true_replies else None
+        runner = Runner(environment, self._codec, settings=settings, predictor=predictor)
+        rollouts: list[Rollout] = []
+        for start in range(0, len(tasks), batch):
+            part = tasks[start : start + batch]
+            requests = [RolloutRequest(task=task, seeds=(0, start + place)) for place, task in enumerate(part)]
+            session = self._sampler.session(rows=len(part), adapters=())
+            rollouts += runner.run(requests, session, temperature=temperature)
+        return rollouts
+
+
+def check_base(
+    model: str = "tiny",
+    *,
+    tasks: int = 64,
+    forms: int = 512,
+    device: torch.device | None = None,
+    progress: Callable[[str], None] = lambda words: None,
+) -> dict[str, Any]:
+    """Success by level, alone and with true replies; what blind forms ask for; and which promises are broken."""
+    player = Player(model, device or torch.device("cpu"))
+    levels: dict[str, Any] = {}
+    for level in LEVELS:
+        chosen = PhoneCalls(levels=(level,), counts={"val": tasks}).tasks("val")
+        levels[str(level)] = {}
+        for name, true_replies in (("alone", False), ("true_replies", True)):
+            for way, temperature in (("greedy", 0.0), ("sampled", 1.0)):
+                progress(f"level {level}, {name.replace('_', ' ')}, {way}")
+                rollouts = player.play(chosen, temperature=temperature, with_true_replies=true_replies)
+                levels[str(level)][f"{name}_{way}"] = summary(rollouts)
+    progress("blind forms")
+    asked = blind_forms(player, PhoneCalls(levels=(2,), counts={"val": forms}).tasks("val"))
+    knowledge = rule_knowledge(asked)
+    problems = broken_promises(levels, knowledge)
+    return {
+        "model": model,
+        "tasks": tasks,
+        "levels": levels,
+        "blind_forms": knowledge,
+        "problems": problems,
+        "ok": not problems,
+    }
+
+
+def summary(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    successes = sum(rollout.reward for rollout in rollouts)
+    low, high = wilson(successes, len(rollouts))
+    first_calls = [call for rollout in rollouts if (call := _first(rollout, "make_phone_call"))]
+    return {
+        "success": successes / len(rollouts),
+        "low": low,
+        "high": high,
+        "empty_first_call": fmean([call.arguments.get("auth_info") == {} for call in first_calls] or [0.0]),
+        "mistakes": fmean(float(rollout.info.get("mistakes", 0)) for rollout in rollouts),
+    }
+
+
+def _first(rollout: Rollout, tool: str) -> Any:
+    calls = [turn.call for turn in rollout.turns if turn.call and not turn.predicted and turn.call.name == tool]
+    return calls[0] if calls else None
+
+
+def blind_forms(player: Player, tasks: Sequence[Task]) -> list[BlindForm]:
+    """The forms of one sampled rollout of each task, where no call came before them."""
+    found = []
+    for task, rollout in zip(tasks, player.play(tasks, temperature=1.0), strict=True):
+        names = [turn.call.name for turn in rollout.turns if turn.call]
+        form = _first(rollout, "auth_info_form")
+        if form is None or "make_phone_call" in names[: names.index("auth_info_form")]:
+            continue
+        listed = form.arguments.get("fields")
+        fields = tuple(name for name in listed if name in FIELDS) if isinstance(listed, list) else ()
+        found.append(BlindForm(task=task, industry=company(0, task.company).industry, fields=fields))
+    return found
+
+
+def rule_knowledge(forms: Sequence[BlindForm], *, permutations: int = PERMUTATIONS, seed: int = 0) -> dict[str, Any]:
+    """Whether blind forms have anything to do with what their task is about.
+
+    Each statistic is compared with what it is when the forms are dealt to the tasks at random; a p-value is the
+    share of deals that look at least as knowing.
+    """
+    asked_NF = np.array([[name in form.fields for name in FIELDS] for form in forms], dtype=float)
+    counts = Counter(name for form in forms for name in form.fields)
+    total = sum(counts.values())
+    entropy = -sum(count / total * log(count / total) for count in counts.values())
+    required_NF = np.array(
+        [[any(name in errand.requires for errand in form.task.errands) for name in FIELDS] for form in forms],
+        dtype=float,
+    )
+    rng = np.random.default_rng(seed)
+    deals = [rng.permutation(len(forms)) for _ in range(permutations)]
+
+    def compared(statistic: Callable[[np.ndarray], float]) -> dict[str, float]:
+        observed, null = statistic(asked_NF), [statistic(asked_NF[deal]) for deal in deals]
+        p = (1 + sum(value >= observed - 1e-12 for value in null)) / (1 + len(null))
+        return {"observed": observed, "by_chance": fmean(null), "p": p}
+
+    kinds = [form.task.errands[0].kind for form in forms]
+    return {
+        "forms": len(forms),
+        "fields_per_form": total / len(forms),
+        "entropy_share": entropy / log(len(FIELDS)),
+        "rarest_field": min(counts[name] for name in FIELDS) / total,
+        "commonest_field": max(counts[name] for name in FIELDS) / total,
+        "required_fields_asked": compared(lambda asked: float((asked * required_NF).sum() / required_NF.sum())),
+        "information_on_department": compared(partial(_information, labels=_one_hot(kinds))),
+        "information_on_industry": compared(partial(_information, labels=_one_hot([each.industry for each in forms]))),
+    }
+
+
+def _one_hot(labels: Sequence[str]) -> np.ndarray:
+    return np.array([[label == name for label in labels] for name in sorted(set(labels))], dtype=float)
+
+
+def _information(asked_NF: np.ndarray, labels: np.ndarray) -> float:
+    """Mutual information of a form's label and the fields in it, in nats."""
+    joint_LF = labels @ asked_NF
+    joint_LF = joint_LF / joint_LF.sum()
+    independent_LF = joint_LF.sum(1, keepdims=True) * joint_LF.sum(0, keepdims=True)
+    seen = joint_LF > 0
+    return float((joint_LF[seen] * np.log(joint_LF[seen] / independent_LF[seen])).sum())
+
+
+def broken_promises(levels: dict[str, Any], knowledge: dict[str, Any]) -> list[str]:
+    problems = []
+    for way in ("greedy", "sampled"):
+        if (success := levels["1"][f"alone_{way}"]["success"]) < READS:
+            problems.append(f"level 1 alone, {way}: success {success:.0%}, expected at least {READS:.0%}")
+        for level in LEVELS[1:]:
+            if (success := levels[str(level)][f"alone_{way}"]["success"]) > IGNORANT:
+                problems.append(f"level {level} alone, {way}: success {success:.0%}, expected at most {IGNORANT:.0%}")
+    if knowledge["entropy_share"] < UNIFORM:
+        problems.append(f"blind forms prefer some fields: entropy {knowledge['entropy_share']:.1%} of its maximum")
+    for name in ("required_fields_asked", "information_on_department", "information_on_industry"):
+        if knowledge[name]["p"] < CHANCE:
+            problems.append(f"blind forms are not blind: {name.replace('_', ' ')}, p = {knowledge[name]['p']:.4f}")
+    return problems
