@@ -1,0 +1,61 @@
+"""The benches measure what they say: all keys, honest counts, the same work for every variant."""
+
+import json
+import sys
+
+import pytest
+
+from lfo.cli import main
+from lfo.engines import bench
+
+SMALL = ("rollout.prompts=2", "rollout.group_size=2", "rollout.mini_batch_prompts=1")
+
+
+@pytest.fixture(scope="module")
+def step() -> dict:
+    settings = [*SMALL, "world_model.examples_per_mini_batch=2"]
+    return bench.bench_step(settings, repeats=1, replayed_batches=1)
+
+
+def test_a_step_is_the_sum_of_its_phases(step):
+    totals = {name: sum(phases.values()) for name, phases in step["phases"].items()}
+    assert set(totals) == {"dapo", "dual", "inline", "lookahead"}
+    assert all(set(phases) == {"rollout", "examples", "update"} for phases in step["phases"].values())
+    for name in ("dual", "inline", "lookahead"):
+        assert step[f"{name}_over_dapo"] == pytest.approx(totals[name] / totals["dapo"])
+    assert step["phases"]["dual"]["rollout"] == step["phases"]["dapo"]["rollout"]
+
+
+def test_counts_show_the_work_of_each_variant(step):
+    tokens = step["tokens"]
+    assert all(each["rollouts"] == each["policy_rows"] == 4 for each in tokens.values())
+    assert tokens["dapo"]["policy_row_tokens"] == tokens["dual"]["policy_row_tokens"]
+    assert tokens["dapo"]["policy_loss_tokens"] == tokens["inline"]["policy_loss_tokens"]
+    # State form: rows of their own, two mini-batches with the cap of two each. Inline: no row more.
+    assert [tokens[name]["world_model_rows"] for name in ("dapo", "dual", "inline")] == [0, 4, 0]
+    assert tokens["dapo"]["world_model_loss_tokens"] == 0
+    assert tokens["dual"]["world_model_loss_tokens"] > 0
+    assert tokens["inline"]["world_model_loss_tokens"] > 0
+
+
+def test_repetitions_leave_the_adapters_as_they_were():
+    variant = bench._variant([*SMALL, *bench.VARIANTS["dual"]])
+    parameters = [weight for weights in variant.trainer.learner.parameters.values() for weight in weights]
+    before = [weight.detach().clone() for weight in parameters]
+    bench._train(variant)
+    assert all(bool((one == other).all()) for one, other in zip(parameters, before, strict=True))
+    moments = [state["exp_avg"] for each in variant.trainer.learner.optimizers for state in each.state.values()]
+    assert any(bool(moment.any()) for moment in moments), "the update did not run"
+
+
+def test_rollout_bench_counts_the_same_kind_of_tokens_on_both_sides(monkeypatch, capsys):
+    result = bench.bench_rollout(tasks=2, group_size=2, max_new_tokens=24, repeats=1)
+    assert result["batch"] == 4
+    assert result["speedup"] == pytest.approx(result["tokens_per_second"] / result["generate_tokens_per_second"])
+    assert result["speedup_fixed_length"] > 0
+
+    monkeypatch.setattr(bench, "bench_rollout", lambda: result)
+    monkeypatch.setattr(sys, "argv", ["lfo", "bench", "rollout", "--json"])
+    with pytest.raises(SystemExit):
+        main()
+    assert {"tokens_per_second", "generate_tokens_per_second", "speedup"} <= set(json.loads(capsys.readouterr().out))
