@@ -31,7 +31,7 @@ def test_the_limits_are_those_of_the_table() -> None:
         for level, limits in LEVEL.items()
     }
     assert table == {
-        1: ((1, 1), 4, 2, 4),
+        1: ((1, 1), 3, 2, 4),
         2: ((1, 1), 4, 1, 3),
         3: ((2, 2), 6, 1, 4),
         4: ((1, 2), 6, 1, 4),

@@ -39,7 +39,7 @@ class Level:
 
 
 LEVEL: dict[int, Level] = {
-    1: Level(departments=(1, 1), max_fields=4, failures_to_lock=2, calls=4, sensitive=False),
+    1: Level(departments=(1, 1), max_fields=3, failures_to_lock=2, calls=4, sensitive=False),
     2: Level(departments=(1, 1), max_fields=4, failures_to_lock=1, calls=3, look_alikes=True),
     3: Level(departments=(2, 2), max_fields=6, failures_to_lock=1, calls=4, chained=True),
     4: Level(departments=(1, 2), max_fields=6, failures_to_lock=1, calls=4, alternatives=True),
