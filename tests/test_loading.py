@@ -1,0 +1,100 @@
+"""From names to things: every name that leads nowhere is exit 2 and one sentence."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lfo.cli import main
+from lfo.config import load_config
+from lfo.engines.loading import environment_factory, load_base, load_tokenizer, model_source, pick_device
+from lfo.env.oracle import OracleCodes
+from lfo.env.phone_calls import PhoneCalls
+from lfo.errors import ConfigError
+
+
+class NoEnvironment:
+    def tasks(self, split: str) -> list:
+        return []
+
+
+class Empty(OracleCodes):
+    """An environment that has nothing to do."""
+
+    def tasks(self, split: str) -> list:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["lora.rnak=3"], "there is no setting 'lora.rnak'; the nearest is lora.rank"),
+        (["steps=many"], "steps must be a whole number (int), not 'many'"),
+        (["lora.rank=0"], "lora.rank must be at least 1, not 0"),
+        (["rollout.prompts=8", "rollout.mini_batch_prompts=3"], "does not divide rollout.prompts=8"),
+        (["model=./nowhere"], "model=./nowhere: there is no such folder"),
+        (["model=/nowhere/at/all"], "there is no such folder"),
+        (["env=no_such_module:World"], "env=no_such_module:World cannot be imported"),
+        (["env=lfo.env.oracle:Oracle"], "the module lfo.env.oracle has no Oracle"),
+        (["env=test_loading:NoEnvironment"], "is no environment: it needs the methods tasks, tools, reset and step"),
+        (["env=oracle-codes", "env_args.sead=1"], "env=oracle-codes cannot be made with env_args={'sead': 1}"),
+        (["env=oracle-codes"], "world_model.predict=phone names no tool of this environment (ask_oracle, open_door)"),
+        (["env=test_loading:Empty", "world_model.predict=all"], "the environment has no tasks in its split val"),
+        (["eval.splits=exam"], "There is no split 'exam'"),
+        (["init_from=nowhere"], "init_from=nowhere holds no adapters"),
+        (["world_model.input=inline", "coupling=separate"], "needs coupling=shared or coupling=stacked"),
+        (["lora.targets=w_proj"], "do not fit this model"),
+    ],
+)
+def test_a_bad_setting_is_exit_2_and_one_sentence(settings, words, tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["lfo", "train", "preset=tiny", *settings, f"output_dir={tmp_path / 'run'}"])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    out, err = capsys.readouterr()
+    assert exit_.value.code == 2
+    assert words in err
+    assert err.startswith("lfo: ")
+    assert err.count("\n") == 1
+    assert out == ""
+
+
+def test_the_embedded_base_is_a_name_of_its_own_and_folders_are_folders(tmp_path: Path):
+    assert (Path(model_source("tiny")) / "config.json").is_file()
+    assert model_source("Qwen/Qwen3-8B") == "Qwen/Qwen3-8B"
+    with pytest.raises(ConfigError, match=r"a folder without a config\.json"):
+        model_source(str(tmp_path))
+
+
+def test_a_damaged_model_folder_is_a_config_error(tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    for load in (load_tokenizer, lambda name: load_base(name, torch.device("cpu"))):
+        with pytest.raises(ConfigError, match="cannot be loaded"):
+            load(str(tmp_path))
+
+
+def test_a_saved_base_loads_from_its_folder(tmp_path: Path):
+    base, tokenizer = load_base("tiny", torch.device("cpu")), load_tokenizer("tiny")
+    base.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    again = load_base(str(tmp_path), torch.device("cpu"))
+    ids = torch.tensor([tokenizer.encode("Search the company.")])
+    assert torch.equal(again(ids).logits, base(ids).logits)
+    assert load_tokenizer(str(tmp_path)).get_vocab() == tokenizer.get_vocab()
+    assert {parameter.dtype for parameter in again.parameters()} == {torch.float32}
+
+
+def test_environments_by_name():
+    assert isinstance(environment_factory(load_config(["levels=3,4"]))(), PhoneCalls)
+    assert environment_factory(load_config(["levels=3,4"]))().levels == (3, 4)  # type: ignore[attr-defined]
+    seeded = load_config(["env=lfo.env.oracle:OracleCodes", "env_args.seed=7"])
+    assert environment_factory(seeded)().seed == 7  # type: ignore[attr-defined]
+
+
+def test_a_gpu_that_is_not_there_is_a_config_error(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pick_device("auto") == torch.device("cpu")
+    with pytest.raises(ConfigError, match="no GPU"):
+        pick_device("cuda")
