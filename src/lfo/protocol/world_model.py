@@ -25,7 +25,7 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from lfo.errors import ConfigError
@@ -138,12 +138,14 @@ class WorldModelCodec:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, state_tokens: int = 512, text_tokens: int = 512) -> None:
         self._chat = ChatCodec(tokenizer)
+        # The rollouts of one task say much the same in the same state: half of all texts were just encoded.
+        self._encode = lru_cache(maxsize=1024)(self._chat.encode)
         self._state_tokens = state_tokens
         self._text_tokens = text_tokens
         first = tokenizer.encode("a")[0]  # a base whose tokenizer starts every text in one way never saw another
         self._start = [first] if first == tokenizer.bos_token_id else []
         smallest = WorldModelState(task=_CUT, step=0, actions=((_CUT, _CUT),), collected={}, earlier=1)
-        needed = len(self._chat.encode(render_state(smallest))) + 12  # both numbers may grow, to a token per digit
+        needed = len(self._encode(render_state(smallest))) + 12  # both numbers may grow, to a token per digit
         if state_tokens < needed:
             raise ConfigError(f"a world-model state needs at least {needed} tokens with this tokenizer")
 
@@ -165,14 +167,14 @@ class WorldModelCodec:
     def prompt_ids(self, state: WorldModelState, call: ToolCall) -> list[int]:
         """The ids of `render_prompt`, with the state compressed and an overlong call cut."""
         body = _call_body(call)[:_MAX_CHARS]
-        if len(self._chat.encode(body)) > self._text_tokens:
-            body = _cut(body, _largest(len(body), lambda n: len(self._chat.encode(body[:n])) <= self._text_tokens))
-        return self._start + self._chat.encode(_prompt(self.compress(state), body))
+        if len(self._encode(body)) > self._text_tokens:
+            body = _cut(body, _largest(len(body), lambda n: len(self._encode(body[:n])) <= self._text_tokens))
+        return self._start + self._encode(_prompt(self.compress(state), body))
 
     def target_ids(self, reply: str) -> list[int]:
         """What the world model should say, end of turn included."""
         text = render_target(reply)
-        ids = self._chat.encode(text[:_MAX_CHARS])
+        ids = self._encode(text[:_MAX_CHARS])
         whole = len(text) <= _MAX_CHARS and len(ids) <= self._text_tokens
         return [*ids, self.end_of_turn] if whole else ids[: self._text_tokens]
 
@@ -196,7 +198,7 @@ class WorldModelCodec:
         return [self.example(seen.state, seen.call, seen.reply, asked=seen.asked) for seen in calls]
 
     def _fits(self, state: WorldModelState) -> bool:
-        return len(self._chat.encode(render_state(state))) <= self._state_tokens
+        return len(self._encode(render_state(state))) <= self._state_tokens
 
 
 def _keep_newest_actions(state: WorldModelState, count: int) -> WorldModelState:
