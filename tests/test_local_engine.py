@@ -1,0 +1,373 @@
+"""The local engine: steps of real training, every coupling and every knob, with what each must and must not change."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from peft import PeftModel
+
+from lfo.engines.learner import Learner
+from lfo.engines.local import Trainer, _deal, create_trainer
+from lfo.env.oracle import OracleCodes
+from lfo.env.phone_calls import PhoneCalls
+from lfo.errors import DataError
+from lfo.objectives.advantages import overlong_penalty
+from lfo.rundir import RunDirectory, read_metrics
+from lfo.types import StopReason
+from small_runs import base, fussy_calls, small_config, small_trainer, tokenizer, weights
+
+BLIND = ("lookahead=false", "rollout.group_size=4")
+
+
+def stepped(*settings: str, steps: int = 2, environment=fussy_calls) -> tuple[Trainer, list[dict]]:
+    trainer = small_trainer(*settings, environment=environment)
+    return trainer, [trainer.step(step) for step in range(steps)]
+
+
+@pytest.fixture(scope="module")
+def separate() -> tuple[Trainer, list[dict]]:
+    """Two steps of dual-LoRA, adapters separate, no look-ahead."""
+    return stepped(*BLIND, "world_model.weight=2")
+
+
+# --- the negative control, through the whole engine --------------------------------------------------------------
+
+
+def test_separate_without_look_ahead_the_weight_changes_nothing_for_the_policy(separate):
+    weighted, rows = separate
+    assert any("policy_loss" in row for row in rows)
+    assert all(row["world_model_loss"] > 0 for row in rows)
+    without, plain_rows = stepped(*BLIND, "world_model.weight=0")
+    plain, dapo_rows = stepped(*BLIND, "algo=dapo")
+    assert plain.model.adapter_names == ("policy",)
+    assert torch.equal(weights(weighted.model, "policy"), weights(without.model, "policy"))
+    assert torch.equal(weights(plain.model, "policy"), weights(without.model, "policy"))
+    for name in ("success", "policy_loss", "tasks_seen", "sampled_tokens"):
+        assert [row.get(name) for row in rows] == [row.get(name) for row in plain_rows]
+        assert [row.get(name) for row in rows] == [row.get(name) for row in dapo_rows]
+    first = small_trainer(*BLIND).model
+    assert torch.equal(weights(without.model, "world_model"), weights(first, "world_model"))
+    assert not torch.equal(weights(weighted.model, "world_model"), weights(first, "world_model"))
+
+
+def test_shared_with_weight_zero_is_plain_dapo(separate):
+    shared, _ = stepped(*BLIND, "coupling=shared", "world_model.weight=0")
+    assert torch.equal(weights(shared.model, "policy"), weights(separate[0].model, "policy"))
+
+
+@pytest.mark.parametrize(
+    "settings", [("coupling=shared",), ("coupling=stacked",), ("coupling=shared", "world_model.input=inline")]
+)
+def test_other_couplings_change_the_policy(separate, settings):
+    trainer, rows = stepped(*BLIND, *settings, "world_model.weight=2")
+    assert not torch.equal(weights(trainer.model, "policy"), weights(separate[0].model, "policy"))
+    assert all(row["world_model_loss"] > 0 for row in rows)
+
+
+# --- rollouts and dynamic sampling ---------------------------------------------------------------------------------
+
+
+class Hopeless(PhoneCalls):
+    def reward(self) -> float:
+        return 0.0
+
+    def check(self) -> None:
+        pass
+
+
+def test_dropped_groups_are_counted_drawn_again_and_still_feed_the_world_model():
+    trainer = small_trainer("policy.max_resamples=1", environment=partial(Hopeless, levels=(2,)))
+    before = weights(trainer.model, "policy").clone()
+    row = trainer.step(0)
+    assert (row["groups_kept"], row["groups_all_failed"], row["groups_all_succeeded"]) == (0, 4, 0)
+    assert row["tasks_seen"] == 4, "two tasks and two more in their place"
+    assert "policy_loss" not in row
+    assert torch.equal(weights(trainer.model, "policy"), before)
+    assert row["replay_size"] > 0
+    assert row["world_model_loss"] > 0
+
+
+def test_the_draws_of_a_step_are_all_different_and_kept_groups_are_no_more_than_asked():
+    trainer = small_trainer("policy.max_resamples=3", "lookahead=false", environment=fussy_calls)
+    seen: list[str] = []
+    for step in range(3):
+        groups, kept, report = trainer._collect(step)
+        assert report.seen == len(groups) >= 2
+        assert len(kept) <= 2
+        assert len(kept) == 2 or len(groups) == 8
+        seen += [group.task_id for group in groups]
+    assert len(set(seen)) == len(seen), "a stream of tasks repeats none"
+
+
+def test_without_dynamic_sampling_every_group_is_used():
+    trainer = small_trainer("policy.dynamic_sampling=false", environment=partial(Hopeless, levels=(2,)))
+    groups, kept, report = trainer._collect(0)
+    assert len(kept) == len(groups) == report.seen == 2
+    assert report.all_failed == 2
+    rows = trainer._policy_rows(kept[0])
+    assert len(rows) == 4
+    assert all(sum(row.policy_weights) > 0 and not any(row.advantages) for row in rows)
+
+
+def test_a_finite_environment_shows_every_task_once_before_any_twice():
+    config = small_config("env=oracle-codes", "world_model.predict=all", "rollout.prompts=6")
+    trainer = create_trainer(config, OracleCodes, tokenizer(), base=base())
+    count = len(OracleCodes().tasks("train"))
+    ids = [task.id for step in range(count // 6) for task in trainer._tasks(step, 0)]
+    assert len(set(ids)) == len(ids) == count // 6 * 6
+    assert ids == [task.id for step in range(count // 6) for task in trainer._tasks(step, 0)]
+
+
+def test_blind_rollouts_are_the_asked_share_and_all_in_the_first_steps():
+    trainer = small_trainer("exploration.blind_share=0.25", "exploration.blind_steps=1", environment=fussy_calls)
+    for step, expected in ((0, [True] * 4), (1, [True, False, False, False])):
+        groups, *_ = trainer._collect(step)
+        assert [rollout.blind for rollout in groups[0].rollouts] == expected
+
+
+class Ringing(PhoneCalls):
+    """Breaks in the rollouts that asked for a form of an even number of fields."""
+
+    def step(self, message: str):
+        result = super().step(message)
+        if self.form and len(self.form) % 2 == 0:
+            raise ConnectionError("the line went dead")
+        return result
+
+
+def test_the_policy_is_not_blamed_for_what_the_environment_broke_off():
+    trainer = small_trainer("rollout.environment_retries=0", environment=partial(Ringing, levels=(2,)))
+    groups, *_ = trainer._collect(0)
+    broken = [r for group in groups for r in group.rollouts if r.stop == StopReason.ENVIRONMENT_ERROR]
+    assert broken
+    assert {rollout.error for rollout in broken} == {"the environment raised ConnectionError: the line went dead"}
+    for group in groups:
+        fair = trainer._shaped(group)
+        assert [r.tokens for r in fair.rollouts] == [r.tokens for r in group.rollouts if r not in broken]
+
+
+# --- knobs -----------------------------------------------------------------------------------------------------
+
+
+class Recorder:
+    """Notes what the learner is given, in place of learning."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.updates: list[tuple[list, float]] = []
+        monkeypatch.setattr(Learner, "update", self.update)
+
+    def update(self, samples, *, weight: float, rate_factor: float) -> dict[str, float]:
+        self.updates.append((list(samples), weight))
+        return {}
+
+    def losses(self) -> str:
+        """Which losses the updates of a step had, as in the table of `active_losses`."""
+        policy = any(any(row.policy_weights) for rows, _ in self.updates for row in rows)
+        world = any(weight and any(row.world_model_weights) for rows, weight in self.updates for row in rows)
+        self.updates.clear()
+        return "p" * policy + "w" * world
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (("world_model.schedule=joint",), ["pw", "pw", "pw"]),
+        (("world_model.schedule=alternating",), ["w", "p", "w"]),
+        (("world_model.schedule=alternating", "coupling=shared", "world_model.input=inline"), ["w", "p", "w"]),
+        (("world_model.schedule=world_model_first", "world_model.first_steps=1"), ["w", "pw", "pw"]),
+        (("world_model.schedule=hierarchical", "world_model.every=2"), ["pw", "p", "pw"]),
+        (("world_model.only=true",), ["w", "w", "w"]),
+        (("world_model.predict=none",), ["p", "p", "p"]),
+        (("world_model.weight=0",), ["p", "p", "p"]),
+    ],
+)
+def test_schedules_decide_which_losses_a_step_has(monkeypatch, settings, expected):
+    recorder = Recorder(monkeypatch)
+    trainer = small_trainer(*BLIND, *settings, environment=fussy_calls)
+    recorded = trainer._collect(0)  # informative
+    assert len(recorded[1]) > 0
+    monkeypatch.setattr(trainer, "_collect", lambda step: recorded)
+    found = []
+    for step in range(3):
+        trainer.step(step)
+        found.append(recorder.losses())
+    assert found == expected
+
+
+def test_replay_fills_each_mini_batch_up_to_the_cap_and_without_it_only_fresh_examples_are_used(monkeypatch):
+    recorder = Recorder(monkeypatch)
+    for replay in ("true", "false"):
+        recorder.updates.clear()
+        trainer = small_trainer(
+            *BLIND, f"world_model.replay={replay}", "world_model.examples_per_mini_batch=6", environment=fussy_calls
+        )
+        for step in range(2):
+            trainer.step(step)
+        sizes = [sum(any(row.world_model_weights) for row in rows) for rows, _ in recorder.updates]
+        assert all(size <= 6 for size in sizes)
+        keys = [{row.tokens for row in rows if any(row.world_model_weights)} for rows, _ in recorder.updates]
+        assert [len(each) for each in keys] == sizes, "no example twice in one mini-batch"
+        if replay == "true":
+            assert sizes[-1] == 6
+            assert keys[2] & (keys[0] | keys[1]), "old replies come back"
+            assert len(trainer.replay) > 0
+        else:
+            assert not (keys[2] | keys[3]) & (keys[0] | keys[1])
+            assert len(trainer.replay) == 0
+
+
+def test_inline_every_group_gives_its_observations_once(monkeypatch):
+    recorder = Recorder(monkeypatch)
+    trainer = small_trainer(*BLIND, "coupling=stacked", "world_model.input=inline", environment=fussy_calls)
+    groups, kept, report = trainer._collect(0)
+    monkeypatch.setattr(trainer, "_collect", lambda step: (groups, kept[:1], report))
+    trainer.step(0)
+    rows = [row for rows, _ in recorder.updates for row in rows]
+    assert len(rows) == sum(len(group.rollouts) for group in groups)
+    assert sum(any(row.policy_weights) for row in rows) == len(kept[0].rollouts)
+    assert all(row.adapters == ("world_model", "policy") for row in rows)
+
+
+def test_surprise_pays_for_what_was_hard_to_predict():
+    plain = small_trainer(*BLIND, environment=fussy_calls)
+    curious = small_trainer(*BLIND, "surprise=0.5", environment=fussy_calls)
+    (group, *_), _, _ = plain._collect(0)
+    assert plain._shaped(group).rewards == group.rewards
+    losses = [curious._surprise(rollout) for rollout in group.rollouts]
+    assert len(set(losses)) > 1
+    extra = [new - old for new, old in zip(curious._shaped(group).rewards, group.rewards, strict=True)]
+    assert sum(extra) == pytest.approx(0.0, abs=1e-9)
+    assert max(range(4), key=lambda place: extra[place]) == max(range(4), key=lambda place: losses[place])
+
+
+def test_overlong_shaping_takes_reward_from_long_rollouts_only():
+    trainer = small_trainer(
+        *BLIND, "rollout.max_context=420", "policy.overlong_buffer=120", "rollout.max_turns=16", environment=fussy_calls
+    )
+    (group, *_), _, _ = trainer._collect(0)
+    shaped = trainer._shaped(group)
+    lengths = [len(rollout.tokens) for rollout in group.rollouts]
+    expected = [
+        reward + overlong_penalty(length, limit=420, buffer=120)
+        for reward, length in zip(group.rewards, lengths, strict=True)
+    ]
+    assert list(shaped.rewards) == expected
+    assert shaped.rewards != group.rewards
+
+
+def test_the_weight_controller_follows_accuracy_and_only_when_asked():
+    adaptive, fixed = (
+        small_trainer(*BLIND, "world_model.weight=0.5", f"world_model.adaptive_weight={on}") for on in ("true", "false")
+    )
+    for accuracy, success, expected in ((0.1, 0.5, 1.0), (0.5, 0.5, 1.0), (0.9, 0.1, 0.3), (0.9, 0.6, 0.3)):
+        for trainer in (adaptive, fixed):
+            trainer.state.best = 0.5
+            trainer._control_weight({"world_model_accuracy": accuracy, "eval/val/success": success})
+        assert adaptive.state.weight == expected
+        assert fixed.state.weight == 0.5
+    adaptive._control_weight({})
+    assert adaptive.state.weight == 0.3, "what nobody measured changes nothing"
+
+
+@pytest.mark.parametrize("source", ["world_model", "truth", "shuffled"])
+def test_every_source_of_look_ahead_is_heard_and_evaluated(source: str):
+    trainer = small_trainer(f"lookahead_source={source}", "eval.tasks=3")
+    row = trainer.evaluate()
+    assert 0.0 <= row["eval/val/success"] <= 1.0
+    assert ("eval/val/lookahead_accuracy" in row) == (source != "truth")
+    assert row["eval/val/stops"].get("environment_error", 0) == 0
+
+
+def test_a_context_without_room_for_a_whole_state_still_looks_ahead():
+    trainer = small_trainer("rollout.max_context=330", "world_model.state_tokens=512", environment=fussy_calls)
+    groups, *_ = trainer._collect(0)
+    turns = [turn for group in groups for rollout in group.rollouts for turn in rollout.turns]
+    assert any(turn.predicted for turn in turns)
+    prompt = list(range(5, 500))
+    assert len(trainer._complete([prompt])) == 1
+
+
+# --- any environment -----------------------------------------------------------------------------------------------
+
+
+def test_another_environment_trains_through_create_trainer(tmp_path: Path):
+    config = small_config(
+        "env=oracle-codes",
+        "world_model.predict=all",
+        "steps=2",
+        "eval.every=1",
+        "eval.splits=val,test_unseen_oracles",
+        f"output_dir={tmp_path / 'run'}",
+    )
+    summary = create_trainer(config, OracleCodes, tokenizer(), base=base()).fit()
+    assert (summary["steps"], summary["run"]) == (2, str(tmp_path / "run"))
+    rows = read_metrics(tmp_path / "run")
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert {"eval/val/success", "eval/test_unseen_oracles/success"} <= rows[-1].keys()
+    records = (tmp_path / "run" / "rollouts" / "step-000002.jsonl").read_text()
+    assert records.count('"split": "val"') == records.count('"split": "test_unseen_oracles"') == 3
+
+
+# --- adapters on disk ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def saved(separate, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    separate[0].model.save(folder / "adapters")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["policy", "world_model"])
+def test_adapters_are_ordinary_peft_folders(separate, saved: Path, name: str):
+    tokens = torch.tensor([tokenizer().encode("Please call the bank and unlock my card.")])
+    loaded = PeftModel.from_pretrained(base(), saved / "adapters" / name).eval()
+    with torch.no_grad():
+        ours, theirs = separate[0].model.logits(tokens, (name,)), loaded(tokens).logits
+        bare = base()(tokens).logits
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(theirs, bare, atol=1e-4)
+
+
+def test_with_shared_the_world_model_is_a_copy(tmp_path: Path):
+    small_trainer("coupling=shared").model.save(tmp_path)
+    files = [(tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("policy", "world_model")]
+    assert files[0] == files[1]
+
+
+def test_a_run_can_start_from_the_adapters_of_another(separate, saved: Path, tmp_path: Path):
+    for folder in (saved, saved / "adapters"):
+        trainer = small_trainer(*BLIND, f"init_from={folder}", "seed=5")
+        for name in ("policy", "world_model"):
+            assert torch.equal(weights(trainer.model, name), weights(separate[0].model, name))
+    with pytest.raises(DataError, match="holds no adapters"):
+        small_trainer(f"init_from={tmp_path}")
+    with pytest.raises(DataError, match="another rank"):
+        small_trainer(f"init_from={saved}", "lora.rank=4")
+
+
+def test_a_trainer_starts_from_a_checkpoint_of_a_run_that_never_ended(separate, tmp_path: Path):
+    config = dataclasses.replace(separate[0].config, output_dir=str(tmp_path / "run"))
+    with RunDirectory.create(config.output_dir, config) as run:
+        run.write_checkpoint(3, separate[0]._save)
+    trainer = small_trainer(*BLIND, f"init_from={run.path}")
+    assert torch.equal(weights(trainer.model, "policy"), weights(separate[0].model, "policy"))
+
+
+# --- dealing -------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 40), st.integers(1, 9))
+def test_groups_are_dealt_whole_in_order_and_evenly(groups: int, count: int):
+    dealt = _deal([[place, place] for place in range(groups)], count)
+    assert len(dealt) == count
+    assert [each for part in dealt for each in part] == [place for place in range(groups) for _ in range(2)]
+    sizes = [len(part) // 2 for part in dealt]
+    assert max(sizes) - min(sizes) <= 1
+    assert all(part.count(each) == 2 for part in dealt for each in part)

@@ -1,0 +1,244 @@
+"""A run survives what happens to runs: kill -9 anywhere, Ctrl-C, a full disk, a NaN, a broken environment."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lfo.cli import main
+from lfo.config import load_config
+from lfo.engines.learner import Learner
+from lfo.engines.local import Trainer
+from lfo.env.phone_calls import PhoneCalls
+from lfo.rundir import RunDirectory, latest_checkpoint, read_metrics
+from small_runs import SMALL, small_trainer, weights
+
+SETTINGS = [
+    *SMALL,
+    "levels=1",
+    "rollout.group_size=2",
+    "rollout.max_turns=4",
+    "steps=3",
+    "checkpoint_every=1",
+    "eval.every=2",
+    "eval.tasks=1",
+    "world_model.examples_per_mini_batch=2",
+]
+
+# `lfo train`, killed by the kernel when a method is called for the n-th time.
+KILLED = """
+import os, signal, sys
+from lfo.cli import main
+from lfo.engines.learner import Learner
+name, calls = sys.argv.pop(1), int(sys.argv.pop(1))
+method, made = getattr(Learner, name), []
+def counted(self, *arguments, **options):
+    made.append(1)
+    if len(made) == calls:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return method(self, *arguments, **options)
+setattr(Learner, name, counted)
+main()
+"""
+
+
+def lfo(*arguments: str) -> int:
+    """`lfo ARGUMENTS` in this process; answers the exit code."""
+    before = sys.argv
+    sys.argv = ["lfo", *arguments]
+    try:
+        main()
+    except SystemExit as exit_:
+        return int(exit_.code or 0)
+    finally:
+        sys.argv = before
+    return 0
+
+
+def start(script: str, *arguments: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    """All metrics but times."""
+    return [
+        {key: value for key, value in row.items() if not key.startswith("seconds/") and key != "tokens_per_second"}
+        for row in read_metrics(run)
+    ]
+
+
+def adapters(run: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(run)): file.read_bytes() for file in sorted((run / "adapters").rglob("*.safetensors"))}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """A run that nobody disturbed."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    assert lfo("train", *SETTINGS, f"output_dir={run}") == 0
+    return run
+
+
+def test_an_undisturbed_run_leaves_everything_a_person_needs(whole: Path):
+    assert [row["step"] for row in rows(whole)] == [0, 1, 2, 3]
+    assert [row["step"] for row in rows(whole) if "eval/val/success" in row] == [0, 2, 3]
+    assert any("policy_loss" in row for row in rows(whole)), "or the comparison below would show little"
+    assert rows(whole)[-1]["replay_size"] > 0
+    assert sorted(file.name for file in (whole / "rollouts").iterdir()) == [
+        f"step-00000{step}.jsonl" for step in (0, 2, 3)
+    ]
+    assert {Path(name).parts[1] for name in adapters(whole)} == {"policy", "world_model"}
+
+
+@pytest.mark.parametrize(
+    ("method", "calls", "checkpoint"),
+    [
+        ("update", 2, None),  # in the first step: there is no checkpoint yet
+        ("update", 4, 1),  # in the middle of the second step
+        ("save", 3, 2),  # in the middle of the last checkpoint
+    ],
+)
+def test_after_kill_9_a_resumed_run_is_the_undisturbed_one(whole: Path, tmp_path: Path, method, calls, checkpoint):
+    run = tmp_path / "run"
+    process = start(KILLED, method, str(calls), "train", *SETTINGS, f"output_dir={run}")
+    process.communicate(timeout=300)
+    assert process.returncode == -signal.SIGKILL
+    found = latest_checkpoint(run)
+    assert (found.step if found else None) == checkpoint
+    assert not (run / "adapters").exists()
+    assert lfo("train", "--resume", str(run)) == 0
+    assert rows(run) == rows(whole)
+    assert adapters(run) == adapters(whole)
+
+
+def test_ctrl_c_leaves_a_run_that_can_be_resumed_and_exit_code_130(whole: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    process = start("from lfo.cli import main; main()", "train", *SETTINGS, f"output_dir={run}")
+    deadline = time.monotonic() + 200
+    while not ((run / "metrics.jsonl").exists() and len(read_metrics(run)) >= 2):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == f"lfo: interrupted; continue with: lfo train --resume {run}"
+    assert "Traceback" not in err
+    assert lfo("train", "--resume", str(run)) == 0
+    assert rows(run) == rows(whole)
+
+
+def test_a_first_row_torn_by_the_kill_is_written_again(whole: Path, tmp_path: Path):
+    config = load_config([*SETTINGS, f"output_dir={tmp_path}"])
+    RunDirectory.create(tmp_path, config).close()
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "tas')
+    trainer = small_trainer(*SETTINGS)
+    with RunDirectory.create(tmp_path, config, resume=True) as run:
+        trainer._restore(run)
+    assert rows(tmp_path) == rows(whole)[:1]
+
+
+def failing_run(capsys, tmp_path: Path, *settings: str) -> tuple[int, str, Path]:
+    code = lfo("train", *SETTINGS, *settings, f"output_dir={tmp_path / 'run'}")
+    return code, capsys.readouterr().err, tmp_path / "run"
+
+
+def assert_intact(run: Path, *, step: int) -> None:
+    """The newest checkpoint is that of `step`, and a trainer can take it up."""
+    checkpoint = latest_checkpoint(run)
+    assert checkpoint is not None
+    assert checkpoint.step == step
+    trainer = small_trainer(*SETTINGS)
+    trainer.model.load(checkpoint.path)
+    assert all(weights(trainer.model, name).isfinite().all() for name in trainer.model.adapter_names)
+
+
+def test_a_nan_stops_the_run_and_the_last_checkpoint_is_intact(whole: Path, tmp_path: Path, capsys, monkeypatch):
+    hear = Trainer._hear
+
+    def poisoned(self, groups):
+        if self.state.step == 2:
+            with torch.no_grad():
+                self.model.adapter_parameters("world_model")[0].fill_(float("nan"))
+        return hear(self, groups)
+
+    monkeypatch.setattr(Trainer, "_hear", poisoned)
+    code, err, run = failing_run(capsys, tmp_path)
+    assert code == 1
+    assert "not a finite number" in err.splitlines()[-1]
+    assert_intact(run, step=2)
+    assert rows(run) == rows(whole)[:3]
+
+
+def test_a_full_disk_stops_the_run_and_the_last_checkpoint_is_intact(whole: Path, tmp_path: Path, capsys, monkeypatch):
+    save = Learner.save
+
+    def full(self, path: Path) -> None:
+        if "step-000003" in str(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(self, path)
+
+    monkeypatch.setattr(Learner, "save", full)
+    code, err, run = failing_run(capsys, tmp_path)
+    assert code == 1
+    assert err.splitlines()[-1] == (
+        f"lfo: the disk is full: cannot write the checkpoint of step 3 of {run}; the checkpoint of step 2 is intact"
+    )
+    assert_intact(run, step=2)
+    assert rows(run) == rows(whole)
+
+
+# --- environments that fail, named on the command line as a user would -------------------------------------------
+
+
+class Dead(PhoneCalls):
+    def step(self, message: str):
+        raise ConnectionError("the exchange is down")
+
+
+class Moody(PhoneCalls):
+    """Raises for some tasks and hangs for others."""
+
+    def start(self, task):
+        self.mood = sum(map(ord, task.id)) % 3
+        return super().start(task)
+
+    def step(self, message: str):
+        if self.mood == 1:
+            raise ConnectionError("the exchange is down")
+        if self.mood == 2:
+            time.sleep(2.0)
+        return super().step(message)
+
+
+FAILING = ["rollout.environment_retries=0", "rollout.environment_timeout=1", "rollout.prompts=4", "steps=1"]
+
+
+@pytest.mark.parametrize("evaluation", ["eval.every=0", "eval.every=1"])
+def test_an_environment_that_always_raises_stops_the_run_with_its_own_words(tmp_path: Path, capsys, evaluation: str):
+    code, err, _ = failing_run(capsys, tmp_path, *FAILING, "env=test_resume:Dead", evaluation)
+    assert code == 1
+    count = 8 if evaluation == "eval.every=0" else 1
+    assert err == (
+        f"lfo: the environment failed in all {count} rollouts: "
+        "the environment raised ConnectionError: the exchange is down\n"
+    )
+
+
+def test_an_environment_that_sometimes_raises_or_hangs_costs_those_rollouts(tmp_path: Path, capsys):
+    code, err, run = failing_run(capsys, tmp_path, *FAILING, "env=test_resume:Moody", "eval.every=0")
+    assert (code, err) == (0, "")
+    (row,) = rows(run)
+    assert {"environment_error", "environment_timeout"} < row["stops"].keys()
+    assert (run / "adapters" / "policy").is_dir()
