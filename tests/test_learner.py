@@ -51,7 +51,7 @@ def world_rows(model: DualAdapterModel, group: RolloutGroup, *, inline: bool = F
         return [row for row in rows if row is not None]
     codec = WorldModelCodec(tokenizer())
     examples = {each.key: each for r in group.rollouts for each in codec.examples_of(r, predict=PHONE)}
-    return [world_model_sample(each, adapters=model.world_model_adapters) for each in examples.values()]
+    return [world_model_sample(each, adapters=model.world_model_adapters) for each in list(examples.values())[:2]]
 
 
 def fresh(coupling: str, *settings: str) -> Learner:
@@ -212,7 +212,7 @@ def test_the_size_of_micro_batches_does_not_change_the_gradient(groups, monkeypa
     # Some rows of one group, and of another only what was heard: rows of both losses, of either, of all lengths.
     rows = policy_rows(model, groups[0], inline=inline) + world_rows(model, groups[1], inline=inline)
     results = []
-    for tokens in (1, 700, 1_000_000):
+    for tokens in (1, 1_000_000):
         monkeypatch.setattr(learner_module, "micro_batches", partial(micro_batches, tokens=tokens))
         watched = learner.update(rows, weight=0.7, rate_factor=0.0)
         results.append((watched, {name: gradient(model, name) for name in model.adapter_names}))
