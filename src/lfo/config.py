@@ -151,8 +151,14 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "model": "tiny",
         "device": "cpu",
         "threads": 1,
-        "policy.learning_rate": 2e-4,
-        "world_model.learning_rate": 1e-3,
+        "policy.learning_rate": 5e-4,
+        "policy.max_resamples": 0,
+        # Many small updates teach the world model most for the same work; short states keep them cheap.
+        "rollout.mini_batch_prompts": 1,
+        "world_model.learning_rate": 2e-3,
+        "world_model.examples_per_mini_batch": 4,
+        "world_model.state_tokens": 96,
+        "optimizer.warmup_steps": 3,
     },
     # The numbers of the project's first documents, kept for reproduction: at this rate LoRA does not learn.
     "documents": {

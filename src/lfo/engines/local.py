@@ -56,7 +56,6 @@ from lfo.types import Rollout, RolloutGroup, StopReason, TrainingSample
 MAX_REPLY_TOKENS = 96  # of a predicted reply
 SAMPLE_ROLLOUTS = 4  # kept from each evaluation, for a person to read
 BROKEN_OFF = frozenset({StopReason.ENVIRONMENT_ERROR, StopReason.ENVIRONMENT_TIMEOUT})  # not the policy's fault
-ASKED_SHARE = 0.75  # of the replayed examples: calls of the kind that look-ahead asks about
 RATE_FLOOR = 0.1  # the cosine ends at this share of the learning rate
 
 
@@ -374,7 +373,7 @@ class Trainer:
         settings = self.config.world_model
         cap, seeds = settings.examples_per_mini_batch, (self.config.seed, step, part)
         if settings.replay:
-            examples = self.replay.draw(cap, seeds, asked_share=ASKED_SHARE if self.config.lookahead else 0.0)
+            examples = self.replay.draw(cap, seeds, asked_first=self.config.lookahead)
         else:
             examples = ReplayBuffer({example.key: example for example in heard}).draw(cap, seeds)
         return [world_model_sample(each, adapters=self.model.world_model_adapters) for each in examples]
