@@ -33,7 +33,7 @@ from lfo.config import RunConfig, differences, from_yaml, to_yaml
 from lfo.errors import ConfigError, DataError, UsageError, WorkError
 
 # A run that goes on keeps its settings, except those that do not change what it computes next.
-CHANGEABLE_ON_RESUME = frozenset({"steps", "output_dir", "device", "threads", "trackers", "checkpoint_every"})
+CHANGEABLE_ON_RESUME = frozenset({"steps", "output_dir", "device", "threads", "checkpoint_every"})
 
 MANIFEST = "checkpoint.json"
 

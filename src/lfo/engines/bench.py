@@ -110,7 +110,7 @@ def _train(variant: _Variant) -> None:
     heard = _timed(variant, "examples", lambda: trainer._hear(variant.groups))
 
     def update() -> None:
-        trainer._update(0, variant.groups, variant.groups, heard)
+        trainer._update(0, variant.groups, dict(enumerate(variant.groups)), heard)
         trainer.sampler.refresh()
 
     _timed(variant, "update", update)
@@ -136,7 +136,7 @@ def _count(variant: _Variant) -> dict[str, int]:
         return {}
 
     update, trainer.learner.update = trainer.learner.update, note  # pyright: ignore[reportAttributeAccessIssue]
-    trainer._update(0, variant.groups, variant.groups, trainer._hear(variant.groups))
+    trainer._update(0, variant.groups, dict(enumerate(variant.groups)), trainer._hear(variant.groups))
     trainer.learner.update = update
     policy = [row for row in learnt if any(row.policy_weights)]
     other = [row for row in learnt if not any(row.policy_weights)]

@@ -14,9 +14,9 @@ import dataclasses
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -83,9 +83,6 @@ class State:
     tasks_seen: int = 0
     weight: float = 0.0
     best: float = -1.0
-    report: DynamicSamplingReport = field(
-        default_factory=lambda: DynamicSamplingReport(kept=0, all_failed=0, all_succeeded=0)
-    )
 
 
 class Trainer:
@@ -214,22 +211,25 @@ class Trainer:
             raise ConfigError(f"the environment has no tasks in its split {split}")
         return tasks
 
-    def _collect(self, step: int) -> tuple[list[RolloutGroup], list[RolloutGroup], DynamicSamplingReport]:
-        """All groups that were rolled out, those that the policy learns from, and what was dropped."""
+    def _collect(self, step: int) -> tuple[list[RolloutGroup], dict[int, RolloutGroup], DynamicSamplingReport]:
+        """All groups that were rolled out, those that the policy learns from by their place, and what was dropped."""
         config = self.config
         groups: list[RolloutGroup] = []
-        kept: list[RolloutGroup] = []
+        kept: dict[int, RolloutGroup] = {}
         report = DynamicSamplingReport(kept=0, all_failed=0, all_succeeded=0)
         for draw in range(config.policy.max_resamples + 1):
             drawn = self._roll_out(step, draw)
             _refuse_dead_environment([rollout for group in drawn for rollout in group.rollouts])
-            groups += drawn
-            informative, seen = select_groups([self._shaped(group) for group in drawn])
+            shaped = [self._shaped(group) for group in drawn]
+            informative, seen = select_groups(shaped)
             report += seen
-            kept += informative if config.policy.dynamic_sampling else [self._shaped(group) for group in drawn]
-            if not config.policy.dynamic_sampling or len(kept) >= config.rollout.prompts:
+            for place, group in enumerate(shaped, start=len(groups)):
+                if len(kept) < config.rollout.prompts and (group in informative or not config.policy.dynamic_sampling):
+                    kept[place] = group
+            groups += drawn
+            if not config.policy.dynamic_sampling or len(kept) == config.rollout.prompts:
                 break
-        return groups, kept[: config.rollout.prompts], report
+        return groups, kept, report
 
     def _roll_out(self, step: int, draw: int) -> list[RolloutGroup]:
         config = self.config
@@ -313,7 +313,7 @@ class Trainer:
         self,
         step: int,
         groups: Sequence[RolloutGroup],
-        kept: Sequence[RolloutGroup],
+        kept: Mapping[int, RolloutGroup],
         heard: Sequence[Sequence[WorldModelExample]],
     ) -> dict[str, float]:
         config = self.config
@@ -328,9 +328,9 @@ class Trainer:
         rate = learning_rate(step, base=1.0, warmup=config.optimizer.warmup_steps, total=config.steps, floor=RATE_FLOOR)
         watched: dict[str, list[float]] = defaultdict(list)
         count = config.rollout.prompts // config.rollout.mini_batch_prompts
-        policy_parts = _deal([self._policy_rows(group) for group in kept] if trains_policy else [], count)
+        policy_parts = _deal([self._policy_rows(group) for group in kept.values()] if trains_policy else [], count)
         if weight and config.world_model.input == "inline":
-            world_parts = _deal(self._inline_rows(groups, kept if trains_policy else []), count)
+            world_parts = _deal(self._inline_rows(groups, without=kept if trains_policy else ()), count)
         elif weight:
             world_parts = [self._world_rows(step, part, place) for place, part in enumerate(_deal(heard, count))]
         else:
@@ -355,17 +355,16 @@ class Trainer:
         inline = self.config.world_model.input == "inline" and self.state.weight > 0
         return self.predicted_tools if inline else frozenset()
 
-    def _inline_rows(self, groups: Sequence[RolloutGroup], kept: Sequence[RolloutGroup]) -> list[list[TrainingSample]]:
+    def _inline_rows(self, groups: Sequence[RolloutGroup], *, without: Collection[int]) -> list[list[TrainingSample]]:
         """Rows of the groups that the policy does not learn from; the others carry their observations themselves."""
-        trained = {group.task_id for group in kept}
         return [
             [
                 row
                 for rollout in group.rollouts
                 if (row := policy_sample(rollout, None, adapters=self.model.policy_adapters, inline=self._inline_tools))
             ]
-            for group in groups
-            if group.task_id not in trained
+            for place, group in enumerate(groups)
+            if place not in without
         ]
 
     def _world_rows(self, step: int, heard: Sequence[WorldModelExample], part: int) -> list[TrainingSample]:
@@ -461,7 +460,7 @@ class Trainer:
         self.learner.load(checkpoint.path / "optimizer.safetensors")
         self.replay = ReplayBuffer.from_arrays(load_arrays(checkpoint.path / "replay.safetensors"))
         saved = json.loads((checkpoint.path / "state.json").read_text(encoding="utf-8"))
-        self.state = State(**{**saved, "report": DynamicSamplingReport(**saved["report"])})
+        self.state = State(**saved)
         self.sampler.refresh()
         run.truncate_metrics(checkpoint.step)
 
