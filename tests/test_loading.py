@@ -93,6 +93,17 @@ def test_environments_by_name():
     assert environment_factory(seeded)().seed == 7  # type: ignore[attr-defined]
 
 
+def test_a_module_in_the_current_folder_is_found(tmp_path: Path, monkeypatch):
+    (tmp_path / "worlds").mkdir()
+    (tmp_path / "worlds" / "doors.py").write_text("from lfo.env.oracle import OracleCodes as Doors\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    config = load_config(["env=worlds.doors:Doors"])
+    with pytest.raises(ConfigError, match="cannot be imported"):
+        environment_factory(config)
+    monkeypatch.chdir(tmp_path)
+    assert isinstance(environment_factory(config)(), OracleCodes)
+
+
 def test_a_gpu_that_is_not_there_is_a_config_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert pick_device("auto") == torch.device("cpu")

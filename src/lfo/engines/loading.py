@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -80,6 +81,9 @@ def environment_factory(config: RunConfig) -> EnvironmentFactory:
 
 def _class_named(name: str) -> Any:
     module, _, attribute = name.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:  # the script `lfo` looks beside itself first, not where its user is
+        sys.path.insert(0, here)
     try:
         return getattr(importlib.import_module(module), attribute)
     except ImportError as error:
