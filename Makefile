@@ -18,6 +18,10 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+# Plain DAPO and dual-LoRA on the same tasks, compared: under 10 minutes on two cores.
+demo: setup
+	$(BIN)/lfo demo
+
 test: setup check
 	$(BIN)/pytest -n 2
 

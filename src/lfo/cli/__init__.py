@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from lfo import __version__
-from lfo.cli import bench, environment, play, pretrain, train
+from lfo.cli import bench, demo, environment, play, pretrain, train
 from lfo.errors import LfoError
 
 
@@ -35,6 +35,7 @@ class _Commands(TyperGroup):
 app = typer.Typer(name="lfo", cls=_Commands, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 app.command("train")(train.train)
 app.command("config")(train.config)
+app.command("demo")(demo.demo)
 app.command("generate")(environment.generate)
 app.command("check-env")(environment.check_env)
 app.command("play")(play.play)

@@ -1,0 +1,214 @@
+"""`lfo demo`: plain DAPO and dual-LoRA on the same tasks, side by side, in a few minutes on two cores.
+
+Each arm is an ordinary `lfo train` in a process of its own; this only watches their folders. Stop it at any moment:
+the same command goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lfo.errors import UsageError, WorkError
+
+if TYPE_CHECKING:
+    from lfo.config import RunConfig
+
+ARMS = {"dapo": "plain DAPO", "dual-lora": "dual-LoRA"}  # `algo`, which also names the folder -> name in the table
+SETTINGS = ("preset=tiny", "levels=2", "eval.every=10", "eval.splits=val,test_unseen_companies")
+LOOK_EVERY = 0.5  # seconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Run:
+    """One of the two runs: what is wanted, and how far what lies in its folder has come."""
+
+    name: str
+    folder: Path
+    settings: tuple[str, ...]
+    config: RunConfig  # the settings, resolved
+
+    @property
+    def started(self) -> bool:
+        return (self.folder / "config.yaml").is_file()
+
+    @property
+    def finished(self) -> bool:
+        return (self.folder / "adapters").is_dir()  # the last thing that a run writes
+
+    @property
+    def log(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+
+def demo(
+    settings: Annotated[list[str] | None, typer.Argument(metavar="NAME=VALUE", hidden=True)] = None,
+    steps: Annotated[int, typer.Option(help="Steps of 8 tasks for each of the two.")] = 60,
+    output_dir: Annotated[Path, typer.Option(metavar="DIR", help="Folder of both runs.")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(help="Names tasks and all random numbers, the same for both.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON.")] = False,
+) -> None:
+    """Train plain DAPO and dual-LoRA on the same tasks and compare them: lfo demo"""
+    runs = _runs((*SETTINGS, f"steps={steps}", f"seed={seed}", *(settings or ())), output_dir)
+    unfinished = [run for run in runs if not run.finished]
+    try:
+        if unfinished:
+            _train(unfinished)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("interrupted; the same command goes on from the last checkpoints") from None
+    _show(runs, as_json)
+    if not unfinished:
+        typer.echo(
+            f"Both runs were there already; to train anew, remove {output_dir} or choose another --output-dir.",
+            err=True,
+        )
+
+
+def _runs(settings: Sequence[str], output_dir: Path) -> list[_Run]:
+    """Both runs, checked before anything starts; what lies there already must be what is wanted."""
+    from lfo.config import differences, from_yaml, load_config
+
+    runs = []
+    for algo, name in ARMS.items():
+        folder = output_dir / algo
+        own = (*settings, f"algo={algo}", f"output_dir={folder}")
+        runs.append(_Run(name=name, folder=folder, settings=own, config=load_config(own)))
+    for run in runs:
+        if run.started:
+            found = differences(from_yaml(run.folder / "config.yaml"), run.config)
+            for name, (before, now) in found.items():
+                if name != "output_dir":
+                    raise UsageError(
+                        f"{run.folder} was trained with {name}={before}, not {now}; choose another --output-dir"
+                    )
+    return runs
+
+
+def _train(runs: Sequence[_Run]) -> None:
+    """Run all at the same time, until the last has ended or one has failed."""
+    with ExitStack() as stack:
+        progress = stack.enter_context(_Progress(runs))
+        processes = []
+        for run in runs:
+            processes.append(_start(run))
+            stack.callback(_stop, processes[-1])
+        codes: list[int | None] = [None]
+        while None in codes:
+            time.sleep(LOOK_EVERY)
+            codes = [process.poll() for process in processes]
+            for run, code in zip(runs, codes, strict=True):
+                progress.look(run)
+                if code:
+                    raise WorkError(f"{run.name} failed: {_last_words(run)}")
+
+
+def _start(run: _Run) -> subprocess.Popen[bytes]:
+    run.folder.parent.mkdir(parents=True, exist_ok=True)
+    arguments = ("--resume", str(run.folder)) if run.started else run.settings
+    with open(run.log, "wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-c", "from lfo.cli import main; main()", "train", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()  # does nothing to one that has ended; a run survives it
+    process.wait()
+
+
+def _last_words(run: _Run) -> str:
+    lines = run.log.read_text(encoding="utf-8", errors="replace").split("\n")
+    return next((line.removeprefix("lfo: ") for line in reversed(lines) if line.strip()), "it said nothing")
+
+
+class _Progress:
+    """One bar a run on a terminal; one plain line for each evaluation elsewhere. Everything goes to stderr."""
+
+    def __init__(self, runs: Sequence[_Run]) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._console = Console(stderr=True)
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[words]}"),
+            TimeElapsedColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._tasks = {
+            run.name: self._bars.add_task(run.name, total=run.config.steps, words="starting") for run in runs
+        }
+        self._told = {run.name: -1 for run in runs}  # the last step that was printed
+
+    def __enter__(self) -> _Progress:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def look(self, run: _Run) -> None:
+        from lfo.evaluation.side_by_side import SEEN
+        from lfo.rundir import read_metrics
+
+        rows = read_metrics(run.folder) if (run.folder / "metrics.jsonl").is_file() else []
+        if not rows:
+            return
+        evaluated = [row for row in rows if SEEN in row]
+        val = f"val {evaluated[-1][SEEN]:.0%}" if evaluated else "val -"
+        words = f"{rows[-1]['tasks_seen']} tasks, {val}"
+        self._bars.update(self._tasks[run.name], completed=rows[-1]["step"], words=words)
+        if not self._console.is_terminal:
+            for row in evaluated:
+                if row["step"] > self._told[run.name]:
+                    self._told[run.name] = row["step"]
+                    self._console.print(
+                        f"{run.name}: step {row['step']} of {run.config.steps}, {row['tasks_seen']} tasks, "
+                        f"val {row[SEEN]:.0%}",
+                        highlight=False,
+                    )
+
+
+def _show(runs: Sequence[_Run], as_json: bool) -> None:
+    from lfo.env.ceiling import mean_ceiling
+    from lfo.env.phone_calls import PhoneCalls
+    from lfo.evaluation import side_by_side
+
+    config = runs[0].config
+    ceiling = mean_ceiling(PhoneCalls(levels=config.levels, **config.env_args).tasks("val")[: config.eval.tasks])
+    arms = [side_by_side.read_arm(run.name, run.folder) for run in runs]
+    words = side_by_side.conclusion(*arms, ceiling=ceiling)
+    if as_json:
+        result = side_by_side.as_json({run.config.algo: arm for run, arm in zip(runs, arms, strict=True)}, ceiling)
+        typer.echo(json.dumps({**result, "conclusion": words}))
+        return
+    _print_table([arm.name for arm in arms], side_by_side.table(arms, ceiling), words)
+
+
+def _print_table(names: Sequence[str], rows: Sequence[Sequence[str]], words: str) -> None:
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    table = Table(Column("success", no_wrap=True), *names, title="Both on the same tasks")
+    for row in rows:
+        table.add_row(*row)
+    console = Console()
+    console.print(table)
+    console.print(words, highlight=False, markup=False)

@@ -1,0 +1,77 @@
+"""`lfo demo` with real runs of one small step: it trains, compares, goes on, and says what failed."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from lfo.cli import main
+from lfo.rundir import read_metrics
+
+SMALL = (
+    "rollout.prompts=1",
+    "rollout.group_size=2",
+    "rollout.mini_batch_prompts=1",
+    "rollout.max_context=420",
+    "eval.tasks=2",
+    "eval.every=1",
+)
+
+
+@pytest.fixture
+def demo(monkeypatch, capsys, tmp_path: Path):
+    """Run `lfo demo` on a folder of this test: exit code, stdout, stderr."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        folder = ("--output-dir", str(tmp_path / "demo"))
+        monkeypatch.setattr(sys, "argv", ["lfo", "demo", "--steps", "1", *folder, *SMALL, *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        captured = capsys.readouterr()
+        return int(exit_.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+def test_both_arms_train_on_the_same_tasks_are_compared_and_go_on(demo, tmp_path: Path):
+    code, out, err = demo()
+    assert code == 0, err
+    assert "plain DAPO: step 1 of 1, 1 tasks, val " in err
+    assert "dual-LoRA: step 1 of 1, 1 tasks, val " in err
+    assert "plain DAPO" in out
+    assert "val after 1 tasks" in out
+    assert "one seed" in out
+
+    metrics = read_metrics(tmp_path / "demo" / "dual-lora")
+    shutil.rmtree(tmp_path / "demo" / "dual-lora" / "adapters")  # as if it had been killed at its very end
+    code, out, err = demo("--json")
+    assert code == 0, err
+    result = json.loads(out)
+    assert list(result["arms"]) == ["dapo", "dual-lora"]
+    assert result["arms"]["dual-lora"]["tasks_seen"] == 1
+    assert 0.8 < result["ceiling"] < 1
+    assert (tmp_path / "demo" / "dual-lora" / "adapters").is_dir()
+    assert read_metrics(tmp_path / "demo" / "dual-lora") == metrics, "nothing was trained twice"
+
+    code, out, err = demo()
+    assert (code, "to train anew, remove" in err) == (0, True)
+    assert "information ceiling" in out
+    code, out, err = demo("--seed", "1")
+    assert (code, out) == (2, "")
+    assert "was trained with seed=0, not 1" in err
+
+
+def test_a_failed_arm_is_exit_1_with_its_own_words(demo):
+    code, out, err = demo("model=./nowhere")
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1] in (
+        f"lfo: {name} failed: model=./nowhere: there is no such folder" for name in ("plain DAPO", "dual-LoRA")
+    )
+
+
+def test_a_bad_setting_is_exit_2_before_anything_starts(demo, tmp_path: Path):
+    code, _, err = demo("lora.rnak=3")
+    assert (code, err) == (2, "lfo: there is no setting 'lora.rnak'; the nearest is lora.rank\n")
+    assert not (tmp_path / "demo").exists()
