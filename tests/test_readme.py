@@ -1,0 +1,69 @@
+"""What README.md and docs/ARCHITECTURE.md say is there."""
+
+import re
+import sys
+from pathlib import Path
+
+import typer
+
+from lfo.cli import app
+from lfo.config import load_config
+from lfo.engines.loading import environment_factory
+from lfo.env.interface import OffersLookahead
+from lfo.env.tool_environment import format_tool_call
+from lfo.types import ToolCall
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+WORLD, GAME = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_environment_of_the_readme_plays(tmp_path: Path, monkeypatch):
+    (tmp_path / "my_world.py").write_text(WORLD)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    environment = environment_factory(load_config(["env=my_world:Safes", "world_model.predict=all"]))
+    for code, reward in (("17", 1.0), ("42", 0.0), ("", 0.0)):
+        safes = environment()
+        opening = safes.reset(safes.tasks("train")[0])
+        assert isinstance(safes, OffersLookahead)
+        assert safes.lookahead_query(opening) == ToolCall(name="type_code", arguments={"code": ""})
+        result = safes.step(format_tool_call(ToolCall(name="type_code", arguments={"code": code})))
+        assert (result.reward, result.done) == (reward, True)
+        assert result.observation == ("It opens." if reward else "It stays shut; it wanted 17.")
+
+
+def test_the_game_of_the_readme_starts():
+    names: dict = {}
+    exec(GAME, names)
+    assert names["observation"]
+
+
+def test_the_readme_names_every_command_and_no_other():
+    listed = re.findall(r"^\| `lfo ([\w-]+)` \|", README, re.MULTILINE)
+    assert sorted(listed) == sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def test_the_settings_of_the_readme_exist():
+    lines = re.findall(r"^ +lfo train (.*?)(?:  |$)", README, re.MULTILINE)
+    assert len(lines) == 5
+    for line in lines:
+        if "--resume" not in line:
+            load_config(line.split())
+
+
+def test_links_lead_somewhere():
+    for text, folder in ((README, ROOT), (ARCHITECTURE, ROOT / "docs")):
+        for target in re.findall(r"\]\(([^)#]+)\)", text):
+            assert (folder / target).exists(), target
+
+
+def test_the_architecture_names_every_part_and_only_files_that_exist():
+    package = ROOT / "src" / "lfo"
+    layout = ARCHITECTURE.partition("## Layout")[2].partition("\n## ")[0]
+    listed = set(re.findall(r"^      ([\w.]+)/? ", layout, re.MULTILINE))
+    parts = {path.name for path in package.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    assert listed == parts - {"__init__.py"}
+    for name in re.findall(r"\b(?:\w+/)+\w+\.py\b", ARCHITECTURE.partition("## Direction")[2]):
+        assert (package / name).exists() or (ROOT / name).exists(), name
