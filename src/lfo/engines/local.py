@@ -31,8 +31,9 @@ from lfo.config import RunConfig, validate
 from lfo.engines.learner import Learner
 from lfo.engines.loading import environment_factory, load_base, load_tokenizer, pick_device
 from lfo.engines.progress import Progress
-from lfo.env.interface import DescribesReplies, EnvironmentFactory
+from lfo.env.interface import EnvironmentFactory
 from lfo.errors import ConfigError, DataError, WorkError
+from lfo.evaluation.fixed_tasks import evaluate_tasks, lookahead_accuracy
 from lfo.evaluation.success import rollout_metrics
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.sampler import Sampler
@@ -48,7 +49,7 @@ from lfo.protocol.chat import ChatCodec
 from lfo.protocol.world_model import WorldModelCodec, WorldModelExample
 from lfo.rollout.predictors import shuffled_predictor, true_reply_predictor, world_model_predictor
 from lfo.rollout.records import rollout_record
-from lfo.rollout.runner import Predictor, Question, RolloutRequest, Runner, RunnerSettings
+from lfo.rollout.runner import Predictor, RolloutRequest, Runner, RunnerSettings
 from lfo.rollout.samples import PREDICTED_TOOLS, ReplayBuffer, policy_sample, world_model_sample
 from lfo.rundir import RunDirectory, latest_checkpoint, read_metrics
 from lfo.types import Rollout, RolloutGroup, StopReason, TrainingSample
@@ -393,52 +394,26 @@ class Trainer:
         records: list[dict[str, Any]] = []
         for split in self.config.eval.splits:
             tasks = self._known_tasks(split)[: self.config.eval.tasks]
-            asked: list[tuple[Question, str]] = []
-            rollouts = self.evaluation_runner(asked).run(
-                [RolloutRequest(task=task, seeds=(0,)) for task in tasks],
+            evaluation = evaluate_tasks(
+                tasks,
                 self.sampler.session(rows=len(tasks), adapters=self.model.policy_adapters),
-                temperature=0.0,
+                environment=self.environment,
+                codec=self.codec,
+                settings=self.settings,
+                predictor=self.predictor,
             )
+            rollouts = evaluation.rollouts
             _refuse_dead_environment(rollouts)
             metrics = rollout_metrics(rollouts)
-            if asked and self.config.lookahead_source != "truth":
-                metrics["lookahead_accuracy"] = self._lookahead_accuracy(asked)
+            if self.config.lookahead_source != "truth" and self.predictor is not None:
+                accuracy = lookahead_accuracy(evaluation.asked, self.environment, self.settings)
+                metrics["lookahead_accuracy"] = accuracy
             row |= {f"eval/{split}/{name}": value for name, value in metrics.items()}
             records += [{"split": split, **rollout_record(rollout)} for rollout in rollouts[:SAMPLE_ROLLOUTS]]
         if run is not None:
             run.write_rollouts(self.state.step, records)
         row["seconds/eval"] = time.monotonic() - started
         return row
-
-    def evaluation_runner(self, asked: list[tuple[Question, str]]) -> Runner:
-        """A runner that notes what look-ahead asked and was told."""
-        predictor = self.predictor
-        if predictor is None:
-            return self.runner
-
-        def noting(questions: Sequence[Question]) -> Sequence[str]:
-            replies = predictor(questions)
-            asked.extend(zip(questions, replies, strict=True))
-            return replies
-
-        return Runner(self.environment, self.codec, settings=self.settings, predictor=noting)
-
-    def _lookahead_accuracy(self, asked: Sequence[tuple[Question, str]]) -> float:
-        """How often a predicted reply means what the environment would really have said."""
-        judge = self.environment()
-        if not isinstance(judge, DescribesReplies):
-            return float("nan")
-        truth = true_reply_predictor(self.environment, self.settings)([question for question, _ in asked])
-        hits = []
-        for (_, predicted), actual in zip(asked, truth, strict=True):
-            said, meant = judge.describe_reply(predicted), judge.describe_reply(actual)
-            hits.append(
-                said is not None
-                and meant is not None
-                and said.category == meant.category
-                and set(said.facts) == set(meant.facts)
-            )
-        return fmean(hits)
 
     # --- checkpoints -------------------------------------------------------------------------------------------
 
