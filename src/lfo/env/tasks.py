@@ -205,7 +205,7 @@ def draw_task(
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class TaskStream:
     """An endless, seeded supply of tasks of one split: training is not limited to the tasks in the files.
 
