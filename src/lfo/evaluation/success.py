@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from lfo.env.check import wilson as wilson_of_rate
 from lfo.types import Rollout
 
 
 def wilson(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
-    """The Wilson interval of a proportion.
+    """The Wilson interval of a count of successes; of no trials, everything is possible.
 
     >>> tuple(round(bound, 3) for bound in wilson(9, 10))
     (0.596, 0.982)
     """
-    if n == 0:
-        return 0.0, 1.0
-    p = successes / n
-    centre, spread = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return max(0.0, (centre - spread) / (1 + z * z / n)), min(1.0, (centre + spread) / (1 + z * z / n))
+    return wilson_of_rate(successes / n, n, z) if n else (0.0, 1.0)
 
 
 def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
