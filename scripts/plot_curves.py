@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 from statistics import fmean
 
+from lfo.env.ceiling import mean_ceiling
+from lfo.env.phone_calls import PhoneCalls
 from lfo.rundir import read_metrics
 
 KEY = "eval/val/success"
-CEILING = 0.908  # of level 2, `lfo generate` prints it
 COLOURS = ("#1b6ca8", "#c2571a", "#5b8c3a", "#7a4e9c")
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 400, 64, 150, 48, 52
 Curve = list[tuple[int, float]]
@@ -34,6 +35,7 @@ def main(output: str, groups: list[str]) -> None:
         (name, [curve(run) for run in sorted(glob.glob(pattern))])
         for name, pattern in (g.split("=", 1) for g in groups)
     ]
+    ceiling = mean_ceiling(PhoneCalls(levels=(2,)).tasks("val"))
     longest = max(tasks for _, curves in named for each in curves for tasks, _ in each)
 
     def x(tasks: float) -> float:
@@ -63,8 +65,8 @@ def main(output: str, groups: list[str]) -> None:
         parts.append(text(LEFT - 8, y(percent / 100) + 4, f"{percent} %", anchor="end"))
     for tasks in range(0, longest + 1, 200):
         parts.append(text(x(tasks), HEIGHT - BOTTOM + 18, str(tasks), anchor="middle"))
-    parts.append(line([(0, CEILING), (longest, CEILING)], "#999", 1, 1).replace("/>", ' stroke-dasharray="5 4"/>'))
-    parts.append(text(x(longest) + 8, y(CEILING) + 4, "information ceiling", colour="#777", size=12))
+    parts.append(line([(0, ceiling), (longest, ceiling)], "#999", 1, 1).replace("/>", ' stroke-dasharray="5 4"/>'))
+    parts.append(text(x(longest) + 8, y(ceiling) + 4, "information ceiling", colour="#777", size=12))
     for (name, curves), colour in zip(named, COLOURS, strict=False):
         parts += [line(each, colour, 1.2, 0.45) for each in curves]
         mean = mean_curve(curves)
