@@ -259,9 +259,12 @@ def load_config(overrides: Sequence[str] = ()) -> RunConfig:
     return _resolve(assignments)
 
 
-def from_yaml(path: str | Path) -> RunConfig:
-    """Read a saved or hand-written file; what it leaves out comes from its preset and the defaults."""
-    return _resolve(_read_assignments(Path(path)))
+def from_yaml(path: str | Path, *, known_only: bool = False) -> RunConfig:
+    """Read a saved or hand-written file; what it leaves out comes from its preset and the defaults.
+
+    `known_only` passes over settings that there are not, for reading runs of an older version.
+    """
+    return _resolve(_read_assignments(Path(path), known_only=known_only))
 
 
 def to_yaml(config: RunConfig) -> str:
@@ -406,7 +409,7 @@ def _assign(tree: dict[str, Any], name: str, value: Any) -> None:
     tree[last] = value
 
 
-def _read_assignments(path: Path) -> list[tuple[str, Any]]:
+def _read_assignments(path: Path, *, known_only: bool = False) -> list[tuple[str, Any]]:
     try:
         tree = OmegaConf.to_container(OmegaConf.create(path.read_text(encoding="utf-8")))
     except OSError as error:
@@ -417,7 +420,7 @@ def _read_assignments(path: Path) -> list[tuple[str, Any]]:
         raise ConfigError(f"the config {path}{line} is not valid YAML") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"the config {path} must be a mapping of settings")
-    assignments = list(_flatten(tree))
+    assignments = [(name, value) for name, value in _flatten(tree) if name in LEAVES or not known_only]
     for name, _ in assignments:
         try:
             _annotation(name)

@@ -1,0 +1,157 @@
+"""What a run's folder holds, for whoever compares, judges or shows runs; and what it was evaluated on.
+
+    record = read_run("runs/x")
+    record.problem or record.rows[-1]["eval/val/success"]
+
+Reading never fails: a folder that cannot be used says why in `problem`, one sentence. Two runs can be compared when
+their `data` agree, which is why every run keeps its own description (`data.json`); a run without one is described
+from its config, where the environment ships with the package. Nothing here plays, trains or writes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from lfo.config import RunConfig, from_yaml
+from lfo.env.ceiling import mean_ceiling
+from lfo.env.interface import Environment, EnvironmentFactory
+from lfo.env.oracle import OracleCodes
+from lfo.env.phone_calls import PhoneCalls
+from lfo.env.tasks import Task
+from lfo.errors import EnvironmentFailed, LfoError
+from lfo.rollout.patience import call_all
+from lfo.rundir import read_metrics
+from lfo.types import Message
+
+DATA_FILE = "data.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecord:
+    """One run as it lies on disk; `config` is None and `rows` are empty where they cannot be read."""
+
+    path: Path
+    config: RunConfig | None
+    rows: tuple[Mapping[str, Any], ...]  # of metrics.jsonl, in order
+    data: Mapping[str, Any] | None  # None: nobody can tell on what it was evaluated
+    finished: bool
+    problem: str = ""  # why this run cannot be used, in one sentence
+
+    @property
+    def name(self) -> str:
+        return self.path.name or str(self.path)
+
+    @property
+    def note(self) -> str:
+        """A word on a run that has not ended, which may be in progress or may have been stopped."""
+        if self.problem or self.finished or not self.rows or self.config is None:
+            return ""
+        return f"{self.path} has not ended: step {self.rows[-1]['step']} of {self.config.steps}"
+
+
+def read_run(path: str | Path) -> RunRecord:
+    """The run in a folder, whatever state it is in."""
+    path = Path(path)
+    config, rows, data, problem = None, [], None, ""
+    try:
+        if not (path / "config.yaml").is_file():
+            problem = f"{path} holds no run: there is no config.yaml in it"
+        else:
+            config = from_yaml(path / "config.yaml", known_only=True)
+            if not (path / "metrics.jsonl").is_file():
+                problem = f"{path} has no metrics yet"
+            else:
+                rows = read_metrics(path)
+                problem = "" if rows else f"{path} has no metrics yet"
+            data = _data_of(path, config)
+    except (LfoError, OSError) as error:
+        problem = str(error)
+    return RunRecord(
+        path=path,
+        config=config,
+        rows=tuple(rows),
+        data=data,
+        # Adapters are the last thing that a run writes; a copy of a run may have come without them.
+        finished=(path / "adapters").is_dir() or bool(config and rows and rows[-1]["step"] >= config.steps),
+        problem=problem,
+    )
+
+
+def describe_data(config: RunConfig, environment: EnvironmentFactory) -> dict[str, Any]:
+    """What runs of this config are evaluated on: `data.json`.
+
+    {"environment": "phone-calls", "levels": [2],
+     "splits": {"val": {"tasks": 100, "fingerprint": "0f3a...", "ceiling": 0.908}}}
+
+    Two splits with one fingerprint hold the same tasks with the same openings, in the same order. `ceiling` is the
+    information ceiling of these tasks, or null in worlds that have none.
+    """
+    splits = config.eval.splits if config.eval.every else ()
+    return {
+        "environment": config.env,
+        "levels": list(config.levels) if config.env == "phone-calls" else [],
+        "splits": {split: _describe_split(config, environment, split) for split in splits},
+    }
+
+
+def _describe_split(config: RunConfig, environment: EnvironmentFactory, split: str) -> dict[str, Any]:
+    tasks = environment().tasks(split)[: config.eval.tasks]
+    openings = _openings(config, environment, tasks)
+    identity = [[str(task.id), opening] for task, opening in zip(tasks, openings, strict=True)]
+    phone_tasks = [task for task in tasks if isinstance(task, Task)]
+    return {
+        "tasks": len(tasks),
+        "fingerprint": hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16],
+        "ceiling": mean_ceiling(phone_tasks) if phone_tasks and len(phone_tasks) == len(tasks) else None,
+    }
+
+
+def _openings(config: RunConfig, environment: EnvironmentFactory, tasks: Sequence[Any]) -> list[list[dict[str, Any]]]:
+    """The first messages of each task; none where the environment fails, which training will tell better."""
+
+    def opening(task: Any) -> Callable[[], Sequence[Message]]:
+        return lambda: environment().reset(task)
+
+    answers = call_all(
+        [opening(task) for task in tasks],
+        timeout=config.rollout.environment_timeout,
+        retries=config.rollout.environment_retries,
+        workers=config.rollout.environment_workers,
+    )
+    return [
+        [] if isinstance(answer, EnvironmentFailed) else [asdict(message) for message in answer] for answer in answers
+    ]
+
+
+def _data_of(path: Path, config: RunConfig) -> Mapping[str, Any] | None:
+    """The description that the run wrote, else one made from its config where its environment ships with us."""
+    try:
+        data = json.loads((path / DATA_FILE).read_bytes())
+        if isinstance(data, dict) and isinstance(data.get("splits"), dict):
+            return data
+    except (OSError, ValueError):
+        pass  # an older run, or a damaged file
+    factory = _shipped_environment(config)
+    return None if factory is None else describe_data(config, factory)
+
+
+def _shipped_environment(config: RunConfig) -> EnvironmentFactory | None:
+    """Environments of the package alone: reading a run must not import somebody's code."""
+    factory: Callable[[], Environment]
+    if config.env == "phone-calls":
+        factory = cast(EnvironmentFactory, partial(PhoneCalls, **{"levels": config.levels, **config.env_args}))
+    elif config.env == "oracle-codes":
+        factory = cast(EnvironmentFactory, partial(OracleCodes, **config.env_args))
+    else:
+        return None
+    try:
+        factory()
+    except (TypeError, ValueError, LfoError):
+        return None  # its folder of tasks is not on this machine
+    return factory

@@ -1,0 +1,132 @@
+"""Reading runs for comparison: what they were evaluated on, and clear words for whatever a folder may hold."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lfo.config import load_config, to_yaml
+from lfo.env.ceiling import mean_ceiling
+from lfo.env.oracle import OracleCodes
+from lfo.env.phone_calls import PhoneCalls
+from lfo.evaluation.runs import describe_data, read_run
+
+CONFIG = load_config(["preset=tiny", "levels=2", "steps=2", "eval.tasks=5", "eval.splits=val,test_unseen_companies"])
+
+
+def phone_calls(**options):
+    return lambda: PhoneCalls(levels=(2,), **options)
+
+
+def written(folder: Path, *rows: dict, config=CONFIG, torn: str = "") -> Path:
+    folder.mkdir()
+    (folder / "config.yaml").write_text(to_yaml(config))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + torn)
+    return folder
+
+
+# What a run was evaluated on
+
+
+def test_data_names_the_tasks_of_each_evaluated_split_and_their_ceiling():
+    data = describe_data(CONFIG, phone_calls())
+    assert (data["environment"], data["levels"]) == ("phone-calls", [2])
+    assert list(data["splits"]) == ["val", "test_unseen_companies"]
+    val = data["splits"]["val"]
+    assert val["tasks"] == 5
+    assert val["ceiling"] == mean_ceiling(PhoneCalls(levels=(2,)).tasks("val")[:5])
+    assert len(val["fingerprint"]) == 16
+    assert val["fingerprint"] != data["splits"]["test_unseen_companies"]["fingerprint"]
+    assert data == describe_data(CONFIG, phone_calls()) == json.loads(json.dumps(data))
+
+
+def test_other_tasks_have_another_fingerprint():
+    def val(*overrides: str, **options) -> str:
+        config = load_config(["preset=tiny", "eval.tasks=5", *overrides])
+        return describe_data(config, phone_calls(**options))["splits"]["val"]["fingerprint"]
+
+    assert val() == val("seed=7", "steps=3", "algo=dapo")
+    assert len({val(), val("eval.tasks=4"), val(seed=1), val(companies=50)}) == 4
+
+
+def test_a_world_without_a_ceiling_has_none_and_nothing_is_described_where_nothing_is_evaluated():
+    config = load_config(["preset=tiny", "env=oracle-codes", "world_model.predict=all"])
+    data = describe_data(config, OracleCodes)
+    assert (data["environment"], data["levels"]) == ("oracle-codes", [])
+    assert data["splits"]["val"]["ceiling"] is None
+    assert describe_data(load_config(["preset=tiny", "eval.every=0"]), phone_calls())["splits"] == {}
+
+
+def test_an_environment_that_raises_is_described_by_its_task_ids():
+    class Broken(PhoneCalls):
+        def reset(self, task):
+            raise OSError("no network")
+
+    whole = describe_data(CONFIG, phone_calls())["splits"]["val"]
+    broken = describe_data(CONFIG, lambda: Broken(levels=(2,)))["splits"]["val"]
+    assert broken["tasks"] == whole["tasks"]
+    assert broken["fingerprint"] != whole["fingerprint"]
+
+
+# Reading
+
+
+def test_a_run_is_read_with_its_own_description(tmp_path: Path):
+    run = written(tmp_path / "run", {"step": 0}, {"step": 2})
+    (run / "data.json").write_text(json.dumps({"environment": "x", "levels": [], "splits": {}}))
+    record = read_run(run)
+    assert record.config == CONFIG
+    assert [row["step"] for row in record.rows] == [0, 2]
+    assert record.data == {"environment": "x", "levels": [], "splits": {}}
+    assert (record.name, record.problem, record.note, record.finished) == ("run", "", "", True)
+
+
+def test_a_run_without_a_description_gets_that_of_its_config(tmp_path: Path):
+    run = written(tmp_path / "run", {"step": 2})
+    assert read_run(run).data == describe_data(CONFIG, phone_calls())
+    (run / "data.json").write_text("{torn")
+    assert read_run(run).data == describe_data(CONFIG, phone_calls())
+    own = load_config(["preset=tiny", "env=nobody.has:This"])
+    record = read_run(written(tmp_path / "own", {"step": 2}, config=own))
+    assert (record.data, record.problem) == (None, "")
+    gone = load_config(["preset=tiny", "env_args.data=/no/such/folder"])
+    record = read_run(written(tmp_path / "gone", {"step": 2}, config=gone))
+    assert (record.data, record.problem) == (None, "")
+
+
+def test_a_run_of_an_older_version_is_read_without_the_settings_that_are_gone(tmp_path: Path):
+    run = written(tmp_path / "run", {"step": 2})
+    with open(run / "config.yaml", "a") as file:
+        file.write("long_gone: 3\n")
+    record = read_run(run)
+    assert (record.config, record.problem) == (CONFIG, "")
+
+
+def test_a_run_in_progress_says_how_far_it_is(tmp_path: Path):
+    record = read_run(written(tmp_path / "run", {"step": 1}, torn='{"step": 2, "tas'))
+    assert [row["step"] for row in record.rows] == [1]
+    assert (record.finished, record.problem) == (False, "")
+    assert record.note == f"{tmp_path}/run has not ended: step 1 of 2"
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda run: (run / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n'), "line 2: not a JSON obj"),
+        (lambda run: (run / "metrics.jsonl").write_bytes(b"\xff\xfe\x00\n\n"), "line 1: not a JSON object"),
+        (lambda run: (run / "metrics.jsonl").write_text('{"success": 1}\n'), "line 1: a row of metrics without its st"),
+        (lambda run: (run / "metrics.jsonl").write_text(""), "has no metrics yet"),
+        (lambda run: (run / "metrics.jsonl").unlink(), "has no metrics yet"),
+        (lambda run: (run / "config.yaml").write_text("steps: [\n"), "is not valid YAML"),
+        (lambda run: (run / "config.yaml").write_text("steps: none\n"), "steps must be a whole number"),
+        (lambda run: (run / "config.yaml").write_bytes(b"\xff\xfe\x00"), "is not valid YAML"),
+        (lambda run: (run / "config.yaml").unlink(), "holds no run: there is no config.yaml in it"),
+    ],
+)
+def test_a_run_that_cannot_be_used_says_why(tmp_path: Path, damage, words):
+    run = written(tmp_path / "run", {"step": 1})
+    damage(run)
+    record = read_run(run)
+    assert words in record.problem
+    assert "\n" not in record.problem
+    assert (record.rows, record.note, record.finished) == ((), "", False)
