@@ -8,10 +8,11 @@ from statistics import fmean
 from typing import Any
 
 from lfo.env.interface import DescribesReplies, EnvironmentFactory
+from lfo.evaluation.world_model import mean_the_same
 from lfo.protocol.chat import ChatCodec
 from lfo.rollout.predictors import true_reply_predictor
 from lfo.rollout.runner import Predictor, Question, RolloutRequest, Rows, Runner, RunnerSettings
-from lfo.types import ReplyFacts, Rollout
+from lfo.types import Rollout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,9 +58,5 @@ def lookahead_accuracy(
     hits = []
     for (_, predicted), actual in zip(asked, truth, strict=True):
         said, meant = judge.describe_reply(predicted), judge.describe_reply(actual)
-        hits.append(said is not None and meant is not None and _mean_the_same(said, meant))
+        hits.append(said is not None and meant is not None and mean_the_same(said, meant))
     return fmean(hits)
-
-
-def _mean_the_same(one: ReplyFacts, other: ReplyFacts) -> bool:
-    return one.category == other.category and set(one.facts) == set(other.facts)

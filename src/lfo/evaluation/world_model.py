@@ -1,0 +1,105 @@
+"""How well replies were predicted: predictions beside the truth -> metrics, overall and by reply category.
+
+| metric              | asks                                                                                        |
+|---------------------|---------------------------------------------------------------------------------------------|
+| `token_accuracy`    | with the true reply up to here, was the likeliest next token the true one?                  |
+| `perplexity`        | between how many equally likely tokens was it undecided, on average?                        |
+| `bleu`              | how many words and phrases do the written replies share with the true ones, 0 to 100?       |
+| `semantic_accuracy` | do the written and the true reply mean the same: one category and the same requested fields? |
+| `exact`             | are they the same text?                                                                     |
+
+An environment chooses among many phrasings at random, so text (`bleu`, `exact`) has a ceiling that nobody can pass;
+meaning has none. Where the environment cannot say what the true reply means, nobody asks (`DescribesReplies`).
+No model here: whoever has one fills in `Prediction`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from statistics import fmean
+from typing import Any
+
+from lfo.env.interface import DescribesReplies, Environment
+from lfo.types import ReplyFacts
+
+OTHER = "other"  # the category of a reply that the environment cannot describe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """One reply as the world model wrote it, and as it was.
+
+    `Prediction(predicted="I need your pin.", actual="Give me your pin.", category="auth_failure", same_meaning=True,
+    tokens=8, hits=6, loss=4.2)`
+    """
+
+    predicted: str
+    actual: str
+    category: str = OTHER
+    same_meaning: bool | None = None  # None: nobody can tell
+    tokens: int  # of the true reply
+    hits: int  # of them, how many were the likeliest after all true tokens before them
+    loss: float  # the sum of their negative log-probs
+
+    @property
+    def token_accuracy(self) -> float:
+        return self.hits / self.tokens
+
+
+def prediction_metrics(predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """All metrics of all predictions, and of each category; a metric that nobody can tell is left out."""
+    if not predictions:
+        return {}
+    by_category: dict[str, list[Prediction]] = defaultdict(list)
+    for each in predictions:
+        by_category[each.category].append(each)
+    categories = {name: {"count": len(some), **_metrics(some)} for name, some in sorted(by_category.items())}
+    return {**_metrics(predictions), "by_category": categories}
+
+
+def _metrics(predictions: Sequence[Prediction]) -> dict[str, float]:
+    tokens = sum(each.tokens for each in predictions)
+    loss = sum(each.loss for each in predictions) / tokens
+    told = [each.same_meaning for each in predictions if each.same_meaning is not None]
+    return {
+        "token_accuracy": sum(each.hits for each in predictions) / tokens,
+        "perplexity": math.exp(min(loss, 700.0)),  # beyond lies no finite number
+        "bleu": corpus_bleu([each.predicted for each in predictions], [each.actual for each in predictions]),
+        **({"semantic_accuracy": fmean(told)} if told else {}),
+        "exact": fmean(each.predicted.strip() == each.actual.strip() for each in predictions),
+    }
+
+
+def corpus_bleu(predicted: Sequence[str], actual: Sequence[str]) -> float:
+    """BLEU of all texts together, 0 to 100, as sacrebleu computes it by default (13a tokens, exponential smoothing)."""
+    return float(_bleu().corpus_score(list(predicted), [list(actual)]).score)
+
+
+@cache
+def _bleu() -> Any:
+    from sacrebleu.metrics.bleu import BLEU  # takes a while to import, and few readers of this module need it
+
+    return BLEU(force=True)  # texts that end in a lone period are no reason for a warning
+
+
+def describe_with(environment: Environment, reply: str) -> ReplyFacts | None:
+    """What a reply means, where the environment can tell."""
+    return environment.describe_reply(reply) if isinstance(environment, DescribesReplies) else None
+
+
+def same_meaning(environment: Environment, predicted: str, actual: str) -> bool | None:
+    """Whether two replies mean the same; None where the environment cannot say what the true one means."""
+    meant = describe_with(environment, actual)
+    if meant is None:
+        return None
+    said = describe_with(environment, predicted)
+    return said is not None and mean_the_same(said, meant)
+
+
+def mean_the_same(one: ReplyFacts, other: ReplyFacts) -> bool:
+    """Category and facts are equal, in whatever order the facts were said."""
+    return one.category == other.category and set(one.facts) == set(other.facts)
