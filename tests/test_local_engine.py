@@ -294,7 +294,7 @@ def test_a_context_without_room_for_a_whole_state_still_looks_ahead():
     turns = [turn for group in groups for rollout in group.rollouts for turn in rollout.turns]
     assert any(turn.predicted for turn in turns)
     prompt = list(range(5, 500))
-    assert len(trainer._complete([prompt])) == 1
+    assert len(trainer.agent.complete([prompt])) == 1
 
 
 # --- any environment -----------------------------------------------------------------------------------------------

@@ -28,15 +28,14 @@ from safetensors.numpy import save_file as save_arrays
 from transformers import PreTrainedTokenizerBase
 
 from lfo.config import RunConfig, validate
+from lfo.engines.agent import adapters_of, build_agent
 from lfo.engines.learner import Learner
 from lfo.engines.loading import environment_factory, load_base, load_tokenizer, pick_device
 from lfo.engines.progress import Progress
 from lfo.env.interface import EnvironmentFactory
-from lfo.errors import ConfigError, DataError, WorkError
+from lfo.errors import ConfigError, WorkError
 from lfo.evaluation.fixed_tasks import evaluate_tasks, lookahead_accuracy
 from lfo.evaluation.success import rollout_metrics
-from lfo.model.adapters import DualAdapterModel
-from lfo.model.sampler import Sampler
 from lfo.objectives.advantages import (
     DynamicSamplingReport,
     group_advantages,
@@ -45,16 +44,13 @@ from lfo.objectives.advantages import (
     surprise_bonus,
 )
 from lfo.objectives.schedule import active_losses, control_weight, learning_rate
-from lfo.protocol.chat import ChatCodec
-from lfo.protocol.world_model import WorldModelCodec, WorldModelExample
-from lfo.rollout.predictors import shuffled_predictor, true_reply_predictor, world_model_predictor
+from lfo.protocol.world_model import WorldModelExample
 from lfo.rollout.records import rollout_record
-from lfo.rollout.runner import Predictor, RolloutRequest, Runner, RunnerSettings
+from lfo.rollout.runner import RolloutRequest
 from lfo.rollout.samples import PREDICTED_TOOLS, ReplayBuffer, policy_sample, world_model_sample
-from lfo.rundir import RunDirectory, latest_checkpoint, read_metrics
+from lfo.rundir import RunDirectory, read_metrics
 from lfo.types import Rollout, RolloutGroup, StopReason, TrainingSample
 
-MAX_REPLY_TOKENS = 96  # of a predicted reply
 SAMPLE_ROLLOUTS = 4  # kept from each evaluation, for a person to read
 BROKEN_OFF = frozenset({StopReason.ENVIRONMENT_ERROR, StopReason.ENVIRONMENT_TIMEOUT})  # not the policy's fault
 RATE_FLOOR = 0.1  # the cosine ends at this share of the learning rate
@@ -93,34 +89,16 @@ class Trainer:
         self.config = config
         self.environment = environment
         self.tools = environment().tools()
-        self.codec = ChatCodec(tokenizer, self.tools)
-        self.world_model_codec = WorldModelCodec(tokenizer, state_tokens=config.world_model.state_tokens)
         self.predicted_tools = PREDICTED_TOOLS[config.world_model.predict]
         self._check_predicted_tools()
-        needs_world_model = config.algo == "dual-lora" or config.coupling == "stacked"
-        self.model = DualAdapterModel.build(
-            base,
-            coupling=config.coupling,
-            seed=config.seed,
-            rank=config.lora.rank,
-            alpha=config.lora.alpha,
-            targets=config.lora.target_modules,
-            with_world_model=needs_world_model,
-        )
+        self.agent = build_agent(config, environment, tokenizer, base)
+        self.codec, self.world_model_codec = self.agent.codec, self.agent.world_model_codec
+        self.model, self.sampler = self.agent.model, self.agent.sampler
+        self.settings, self.predictor = self.agent.settings, self.agent.predictor
         if config.init_from:
-            self.model.load(_adapters_of(config.init_from))
+            self.model.load(adapters_of(Path(config.init_from)))
         self.learner = Learner(self.model, config)
-        self.sampler = Sampler(self.model, max_context=config.rollout.max_context, eos_ids=[self.codec.end_of_turn])
-        self.settings = RunnerSettings(
-            max_turns=config.rollout.max_turns,
-            max_turn_tokens=config.rollout.max_turn_tokens,
-            temperature=config.rollout.temperature,
-            environment_timeout=config.rollout.environment_timeout,
-            environment_retries=config.rollout.environment_retries,
-            environment_workers=config.rollout.environment_workers,
-        )
-        self.predictor = self._predictor() if config.lookahead else None
-        self.runner = Runner(environment, self.codec, settings=self.settings, predictor=self.predictor)
+        self.runner = self.agent.runner()
         self.replay = ReplayBuffer()
         self.state = State(weight=config.world_model.weight)
 
@@ -275,22 +253,6 @@ class Trainer:
         adapters = self.model.world_model_adapters
         losses = self.learner.row_losses([world_model_sample(example, adapters=adapters) for example in examples])
         return fmean(losses) if losses else 0.0
-
-    def _predictor(self) -> Predictor:
-        if self.config.lookahead_source == "truth":
-            return true_reply_predictor(self.environment, self.settings)
-        predictor = world_model_predictor(self.world_model_codec, self._complete)
-        return shuffled_predictor(predictor) if self.config.lookahead_source == "shuffled" else predictor
-
-    def _complete(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-        # A small context may have no room for a whole state: its beginning is what can be missed.
-        room = max(1, self.config.rollout.max_context - MAX_REPLY_TOKENS)
-        answers = self.sampler.generate(
-            [prompt[-room:] for prompt in prompts],
-            adapters=self.model.world_model_adapters,
-            max_new_tokens=MAX_REPLY_TOKENS,
-        )
-        return [answer.tokens for answer in answers]
 
     # --- learning ----------------------------------------------------------------------------------------------
 
@@ -454,16 +416,6 @@ def _refuse_dead_environment(rollouts: Sequence[Rollout]) -> None:
     """One failed rollout is data; when all have failed, nothing will be learned by going on."""
     if rollouts and all(rollout.stop in BROKEN_OFF for rollout in rollouts):
         raise WorkError(f"the environment failed in all {len(rollouts)} rollouts: {rollouts[0].error}")
-
-
-def _adapters_of(run: str) -> Path:
-    """The adapters of a finished run, else of its newest checkpoint, else a folder of adapters itself."""
-    path = Path(run)
-    checkpoint = latest_checkpoint(path)
-    for folder in (path / "adapters", checkpoint.path if checkpoint else path, path):
-        if (folder / "policy").is_dir():
-            return folder
-    raise DataError(f"init_from={run} holds no adapters")
 
 
 def _deal(parts: Sequence[Sequence[Any]], count: int) -> list[list[Any]]:

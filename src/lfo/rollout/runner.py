@@ -117,6 +117,12 @@ class _Row:
     error: str = ""
     speech: Speech | None = None
     asked: bool = False  # whether the call in `speech` is one that look-ahead asks about
+    watch: Callable[[Turn], None] | None = None
+
+    def add(self, turn: Turn) -> None:
+        self.turns.append(turn)
+        if self.watch is not None:
+            self.watch(turn)
 
     def append(self, piece: Tokens) -> int:
         """Write a piece at the end of the row; answers where it starts."""
@@ -164,9 +170,19 @@ class Runner:
         self.settings = settings
         self._predictor = predictor
 
-    def run(self, requests: Sequence[RolloutRequest], rows: Rows, *, temperature: float | None = None) -> list[Rollout]:
-        """One rollout for each request, in order; `rows` are fresh rows of a sampler, as many as requests."""
-        batch = [_Row(place=place, request=request) for place, request in enumerate(requests)]
+    def run(
+        self,
+        requests: Sequence[RolloutRequest],
+        rows: Rows,
+        *,
+        temperature: float | None = None,
+        watch: Callable[[Turn], None] | None = None,
+    ) -> list[Rollout]:
+        """One rollout for each request, in order; `rows` are fresh rows of a sampler, as many as requests.
+
+        `watch` is told each turn, imagined ones too, at the moment when it is over.
+        """
+        batch = [_Row(place=place, request=request, watch=watch) for place, request in enumerate(requests)]
         self._open(batch, rows)
         for turn in range(self.settings.max_turns):
             alive = [row for row in batch if row.stop is None]
@@ -240,7 +256,7 @@ class Runner:
         (action_span, observation_span) = piece.spans
         row.transcript.append(Message(role="assistant", content=action, predicted=True))
         row.transcript.append(Message(role="tool", content=observation, name=call.name, predicted=True))
-        row.turns.append(
+        row.add(
             Turn(
                 action=action,
                 observation=reply,
@@ -323,7 +339,7 @@ class Runner:
         observation = result.observation if result else ""
         action_end = start + len(row.speech.tokens) - (1 if row.speech.stopped else 0)
         begin, piece = heard if heard else (len(row.tokens), None)
-        row.turns.append(
+        row.add(
             Turn(
                 action=action,
                 observation=observation,

@@ -1,0 +1,211 @@
+"""A policy that can act: base, adapters, codecs, sampler and look-ahead, put together by the settings of a run.
+
+    agent = load_agent("runs/x")                            # from a run's folder alone, whichever engine wrote it
+    rollouts = agent.roll_out(agent.tasks("val")[:10], greedy=True)
+    (reply,) = agent.predict([(state, call)])               # what its world model expects to hear
+
+Training holds one too (`build_agent`), so what is trained and what is used later are made by the same lines. Nothing
+here learns, and nothing here writes into a run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from lfo.config import RunConfig, from_yaml
+from lfo.engines.loading import environment_factory, load_base, load_tokenizer, pick_device
+from lfo.env.interface import EnvironmentFactory
+from lfo.errors import DataError, LfoError, UsageError
+from lfo.model.adapters import DualAdapterModel
+from lfo.model.sampler import Sampler
+from lfo.protocol.chat import ChatCodec
+from lfo.protocol.world_model import WorldModelCodec, WorldModelState
+from lfo.rollout.predictors import shuffled_predictor, true_reply_predictor, world_model_predictor
+from lfo.rollout.runner import Predictor, RolloutRequest, Runner, RunnerSettings
+from lfo.rundir import best_checkpoint, latest_checkpoint
+from lfo.types import Rollout, ToolCall, Turn
+
+MAX_REPLY_TOKENS = 96  # of a predicted reply
+BATCH = 64  # rollouts that run at the same time
+
+AdapterChoice = Literal["best", "last", "none"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Agent:
+    """Make it with `build_agent` or `load_agent`."""
+
+    config: RunConfig
+    environment: EnvironmentFactory
+    tokenizer: PreTrainedTokenizerBase
+    codec: ChatCodec
+    world_model_codec: WorldModelCodec
+    model: DualAdapterModel
+    sampler: Sampler
+    settings: RunnerSettings
+    predictor: Predictor | None  # who answers look-ahead; None: the run has none
+
+    def tasks(self, split: str) -> Sequence[Any]:
+        """The fixed tasks of a split; an unknown split is the caller's mistake."""
+        try:
+            tasks = self.environment().tasks(split)
+        except LfoError:
+            raise  # the environment says it better
+        except Exception as error:
+            raise UsageError(f"the environment {self.config.env} has no split {split!r}") from error
+        if not tasks:
+            raise UsageError(f"the environment {self.config.env} has no tasks in its split {split!r}")
+        return tasks
+
+    def runner(self, *, lookahead: bool = True) -> Runner:
+        predictor = self.predictor if lookahead else None
+        return Runner(self.environment, self.codec, settings=self.settings, predictor=predictor)
+
+    def roll_out(
+        self,
+        tasks: Sequence[Any],
+        *,
+        greedy: bool,
+        lookahead: bool = True,
+        samples: int = 1,
+        seed: int = 0,
+        watch: Callable[[Turn], None] | None = None,
+        on_batch: Callable[[int], None] = lambda done: None,
+    ) -> list[Rollout]:
+        """`samples` rollouts of each task, those of one task side by side.
+
+        A rollout is named by (seed, task, sample), so it is the same whatever else runs beside it. `watch` is told each
+        turn as it happens, `on_batch` how many rollouts have just ended.
+        """
+        requests = [
+            RolloutRequest(task=task, seeds=(seed, place, sample), blind=not lookahead)
+            for place, task in enumerate(tasks)
+            for sample in range(samples)
+        ]
+        runner, rollouts = self.runner(lookahead=lookahead), []
+        for batch in batches(requests):
+            rows = self.sampler.session(rows=len(batch), adapters=self.model.policy_adapters)
+            rollouts += runner.run(batch, rows, temperature=0.0 if greedy else None, watch=watch)
+            on_batch(len(batch))
+        return rollouts
+
+    def predict(self, questions: Sequence[tuple[WorldModelState, ToolCall]]) -> list[str]:
+        """What the world model expects to hear, in each state after each call."""
+        prompts = [self.world_model_codec.prompt_ids(state, call) for state, call in questions]
+        return [self.world_model_codec.decode(answer) for answer in self.complete(prompts)]
+
+    def complete(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+        """What the world model says behind each prompt, greedily."""
+        # A small context may have no room for a whole state: its beginning is what can be missed.
+        room = max(1, self.config.rollout.max_context - MAX_REPLY_TOKENS)
+        answers = self.sampler.generate(
+            [prompt[-room:] for prompt in prompts],
+            adapters=self.model.world_model_adapters,
+            max_new_tokens=MAX_REPLY_TOKENS,
+        )
+        return [answer.tokens for answer in answers]
+
+
+def build_agent(
+    config: RunConfig, environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase, base: Any
+) -> Agent:
+    """An agent with fresh adapters on `base`, which it takes over."""
+    codec = ChatCodec(tokenizer, environment().tools())
+    model = DualAdapterModel.build(
+        base,
+        coupling=config.coupling,
+        seed=config.seed,
+        rank=config.lora.rank,
+        alpha=config.lora.alpha,
+        targets=config.lora.target_modules,
+        with_world_model=config.algo == "dual-lora" or config.coupling == "stacked",
+    )
+    agent = Agent(
+        config=config,
+        environment=environment,
+        tokenizer=tokenizer,
+        codec=codec,
+        world_model_codec=WorldModelCodec(tokenizer, state_tokens=config.world_model.state_tokens),
+        model=model,
+        sampler=Sampler(model, max_context=config.rollout.max_context, eos_ids=[codec.end_of_turn]),
+        settings=RunnerSettings(
+            max_turns=config.rollout.max_turns,
+            max_turn_tokens=config.rollout.max_turn_tokens,
+            temperature=config.rollout.temperature,
+            environment_timeout=config.rollout.environment_timeout,
+            environment_retries=config.rollout.environment_retries,
+            environment_workers=config.rollout.environment_workers,
+        ),
+        predictor=None,
+    )
+    return dataclasses.replace(agent, predictor=_predictor(agent)) if config.lookahead else agent
+
+
+def _predictor(agent: Agent) -> Predictor:
+    source = agent.config.lookahead_source
+    if source == "truth":
+        return true_reply_predictor(agent.environment, agent.settings)
+    predictor = world_model_predictor(agent.world_model_codec, agent.complete)
+    return shuffled_predictor(predictor) if source == "shuffled" else predictor
+
+
+def load_agent(
+    run: str | Path, *, adapter: AdapterChoice = "last", device: str = "auto", levels: Sequence[int] | None = None
+) -> Agent:
+    """The agent of a run's folder, or of one checkpoint in it (`runs/x/checkpoints/step-000050`).
+
+    `adapter` chooses the weights: of the best checkpoint by evaluation, of the newest one (else of `adapters/`), or
+    none at all, which is the untrained base. `levels` sets other levels of the phone-call world than the run's.
+    """
+    run, checkpoint = _run_and_checkpoint(Path(run))
+    config = saved_config(run)
+    if levels is not None:
+        config = dataclasses.replace(config, levels=tuple(levels))
+    weights = checkpoint if checkpoint or adapter == "none" else adapters_of(run, adapter)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    base = load_base(config.model, pick_device(device))
+    agent = build_agent(config, environment_factory(config), load_tokenizer(config.model), base)
+    if weights is not None:
+        agent.model.load(weights)
+    return agent
+
+
+def saved_config(run: Path) -> RunConfig:
+    if not (run / "config.yaml").is_file():
+        raise UsageError(f"{run} holds no run: there is no config.yaml in it")
+    return from_yaml(run / "config.yaml", known_only=True)
+
+
+def adapters_of(run: Path, adapter: Literal["best", "last"] = "last") -> Path:
+    """The folder in which a run's `policy` and `world_model` lie; `run` may be such a folder itself."""
+    if adapter == "best":
+        best = best_checkpoint(run)
+        if best is None:
+            raise UsageError(f"{run} has no best checkpoint, because it was not evaluated on val; use --adapter last")
+        return best.path
+    checkpoint = latest_checkpoint(run)
+    for folder in (checkpoint.path if checkpoint else None, run / "adapters", run):
+        if folder and (folder / "policy").is_dir():
+            return folder
+    raise DataError(f"{run} holds no adapters: there is neither a checkpoint nor a folder adapters in it yet")
+
+
+def batches(requests: Sequence[RolloutRequest], size: int = BATCH) -> Iterator[Sequence[RolloutRequest]]:
+    """Parts of at most `size`, as even as possible: a control that needs other tasks beside one always has some."""
+    count = -(-len(requests) // size)
+    for place in range(count):
+        yield requests[place * len(requests) // count : (place + 1) * len(requests) // count]
+
+
+def _run_and_checkpoint(path: Path) -> tuple[Path, Path | None]:
+    if path.parent.name == "checkpoints" and (path / "policy").is_dir():
+        return path.parent.parent, path
+    return path, None
