@@ -282,6 +282,26 @@ def test_the_world_model_loss_is_the_mean_over_its_tokens_whatever_the_policy_ro
     )
 
 
+def test_replies_are_scored_in_order_however_they_are_batched(groups, monkeypatch):
+    """Hits and losses of each row are those of that row alone, token by token."""
+    learner = used("separate")
+    model = learner.model
+    rows = [row for group in groups[:3] for row in world_rows(model, group)]
+    rows.sort(key=lambda row: len(row.tokens))  # the opposite of how they are batched
+    assert len({len(row.tokens) for row in rows}) > 1
+    monkeypatch.setattr(learner_module, "MICRO_BATCH_TOKENS", 2 * max(len(row.tokens) for row in rows))
+    scores = learner.reply_scores(rows)
+    for row, score in zip(rows, scores, strict=True):
+        with torch.no_grad():
+            logprobs_TV = model.logits(torch.tensor([row.tokens]), row.adapters)[0].log_softmax(-1)
+        places = [place for place, weight in enumerate(row.world_model_weights) if weight]
+        assert score.tokens == len(places)
+        assert score.hits == sum(int(logprobs_TV[place - 1].argmax()) == row.tokens[place] for place in places)
+        expected = -sum(float(logprobs_TV[place - 1, row.tokens[place]]) for place in places)
+        assert score.loss == pytest.approx(expected, rel=1e-4)
+    assert learner.reply_scores([]) == []
+
+
 def test_learning_goes_the_right_way(groups):
     learner = used("separate")
     model = learner.model

@@ -86,6 +86,15 @@ def micro_batches(
             rows = rows[count:]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplyScore:
+    """How a true reply was predicted, each token after all true ones before it."""
+
+    tokens: int
+    hits: int  # tokens that were the likeliest
+    loss: float  # sum of the negative log-probs
+
+
 class Learner:
     """The adapters' optimizer, and the update."""
 
@@ -203,19 +212,29 @@ class Learner:
             hidden_BTD, self.model.head, batch.tokens_BT, positions_BT=positions_BT, temperature=temperature
         )[0]
 
-    @torch.no_grad()
     def row_losses(self, samples: Sequence[TrainingSample]) -> list[float]:
         """Mean world-model loss of each row, in order, without training: how surprising it was."""
-        losses: list[float] = []
-        for sample in samples:
-            batch = collate([sample], self.model.device)
+        return [score.loss / score.tokens for score in self.reply_scores(samples)]
+
+    @torch.no_grad()
+    def reply_scores(self, samples: Sequence[TrainingSample]) -> list[ReplyScore]:
+        """How the reply of each row was predicted, in order, without training; all rows run on the same adapters."""
+        scores: dict[int, ReplyScore] = {}
+        longest_first = sorted(range(len(samples)), key=lambda place: len(samples[place].tokens), reverse=True)
+        while longest_first:
+            count = max(1, MICRO_BATCH_TOKENS // len(samples[longest_first[0]].tokens))
+            places, longest_first = longest_first[:count], longest_first[count:]
+            batch = collate([samples[place] for place in places], self.model.device)
             hidden_BTD = self.model.hidden(batch.tokens_BT, batch.adapters)
-            weights_BT = batch.world_model_weights_BT
-            logprobs_BT, _ = fused_token_logprobs(
-                hidden_BTD, self.model.head, batch.tokens_BT, positions_BT=weights_BT > 0
-            )
-            losses.append(world_model_loss(logprobs_BT, weights_BT, float(weights_BT.sum())).item())
-        return losses
+            where_BT = batch.world_model_weights_BT > 0
+            chunk = max(1, LOGITS_AT_ONCE // len(self.model.head))
+            states = hidden_BTD, self.model.head, batch.tokens_BT
+            logprobs_BT, _ = fused_token_logprobs(*states, positions_BT=where_BT, chunk=chunk)
+            hits_BT = fused_token_hits(*states, positions_BT=where_BT, chunk=chunk)
+            sums = (where_BT.sum(-1).tolist(), hits_BT.sum(-1).tolist(), (-logprobs_BT).sum(-1).tolist())
+            for place, tokens, hits, loss in zip(places, *sums, strict=True):
+                scores[place] = ReplyScore(tokens=tokens, hits=int(hits), loss=loss)
+        return [scores[place] for place in range(len(samples))]
 
     # --- checkpoints -------------------------------------------------------------------------------------------
 
