@@ -114,7 +114,7 @@ class EvalConfig:
 class RunConfig:
     """One run, completely: with this, the code and a machine, it can be repeated."""
 
-    preset: Literal["default", "tiny", "documents"] = "default"
+    preset: Literal["default", "tiny", "documents", "qwen3-8b-8x24gb", "qwen3-1.7b-1gpu"] = "default"
     algo: Literal["dual-lora", "dapo"] = "dual-lora"
     engine: Literal["local", "verl"] = "local"
     model: str = "tiny"  # the embedded base, a folder or a hub id
@@ -139,6 +139,7 @@ class RunConfig:
     exploration: ExplorationConfig = field(default_factory=ExplorationConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+    verl: Mapping[str, Any] = field(default_factory=dict)  # engine=verl: its own settings, over those made of ours
 
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
@@ -168,6 +169,31 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "world_model.weight": 0.5,
         "world_model.replay": False,
         "exploration.blind_share": 0.0,
+    },
+    # Eight GPUs of 24 GB: the base sharded over all of them, rollouts in vLLM on pairs of them.
+    "qwen3-8b-8x24gb": {
+        "engine": "verl",
+        "model": "Qwen/Qwen3-8B",
+        "device": "cuda",
+        "rollout.max_context": 8192,
+        "rollout.max_turn_tokens": 1024,
+        "eval.every": 20,
+        "steps": 500,
+        "verl.trainer.n_gpus_per_node": 8,
+        "verl.actor_rollout_ref.rollout.name": "vllm",
+        "verl.actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
+        "verl.actor_rollout_ref.rollout.gpu_memory_utilization": 0.6,
+        "verl.actor_rollout_ref.actor.fsdp_config.optimizer_offload": True,
+        "verl.actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 8192,
+    },
+    # One GPU, no vLLM: rollouts by the sampler of this package.
+    "qwen3-1.7b-1gpu": {
+        "engine": "verl",
+        "model": "Qwen/Qwen3-1.7B",
+        "device": "cuda",
+        "rollout.max_context": 4096,
+        "rollout.max_turn_tokens": 512,
+        "steps": 300,
     },
 }
 
@@ -265,6 +291,13 @@ def from_yaml(path: str | Path, *, known_only: bool = False) -> RunConfig:
     `known_only` passes over settings that there are not, for reading runs of an older version.
     """
     return _resolve(_read_assignments(Path(path), known_only=known_only))
+
+
+def from_mapping(settings: Mapping[str, Any]) -> RunConfig:
+    """The config whose `dataclasses.asdict` this is, checked."""
+    config = _typed(settings, RunConfig, "")
+    validate(config)
+    return config
 
 
 def to_yaml(config: RunConfig) -> str:
@@ -458,7 +491,7 @@ def _flatten(tree: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
 def _annotation(name: str) -> Any:
     if name in LEAVES:
         return LEAVES[name]
-    if name.startswith("env_args."):
+    if name.startswith(("env_args.", "verl.")):
         return Any
     if name in PARTS:
         inner = ", ".join(leaf for leaf in LEAVES if leaf.startswith(f"{name}."))

@@ -125,8 +125,9 @@ class Learner:
         watched: dict[str, float] = defaultdict(float)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        for batch in micro_batches(samples, self.model.device):
+        for batch in self._micro_batches(samples):
             self._backward(batch, policy_tokens, world_tokens, weight, watched)
+        self._gather(watched)
         norms = clip_gradients_per_adapter(self.parameters, self.config.optimizer.clip)
         if not all(map(math.isfinite, (*norms.values(), *watched.values()))):
             raise WorkError(
@@ -138,6 +139,15 @@ class Learner:
                 group["lr"] = group["rate"] * rate_factor
             optimizer.step()
         return {**watched, **{f"gradient_norm/{name}": norm for name, norm in norms.items()}}
+
+    # Two hooks for a learner that shares the work with others: see engines/verl/learner.py.
+
+    def _micro_batches(self, samples: Sequence[TrainingSample]) -> Iterator[Batch]:
+        """What this process computes of a mini-batch: all of it."""
+        yield from micro_batches(samples, self.model.device)
+
+    def _gather(self, watched: dict[str, float]) -> None:
+        """Add what other processes computed to the gradients and to what is watched: there are none."""
 
     def _backward(
         self, batch: Batch, policy_tokens: float, world_tokens: float, weight: float, watched: dict[str, float]

@@ -1,0 +1,168 @@
+"""verl's FSDP engine with two adapters on one frozen, sharded base.
+
+The layers of the base are sharded over all ranks (FSDP2): they are what is large. Embeddings, output layer and both
+adapters are small and stay whole on every rank, so that adapters are switched, spared, clipped, saved and loaded by
+the same lines as in the local engine (`DualAdapterModel`, `Learner`), and gradients are added up once for each
+mini-batch instead of being scattered layer by layer.
+
+verl knows one adapter and calls it "default". Here the adapters have names of their own; what verl would do with its
+one (`get_per_tensor_param`, checkpoints) is overridden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import fully_shard
+from verl.utils.fsdp_utils import fsdp2_load_full_state_dict, load_fsdp_optimizer, offload_fsdp_optimizer
+from verl.workers.engine import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
+
+from lfo.config import RunConfig, from_mapping
+from lfo.engines.agent import adapters_of
+from lfo.engines.learner import ReplyScore
+from lfo.engines.verl.learner import RankedLearner
+from lfo.engines.verl.settings import ENGINE, SAMPLER
+from lfo.errors import ConfigError
+from lfo.model.adapters import DualAdapterModel
+from lfo.types import TrainingSample
+
+OPTIMIZER_FILE = "optimizer.safetensors"
+
+
+@EngineRegistry.register(model_type=ENGINE, backend=["fsdp2"], device=["cuda", "npu", "cpu"])
+class DualLoraEngine(FSDPEngine):
+    """Made by verl's `TrainingWorker`; our worker calls `learn` instead of `train_batch`."""
+
+    def __init__(self, model_config: Any, engine_config: Any, *rest: Any, **options: Any) -> None:
+        model_config.model_type = "language_model"  # what the base is; ours named this engine
+        super().__init__(model_config, engine_config, *rest, **options)
+        self.run: RunConfig = from_mapping(_plain(model_config.lora["run"]))
+        self.rollout_name = SAMPLER
+        if engine_config.param_offload or engine_config.offload_policy:
+            raise ConfigError("the frozen base is sharded, not offloaded: leave param_offload and offload_policy off")
+
+    # --- building ----------------------------------------------------------------------------------------------
+
+    def initialize(self) -> None:
+        self._build_model_optimizer()
+        if self.run.init_from:
+            self.model.load(adapters_of(Path(self.run.init_from)))
+
+    def _build_lora_module(self, module: Any) -> Any:
+        run = self.run
+        self.model = DualAdapterModel.build(
+            module,
+            coupling=run.coupling,
+            seed=run.seed,
+            rank=run.lora.rank,
+            alpha=run.lora.alpha,
+            targets=run.lora.target_modules,
+            gradient_checkpointing=self.model_config.enable_gradient_checkpointing,
+            with_world_model=run.algo == "dual-lora" or run.coupling == "stacked",
+        )
+        return self.model.peft_model
+
+    def _build_fsdp_module(self, module: Any) -> Any:
+        whole = module.state_dict()
+        decoder = self.model.causal_lm.get_decoder()
+        adapters = {weight for name in self.model.adapter_names for weight in self.model.adapter_parameters(name)}
+        options = {"mesh": self.device_mesh, "reshard_after_forward": self.engine_config.reshard_after_forward}
+        for layer in decoder.layers:
+            fully_shard(layer, ignored_params=adapters & set(layer.parameters()), **options)
+        # The root holds nothing itself; it is what plans the meetings of the ranks.
+        fully_shard(decoder, ignored_params={each for each in decoder.parameters() if not hasattr(each, "placements")} | adapters, **options)
+        fsdp2_load_full_state_dict(module, whole, self.device_mesh, None)
+        return module
+
+    def _build_optimizer(self, module: Any) -> Any:
+        self.learner = RankedLearner(self.model, self.run, micro_batch_tokens=self.micro_batch_tokens)
+        return None
+
+    def _build_lr_scheduler(self, optimizer: Any) -> None:
+        return None  # the driver names the rate of each update
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        return int(self.engine_config.max_token_len_per_gpu)
+
+    # --- learning ----------------------------------------------------------------------------------------------
+
+    def learn(self, samples: Sequence[TrainingSample], *, weight: float, rate_factor: float) -> dict[str, float]:
+        """One update on a mini-batch, of which this rank computes its share; answers what to watch."""
+        self._place_optimizer(on_device=True)
+        try:
+            return self.learner.update(samples, weight=weight, rate_factor=rate_factor)
+        finally:
+            self._place_optimizer(on_device=False)
+
+    def policy_logprobs(self, samples: Sequence[TrainingSample]) -> list[Tensor]:
+        return self.learner.policy_logprobs(samples)
+
+    def reply_scores(self, samples: Sequence[TrainingSample]) -> list[ReplyScore]:
+        """Computed by every rank for itself: few rows, and only at an evaluation."""
+        return self.learner.reply_scores(samples)
+
+    def _place_optimizer(self, *, on_device: bool) -> None:
+        if self._is_offload_optimizer:
+            for optimizer in self.learner.optimizers:
+                if on_device:
+                    load_fsdp_optimizer(optimizer, self.model.device)
+                else:
+                    offload_fsdp_optimizer(optimizer)
+
+    # --- weights out and in ------------------------------------------------------------------------------------
+
+    def save_checkpoint(self, local_path: str, *_: Any, **__: Any) -> None:
+        """Adapters and optimizer in the local engine's files; every rank holds the same, the first one writes."""
+        if self.rank == 0:
+            self.model.save(local_path)
+            self.learner.save(Path(local_path) / OPTIMIZER_FILE)
+        torch.distributed.barrier()
+
+    def load_checkpoint(self, local_path: str, *_: Any, **__: Any) -> None:
+        self.model.load(local_path)
+        self.learner.load(Path(local_path) / OPTIMIZER_FILE)
+
+    def get_per_tensor_param(self, **_: Any) -> tuple[Iterator[tuple[str, Tensor]], dict[str, Any]]:
+        """What rollouts need of the weights: each adapter for our sampler, the policy's sum as one LoRA for vLLM."""
+        if self.rollout_name == SAMPLER:
+            adapters = [
+                (f"{name}.{place}", weight.detach())
+                for name in self.model.adapter_names
+                for place, weight in enumerate(self.model.adapter_parameters(name))
+            ]
+            return iter(adapters), {"adapters": list(self.model.adapter_names)}
+        return policy_lora(self.model)
+
+
+def policy_lora(model: DualAdapterModel) -> tuple[Iterator[tuple[str, Tensor]], dict[str, Any]]:
+    """What the policy runs on as one ordinary LoRA; with `stacked` of rank r1 + r2."""
+    config: Any = model.peft_model.peft_config[model.policy_adapters[-1]]
+    deltas = model.deltas(model.policy_adapters)
+    rank = len(next(iter(deltas.values())).a)
+
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        for name, delta in deltas.items():
+            yield f"base_model.model.{name}.lora_A.weight", delta.a
+            yield f"base_model.model.{name}.lora_B.weight", delta.b
+
+    return tensors(), {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": config.lora_alpha if len(model.policy_adapters) == 1 else rank,
+        "target_modules": sorted({name.rpartition(".")[2] for name in deltas}),
+        "lora_dropout": 0.0,
+        "bias": "none",
+    }
+
+
+def _plain(value: Any) -> Any:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value

@@ -1,0 +1,149 @@
+"""The update of `lfo.engines.learner`, shared among the ranks of a distributed run.
+
+Every rank is given the whole mini-batch and computes its share of it; gradients are then added up, so all ranks move
+their copies of the adapters by the same step. Loss, clipping and optimizer are the local engine's own lines.
+
+The base is sharded, so each forward and backward of a layer is a meeting of all ranks: all must make the same passes
+in the same order. Hence rounds: in each round every rank has a micro-batch of the same kind, and one that has no rows
+left takes an empty part, without any weight.
+
+    rows by length   9 8 7 5 5 4 2        2 ranks, 16 tokens at most for one micro-batch of one rank
+    round 1          9 8                  rank 0: 9      rank 1: 8
+    round 2          7 5 5 4              rank 0: 7 5    rank 1: 5 4
+    round 3          2                    rank 0: 2      rank 1: nothing
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lfo.config import RunConfig
+from lfo.engines.learner import LOGITS_AT_ONCE, MICRO_BATCH_TOKENS, Batch, Learner, collate
+from lfo.model.adapters import DualAdapterModel
+from lfo.objectives.losses import fused_token_logprobs
+from lfo.types import TrainingSample
+
+
+def rounds(
+    samples: Sequence[TrainingSample], *, ranks: int, tokens: int = MICRO_BATCH_TOKENS
+) -> Iterator[list[list[TrainingSample]]]:
+    """For each round the rows of each rank, longest rows first; rows of a round run on the same adapters.
+
+    Rows that train the policy come first and apart: only they need a second look at the base, for the KL divergence,
+    and only from them the world model may have to be spared.
+    """
+    kinds: dict[tuple[bool, tuple[str, ...]], list[TrainingSample]] = defaultdict(list)
+    for sample in samples:
+        kinds[not any(sample.policy_weights), sample.adapters].append(sample)
+    for kind in sorted(kinds):
+        rows = sorted(kinds[kind], key=lambda row: len(row.tokens), reverse=True)
+        while rows:
+            count = max(1, tokens // len(rows[0].tokens)) * ranks
+            yield [rows[:count][rank::ranks] or [empty_part(rows[0])] for rank in range(ranks)]
+            rows = rows[count:]
+
+
+def empty_part(sample: TrainingSample) -> TrainingSample:
+    """The shortest row of the same kind that trains nothing."""
+    zeros = (0.0, 0.0)
+    return dataclasses.replace(
+        sample,
+        tokens=tuple(sample.tokens[:2]),
+        logprobs=zeros,
+        advantages=zeros,
+        policy_weights=zeros,
+        world_model_weights=zeros,
+    )
+
+
+def without_both(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+    """The same training with rows of one loss each."""
+    parts = []
+    for sample in samples:
+        if any(sample.policy_weights) and any(sample.world_model_weights):
+            nothing = (0.0,) * len(sample.tokens)
+            parts.append(dataclasses.replace(sample, world_model_weights=nothing))
+            parts.append(dataclasses.replace(sample, policy_weights=nothing))
+        else:
+            parts.append(sample)
+    return parts
+
+
+class RankedLearner(Learner):
+    """One rank's part of a learner. Every method must be called by all ranks, with the same rows."""
+
+    def __init__(self, model: DualAdapterModel, config: RunConfig, *, micro_batch_tokens: int) -> None:
+        super().__init__(model, config)
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.micro_batch_tokens = micro_batch_tokens
+
+    def _micro_batches(self, samples: Sequence[TrainingSample]) -> Iterator[Batch]:
+        # Where the policy loss must spare the world model, it needs a backward pass of its own.
+        samples = without_both(samples) if self.model.policy_detached else samples
+        for parts in rounds(samples, ranks=self.ranks, tokens=self.micro_batch_tokens):
+            yield collate(parts[self.rank], self.model.device)
+
+    def _backward(
+        self, batch: Batch, policy_tokens: float, world_tokens: float, weight: float, watched: dict[str, float]
+    ) -> None:
+        if bool(batch.policy_weights_BT.any()) or bool(batch.world_model_weights_BT.any()):
+            super()._backward(batch, policy_tokens, world_tokens, weight, watched)
+            return
+        hidden_BTD = self.model.hidden(batch.tokens_BT, batch.adapters)
+        if self.config.policy.kl and policy_tokens and batch.adapters == self.model.policy_adapters:
+            self._base_logprobs(batch, batch.policy_weights_BT > 0)
+        (hidden_BTD.sum() * 0.0).backward()
+
+    @torch.no_grad()
+    def _gather(self, watched: dict[str, float]) -> None:
+        if self.ranks == 1:
+            return
+        idle = torch.tensor(
+            [float(all(each.grad is None for each in group)) for group in self.parameters.values()],
+            device=self.model.device,
+        )
+        dist.all_reduce(idle)
+        for alone, group in zip(idle.tolist(), self.parameters.values(), strict=True):
+            if alone == self.ranks:  # nobody trained this adapter: it keeps no gradient, and AdamW leaves it alone
+                continue
+            gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in group]
+            flat = torch.cat([gradient.flatten() for gradient in gradients])
+            dist.all_reduce(flat)
+            for parameter, part in zip(group, flat.split([each.numel() for each in group]), strict=True):
+                parameter.grad = part.view_as(parameter).clone()
+        everybody: list[dict[str, float]] = [{} for _ in range(self.ranks)]
+        dist.all_gather_object(everybody, dict(watched))
+        watched.clear()
+        for theirs in everybody:
+            for name, value in theirs.items():
+                watched[name] = watched.get(name, 0.0) + value
+
+    @torch.no_grad()
+    def policy_logprobs(self, samples: Sequence[TrainingSample]) -> list[Tensor]:
+        """Log-probs of each row's policy tokens under the present adapters, in order; 0 elsewhere."""
+        named = {id(sample): place for place, sample in enumerate(samples)}
+        mine: dict[int, Tensor] = {}
+        for parts in rounds(samples, ranks=self.ranks, tokens=self.micro_batch_tokens):
+            rows = parts[self.rank]
+            batch = collate(rows, self.model.device)
+            logprobs_BT, _ = fused_token_logprobs(
+                self.model.hidden(batch.tokens_BT, batch.adapters),
+                self.model.head,
+                batch.tokens_BT,
+                positions_BT=batch.policy_weights_BT > 0,
+                temperature=self.config.rollout.temperature,
+                chunk=max(1, LOGITS_AT_ONCE // len(self.model.head)),
+            )
+            for row, logprobs_T in zip(rows, logprobs_BT.cpu(), strict=True):
+                if id(row) in named:
+                    mine[named[id(row)]] = logprobs_T[: len(row.tokens)].clone()
+        everybody: list[dict[int, Tensor]] = [{} for _ in range(self.ranks)]
+        dist.all_gather_object(everybody, mine)
+        merged = {place: logprobs for theirs in everybody for place, logprobs in theirs.items()}
+        return [merged[place] for place in range(len(samples))]

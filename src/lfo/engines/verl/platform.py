@@ -1,0 +1,111 @@
+"""A CPU as a platform of verl's, for machines without a GPU.
+
+verl asks a platform for its device, its memory and its communication backend. A CPU has no memory of its own to
+manage, so those calls do nothing; ranks talk by gloo; and what Ray calls a GPU is a slot that is only counted
+(`ray.init(num_gpus=ranks)`).
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from verl.plugin.platform.platform_base import PlatformBase
+from verl.plugin.platform.platform_manager import PlatformRegistry
+
+_CPU = torch.device("cpu")
+_GIB = 1 << 30
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+def _zero(*_: Any, **__: Any) -> int:
+    return 0
+
+
+class _CpuModule(types.ModuleType):
+    """`torch.cpu`, with the memory calls that verl expects of `torch.cuda`."""
+
+    max_memory_allocated = max_memory_reserved = memory_allocated = memory_reserved = staticmethod(_zero)
+    empty_cache = ipc_collect = reset_peak_memory_stats = set_device = synchronize = staticmethod(_nothing)
+    manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
+    mem_get_info = staticmethod(lambda *_: (8 * _GIB, 16 * _GIB))
+    get_rng_state = staticmethod(lambda *_: torch.get_rng_state())
+    set_rng_state = staticmethod(lambda state, *_: torch.set_rng_state(state))
+    is_available = staticmethod(lambda: True)
+    device_count = staticmethod(lambda: 1)
+    current_device = staticmethod(lambda: _CPU)
+    get_device_name = staticmethod(lambda *_: "cpu")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cpu, name)
+
+
+@PlatformRegistry.register(platform="cpu")
+class CpuPlatform(PlatformBase):
+    device_name = "cpu"
+    vendor_name = "cpu"
+    device_module = _CpuModule("lfo_cpu")
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_device(self) -> Any:
+        return _CPU
+
+    def device_count(self) -> int:
+        return 1
+
+    def set_device(self, device_index: int) -> None:
+        pass
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        pass
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def set_allocator_settings(self, settings: str) -> None:
+        pass
+
+    def empty_cache(self) -> None:
+        pass
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        return "CUDA_VISIBLE_DEVICES"
+
+    @contextmanager
+    def nvtx_range(self, msg: str) -> Iterator[None]:
+        yield
+
+    def profiler_start(self) -> None:
+        pass
+
+    def profiler_stop(self) -> None:
+        pass
+
+    def ray_resource_name(self) -> str:
+        return "GPU"
+
+    def ray_noset_envvars(self) -> list[str]:
+        return []
+
+    def is_ipc_supported(self) -> bool:
+        return False
+
+    def cudart(self) -> Any:
+        return None
