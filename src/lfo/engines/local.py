@@ -33,7 +33,7 @@ from lfo.engines.learner import Learner
 from lfo.engines.loading import environment_factory, load_base, load_tokenizer, pick_device
 from lfo.engines.progress import Progress
 from lfo.env.interface import EnvironmentFactory
-from lfo.errors import ConfigError, WorkError
+from lfo.errors import ConfigError
 from lfo.evaluation.fixed_tasks import evaluate_tasks, lookahead_accuracy
 from lfo.evaluation.success import rollout_metrics
 from lfo.objectives.advantages import (
@@ -46,13 +46,12 @@ from lfo.objectives.advantages import (
 from lfo.objectives.schedule import active_losses, control_weight, learning_rate
 from lfo.protocol.world_model import WorldModelExample
 from lfo.rollout.records import rollout_record
-from lfo.rollout.runner import RolloutRequest
+from lfo.rollout.runner import BROKEN_OFF, RolloutRequest, refuse_dead_environment
 from lfo.rollout.samples import PREDICTED_TOOLS, ReplayBuffer, policy_sample, world_model_sample
 from lfo.rundir import RunDirectory, read_metrics
-from lfo.types import Rollout, RolloutGroup, StopReason, TrainingSample
+from lfo.types import Rollout, RolloutGroup, TrainingSample
 
 SAMPLE_ROLLOUTS = 4  # kept from each evaluation, for a person to read
-BROKEN_OFF = frozenset({StopReason.ENVIRONMENT_ERROR, StopReason.ENVIRONMENT_TIMEOUT})  # not the policy's fault
 RATE_FLOOR = 0.1  # the cosine ends at this share of the learning rate
 
 
@@ -198,7 +197,7 @@ class Trainer:
         report = DynamicSamplingReport(kept=0, all_failed=0, all_succeeded=0)
         for draw in range(config.policy.max_resamples + 1):
             drawn = self._roll_out(step, draw)
-            _refuse_dead_environment([rollout for group in drawn for rollout in group.rollouts])
+            refuse_dead_environment([rollout for group in drawn for rollout in group.rollouts])
             shaped = [self._shaped(group) for group in drawn]
             informative, seen = select_groups(shaped)
             report += seen
@@ -365,7 +364,7 @@ class Trainer:
                 predictor=self.predictor,
             )
             rollouts = evaluation.rollouts
-            _refuse_dead_environment(rollouts)
+            refuse_dead_environment(rollouts)
             metrics = rollout_metrics(rollouts)
             if self.config.lookahead_source != "truth" and self.predictor is not None:
                 accuracy = lookahead_accuracy(evaluation.asked, self.environment, self.settings)
@@ -410,12 +409,6 @@ class Trainer:
             "best_success": self.state.best if best else None,
             "best_step": best.step if best else None,
         }
-
-
-def _refuse_dead_environment(rollouts: Sequence[Rollout]) -> None:
-    """One failed rollout is data; when all have failed, nothing will be learned by going on."""
-    if rollouts and all(rollout.stop in BROKEN_OFF for rollout in rollouts):
-        raise WorkError(f"the environment failed in all {len(rollouts)} rollouts: {rollouts[0].error}")
 
 
 def _deal(parts: Sequence[Sequence[Any]], count: int) -> list[list[Any]]:
