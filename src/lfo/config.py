@@ -282,9 +282,11 @@ def differences(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
     return {name: (ones[name], others[name]) for name in ones if ones[name] != others[name]}
 
 
-def fingerprint(
-    config: RunConfig, without: Sequence[str] = ("seed", "output_dir", "preset", "device", "threads")
-) -> str:
+# Settings that do not change the experiment, but for the seed, over which experiments are repeated.
+BESIDE_THE_EXPERIMENT = ("seed", "output_dir", "preset", "device", "threads", "checkpoint_every")
+
+
+def fingerprint(config: RunConfig, without: Sequence[str] = BESIDE_THE_EXPERIMENT) -> str:
     """16 hex digits that two configs share exactly when they agree in all settings but `without`.
 
     The default leaves out what does not change the experiment, so runs that differ by seed alone belong together.
