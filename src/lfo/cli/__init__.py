@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from lfo import __version__
-from lfo.cli import bench, compare, demo, environment, play, pretrain, train
+from lfo.cli import bench, demo, environment, models, play, pretrain, train
 from lfo.errors import LfoError
 
 
@@ -36,12 +36,12 @@ app = typer.Typer(name="lfo", cls=_Commands, add_completion=False, no_args_is_he
 app.command("train")(train.train)
 app.command("config")(train.config)
 app.command("demo")(demo.demo)
-app.command("compare")(compare.compare)
 app.command("generate")(environment.generate)
 app.command("check-env")(environment.check_env)
 app.command("play")(play.play)
 app.command("pretrain")(pretrain.pretrain)
 app.add_typer(bench.app, name="bench")
+app.add_typer(models.app, name="models")
 
 
 def _print_version(wanted: bool) -> None:
