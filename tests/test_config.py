@@ -113,9 +113,10 @@ def test_values_are_read_by_the_type_of_their_setting():
         ("env_args=3", "env_args must be a mapping"),
         ("coupling=shard", "coupling must be one of separate, shared, stacked, not 'shard'; did you mean shared?"),
         ("preset=tyni", "preset must be one of default, tiny, documents, not 'tyni'; did you mean tiny?"),
-        ("trackers=[tensorboard]", "there is no setting 'trackers'"),
+        ("trackers=[tensorbord]", "each value of trackers must be one of tensorboard, wandb, not 'tensorbord'"),
+        ("trackers=wandb,wandb", "trackers names something twice: wandb, wandb"),
         ("lora.dropout=0.05", "there is no setting 'lora.dropout'"),
-        ("world_model.from_logs=x", "there is no setting 'world_model.from_logs'"),
+        ("world_model.from_logs=x", "world_model.from_logs needs world_model.only=true"),
         ("env=phone-cals", "did you mean phone-calls?"),
         ("env=my_package", "package.module:Class"),
         ("steps", "a setting is written name=value"),
@@ -131,6 +132,7 @@ def test_a_bad_setting_is_refused_in_one_sentence(override, words):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
+        (["world_model.from_logs=x", "world_model.only=true", "world_model.replay=false"], "needs world_model.replay"),
         (["lora.rank=0"], "lora.rank must be at least 1, not 0"),
         (["rollout.mini_batch_prompts=3"], "rollout.mini_batch_prompts=3 does not divide rollout.prompts=8"),
         (["rollout.group_size=1"], "rollout.group_size must be at least 2"),

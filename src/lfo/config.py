@@ -86,6 +86,7 @@ class WorldModelConfig:
     every: int = 1  # hierarchical: the world model learns in every so many-th step
     adaptive_weight: bool = False  # let prediction accuracy and success set the weight
     only: bool = False  # train the world model and leave the policy as it is
+    from_logs: str | None = None  # with `only`: a file of rollouts to learn from, instead of rolling out
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,6 +133,7 @@ class RunConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = 0  # CPU threads; 0 = let torch decide
     checkpoint_every: int = 10  # steps
+    trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()  # who is told of every row of metrics beside the file
     lora: LoraConfig = field(default_factory=LoraConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
@@ -315,9 +317,11 @@ def differences(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
     return {name: (ones[name], others[name]) for name in ones if ones[name] != others[name]}
 
 
-def fingerprint(
-    config: RunConfig, without: Sequence[str] = ("seed", "output_dir", "preset", "device", "threads")
-) -> str:
+# Settings that do not change the experiment, but for the seed, over which experiments are repeated.
+BESIDE_THE_EXPERIMENT = ("seed", "output_dir", "preset", "device", "threads", "checkpoint_every", "trackers")
+
+
+def fingerprint(config: RunConfig, without: Sequence[str] = BESIDE_THE_EXPERIMENT) -> str:
     """16 hex digits that two configs share exactly when they agree in all settings but `without`.
 
     The default leaves out what does not change the experiment, so runs that differ by seed alone belong together.
@@ -364,7 +368,7 @@ def _relations(c: RunConfig) -> Iterator[tuple[bool, str]]:
     yield bool(c.model.strip()), "model must name the embedded base (tiny), a folder or a hub id"
     yield bool(c.output_dir.strip()), "output_dir must name a folder"
     yield len(c.levels) > 0, "levels must name at least one level"
-    for name, values in (("levels", c.levels), ("eval.splits", c.eval.splits)):
+    for name, values in (("levels", c.levels), ("eval.splits", c.eval.splits), ("trackers", c.trackers)):
         yield len(set(values)) == len(values), f"{name} names something twice: {', '.join(map(str, values))}"
     yield len(c.eval.splits) > 0, "eval.splits must name at least one split; eval.every=0 turns evaluation off"
     yield all(part.strip() for part in c.lora.targets.split(",")), "lora.targets must be all-linear or module names"
@@ -399,6 +403,14 @@ def _relations(c: RunConfig) -> Iterator[tuple[bool, str]]:
     yield w.every == 1 or w.schedule == "hierarchical", "world_model.every needs world_model.schedule=hierarchical"
     yield not w.only or w.weight > 0, "world_model.only=true needs world_model.weight above 0"
     yield not w.only or w.predict != "none", "world_model.only=true has nothing to learn with world_model.predict=none"
+    yield (
+        w.from_logs is None or w.only,
+        "world_model.from_logs needs world_model.only=true: logs teach the world model and not the policy",
+    )
+    yield (
+        w.from_logs is None or (w.replay and w.input == "state"),
+        "world_model.from_logs needs world_model.replay=true and world_model.input=state",
+    )
     yield (
         c.lookahead_source == "world_model" or c.lookahead,
         f"lookahead_source={c.lookahead_source} needs lookahead=true",

@@ -2,8 +2,10 @@
 
     runs/x/
       config.yaml                   every setting, resolved
+      data.json                     what the run is evaluated on
       metrics.jsonl                 one row a step
       rollouts/step-000010.jsonl    sample rollouts
+      predictions/step-000010.jsonl what the world model expected to hear, beside what was said
       checkpoints/step-000010/      what the engine needs to go on, and `checkpoint.json`, written last
       checkpoints/last, best        the name of a checkpoint each; the others are removed
       adapters/policy, world_model  ordinary PEFT folders
@@ -33,7 +35,7 @@ from lfo.config import RunConfig, differences, from_yaml, to_yaml
 from lfo.errors import ConfigError, DataError, UsageError, WorkError
 
 # A run that goes on keeps its settings, except those that do not change what it computes next.
-CHANGEABLE_ON_RESUME = frozenset({"steps", "output_dir", "device", "threads", "checkpoint_every"})
+CHANGEABLE_ON_RESUME = frozenset({"steps", "output_dir", "device", "threads", "checkpoint_every", "trackers"})
 
 MANIFEST = "checkpoint.json"
 
@@ -123,10 +125,22 @@ class RunDirectory:
         with self._writing("the metrics"):
             write_text_atomic(self.metrics, "".join(json.dumps(row) + "\n" for row in kept))
 
+    def write_data(self, description: Mapping[str, Any]) -> None:
+        """Say what the run is evaluated on, so that runs can be compared by their folders alone."""
+        with self._writing("data.json"):
+            write_json_atomic(self.path / "data.json", _finite(description))
+
     def write_rollouts(self, step: int, rows: Iterable[Mapping[str, Any]]) -> Path:
         """Save sample rollouts of one step."""
-        path = self.path / "rollouts" / f"{_step_name(step)}.jsonl"
-        with self._writing("sample rollouts"):
+        return self._write_rows("rollouts", step, rows)
+
+    def write_predictions(self, step: int, rows: Iterable[Mapping[str, Any]]) -> Path:
+        """Save replies that the world model predicted at one step."""
+        return self._write_rows("predictions", step, rows)
+
+    def _write_rows(self, what: str, step: int, rows: Iterable[Mapping[str, Any]]) -> Path:
+        path = self.path / what / f"{_step_name(step)}.jsonl"
+        with self._writing(f"sample {what}"):
             path.parent.mkdir(exist_ok=True)
             write_text_atomic(path, "".join(json.dumps(_finite(row)) + "\n" for row in rows))
         return path
@@ -302,7 +316,7 @@ def _temporary(path: Path) -> Path:
 
 
 def _remove_leftovers(path: Path) -> None:
-    for folder in (path, path / "checkpoints", path / "rollouts"):
+    for folder in (path, path / "checkpoints", path / "rollouts", path / "predictions"):
         for leftover in folder.glob(".*.tmp"):
             if leftover.is_dir():
                 shutil.rmtree(leftover)

@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from lfo import __version__
-from lfo.cli import bench, demo, environment, play, pretrain, train
+from lfo.cli import bench, demo, environment, models, play, pretrain, train
 from lfo.errors import LfoError
 
 
@@ -41,6 +41,7 @@ app.command("check-env")(environment.check_env)
 app.command("play")(play.play)
 app.command("pretrain")(pretrain.pretrain)
 app.add_typer(bench.app, name="bench")
+app.add_typer(models.app, name="models")
 
 
 def _print_version(wanted: bool) -> None:

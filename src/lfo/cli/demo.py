@@ -7,48 +7,20 @@ the same command goes on.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from lfo.errors import UsageError, WorkError
-
-if TYPE_CHECKING:
-    from lfo.config import RunConfig
+from lfo.cli.children import ChildRun, stop
+from lfo.errors import WorkError
 
 ARMS = {"dapo": "plain DAPO", "dual-lora": "dual-LoRA"}  # `algo`, which also names the folder -> name in the table
 SETTINGS = ("preset=tiny", "levels=2", "eval.every=10", "eval.splits=val,test_unseen_companies")
 LOOK_EVERY = 0.5  # seconds
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Run:
-    """One of the two runs: what is wanted, and how far what lies in its folder has come."""
-
-    name: str
-    folder: Path
-    settings: tuple[str, ...]
-    config: RunConfig  # the settings, resolved
-
-    @property
-    def started(self) -> bool:
-        return (self.folder / "config.yaml").is_file()
-
-    @property
-    def finished(self) -> bool:
-        return (self.folder / "adapters").is_dir()  # the last thing that a run writes
-
-    @property
-    def log(self) -> Path:
-        return self.folder.with_name(f"{self.folder.name}.log")
 
 
 def demo(
@@ -74,34 +46,28 @@ def demo(
         )
 
 
-def _runs(settings: Sequence[str], output_dir: Path) -> list[_Run]:
+def _runs(settings: Sequence[str], output_dir: Path) -> list[ChildRun]:
     """Both runs, checked before anything starts; what lies there already must be what is wanted."""
-    from lfo.config import differences, from_yaml, load_config
+    from lfo.config import load_config
 
     runs = []
     for algo, name in ARMS.items():
         folder = output_dir / algo
         own = (*settings, f"algo={algo}", f"output_dir={folder}")
-        runs.append(_Run(name=name, folder=folder, settings=own, config=load_config(own)))
+        runs.append(ChildRun(name=name, folder=folder, settings=own, config=load_config(own)))
     for run in runs:
-        if run.started:
-            found = differences(from_yaml(run.folder / "config.yaml"), run.config)
-            for name, (before, now) in found.items():
-                if name != "output_dir":
-                    raise UsageError(
-                        f"{run.folder} was trained with {name}={before}, not {now}; choose another --output-dir"
-                    )
+        run.refuse_other_settings()
     return runs
 
 
-def _train(runs: Sequence[_Run]) -> None:
+def _train(runs: Sequence[ChildRun]) -> None:
     """Run all at the same time, until the last has ended or one has failed."""
     with ExitStack() as stack:
         progress = stack.enter_context(_Progress(runs))
         processes = []
         for run in runs:
-            processes.append(_start(run))
-            stack.callback(_stop, processes[-1])
+            processes.append(run.start())
+            stack.callback(stop, processes[-1])
         codes: list[int | None] = [None]
         while None in codes:
             time.sleep(LOOK_EVERY)
@@ -109,36 +75,13 @@ def _train(runs: Sequence[_Run]) -> None:
             for run, code in zip(runs, codes, strict=True):
                 progress.look(run)
                 if code:
-                    raise WorkError(f"{run.name} failed: {_last_words(run)}")
-
-
-def _start(run: _Run) -> subprocess.Popen[bytes]:
-    run.folder.parent.mkdir(parents=True, exist_ok=True)
-    arguments = ("--resume", str(run.folder)) if run.started else run.settings
-    with open(run.log, "wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-c", "from lfo.cli import main; main()", "train", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()  # does nothing to one that has ended; a run survives it
-    process.wait()
-
-
-def _last_words(run: _Run) -> str:
-    lines = run.log.read_text(encoding="utf-8", errors="replace").split("\n")
-    return next((line.removeprefix("lfo: ") for line in reversed(lines) if line.strip()), "it said nothing")
+                    raise WorkError(f"{run.name} failed: {run.last_words()}")
 
 
 class _Progress:
     """One bar a run on a terminal; one plain line for each evaluation elsewhere. Everything goes to stderr."""
 
-    def __init__(self, runs: Sequence[_Run]) -> None:
+    def __init__(self, runs: Sequence[ChildRun]) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -164,7 +107,7 @@ class _Progress:
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
-    def look(self, run: _Run) -> None:
+    def look(self, run: ChildRun) -> None:
         from lfo.evaluation.side_by_side import SEEN
         from lfo.rundir import read_metrics
 
@@ -186,7 +129,7 @@ class _Progress:
                     )
 
 
-def _show(runs: Sequence[_Run], as_json: bool) -> None:
+def _show(runs: Sequence[ChildRun], as_json: bool) -> None:
     from lfo.env.ceiling import mean_ceiling
     from lfo.env.phone_calls import PhoneCalls
     from lfo.evaluation import side_by_side

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from transformers.utils.logging import disable_progress_bar
 
 from lfo.config import RunConfig
+from lfo.engines import models
 from lfo.env.interface import Environment, EnvironmentFactory
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
@@ -23,9 +24,11 @@ EMBEDDED = "tiny"
 
 
 def model_source(name: str) -> str:
-    """Where transformers finds a model: the embedded base, a folder, or a hub id as it is."""
+    """Where transformers finds a model: the embedded base, one that was fetched, a folder, or a hub id as it is."""
     if name == EMBEDDED:
         return str(resources.files("lfo") / "assets" / EMBEDDED)
+    if name in models.CATALOG:
+        return str(models.resolve(name))
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():

@@ -32,9 +32,13 @@ from lfo.engines.agent import adapters_of, build_agent
 from lfo.engines.learner import Learner
 from lfo.engines.loading import environment_factory, load_base, load_tokenizer, pick_device
 from lfo.engines.progress import Progress
+from lfo.engines.trackers import open_trackers, require_trackers
+from lfo.engines.world_model_eval import WorldModelExamination
 from lfo.env.interface import EnvironmentFactory
-from lfo.errors import ConfigError, WorkError
+from lfo.errors import ConfigError, DataError
+from lfo.evaluation.balance import gradient_balance
 from lfo.evaluation.fixed_tasks import evaluate_tasks, lookahead_accuracy
+from lfo.evaluation.runs import describe_data
 from lfo.evaluation.success import rollout_metrics
 from lfo.objectives.advantages import (
     DynamicSamplingReport,
@@ -45,14 +49,13 @@ from lfo.objectives.advantages import (
 )
 from lfo.objectives.schedule import active_losses, control_weight, learning_rate
 from lfo.protocol.world_model import WorldModelExample
-from lfo.rollout.records import rollout_record
-from lfo.rollout.runner import RolloutRequest
+from lfo.rollout.records import read_rollouts, rollout_record
+from lfo.rollout.runner import BROKEN_OFF, RolloutRequest, refuse_dead_environment
 from lfo.rollout.samples import PREDICTED_TOOLS, ReplayBuffer, policy_sample, world_model_sample
 from lfo.rundir import RunDirectory, read_metrics
-from lfo.types import Rollout, RolloutGroup, StopReason, TrainingSample
+from lfo.types import Rollout, RolloutGroup, TrainingSample
 
 SAMPLE_ROLLOUTS = 4  # kept from each evaluation, for a person to read
-BROKEN_OFF = frozenset({StopReason.ENVIRONMENT_ERROR, StopReason.ENVIRONMENT_TIMEOUT})  # not the policy's fault
 RATE_FLOOR = 0.1  # the cosine ends at this share of the learning rate
 
 
@@ -66,6 +69,7 @@ def create_trainer(
 ) -> Trainer:
     """A trainer for any environment and any base; `environment` makes one environment per rollout (a class does)."""
     validate(config)
+    require_trackers(config)
     if config.threads:
         torch.set_num_threads(config.threads)
     device = pick_device(config.device)
@@ -99,7 +103,8 @@ class Trainer:
             self.model.load(adapters_of(Path(config.init_from)))
         self.learner = Learner(self.model, config)
         self.runner = self.agent.runner()
-        self.replay = ReplayBuffer()
+        self.replay = self._logged_replies() if config.world_model.from_logs else ReplayBuffer()
+        self.examination = WorldModelExamination(self.agent, self.learner)
         self.state = State(weight=config.world_model.weight)
 
     def _check_predicted_tools(self) -> None:
@@ -111,30 +116,52 @@ class Trainer:
                 f"({', '.join(sorted(names))}); use world_model.predict=all"
             )
 
+    def _logged_replies(self) -> ReplayBuffer:
+        """Everything that was heard in the rollouts of `world_model.from_logs`."""
+        path = str(self.config.world_model.from_logs)
+        replay = ReplayBuffer()
+        for rollout in read_rollouts(path, self.environment()):
+            replay.add(self.world_model_codec.examples_of(rollout, predict=self.predicted_tools))
+        if not replay:
+            raise DataError(
+                f"{path} holds no reply that world_model.predict={self.config.world_model.predict} learns from"
+            )
+        return replay
+
+    @property
+    def _learns_to_predict(self) -> bool:
+        """Whether this run trains a world model that can be asked in the form of `WorldModelExample`."""
+        settings = self.config.world_model
+        return settings.weight > 0 and settings.predict != "none" and settings.input == "state"
+
     # --- the loop ----------------------------------------------------------------------------------------------
 
     def fit(self, *, resume: bool = False) -> dict[str, Any]:
         """Train to the last step; answers a summary."""
         config = self.config
         with RunDirectory.create(config.output_dir, config, resume=resume) as run, Progress(config) as progress:
-            if resume:
-                self._restore(run)
-            elif config.eval.every:
-                # The untrained policy is the first point of every curve.
-                run.append_metrics({"step": 0, "tasks_seen": 0, **self.evaluate(run)})
-            for step in range(self.state.step, config.steps):
-                row = self.step(step)
-                done = self.state.step = step + 1
-                if config.eval.every and (done % config.eval.every == 0 or done == config.steps):
-                    row |= self.evaluate(run)
-                    self._control_weight(row)
-                run.append_metrics(row)
-                progress.show(row)
-                best = row.get("eval/val/success", -1.0) > self.state.best
-                if best:
-                    self.state.best = row["eval/val/success"]
-                if best or done % config.checkpoint_every == 0 or done == config.steps:
-                    run.write_checkpoint(done, self._save, best=best)
+            first_row = self._restore(run) if resume else 0
+            run.write_data(describe_data(config, self.environment))
+            with open_trackers(config, run.path, first_step=first_row) as track:
+                if config.eval.every and first_row == 0:
+                    # The untrained policy is the first point of every curve.
+                    row = {"step": 0, "tasks_seen": 0, **self.evaluate(run)}
+                    run.append_metrics(row)
+                    track(row)
+                for step in range(self.state.step, config.steps):
+                    row = self.step(step)
+                    done = self.state.step = step + 1
+                    if config.eval.every and (done % config.eval.every == 0 or done == config.steps):
+                        row |= self.evaluate(run)
+                        self._control_weight(row)
+                    run.append_metrics(row)
+                    track(row)
+                    progress.show(row)
+                    best = row.get("eval/val/success", -1.0) > self.state.best
+                    if best:
+                        self.state.best = row["eval/val/success"]
+                    if best or done % config.checkpoint_every == 0 or done == config.steps:
+                        run.write_checkpoint(done, self._save, best=best)
             run.write_adapters(self.model.save)
             return self._summary(run)
 
@@ -157,6 +184,7 @@ class Trainer:
             **rollout_metrics(rollouts),
             **_by_sight(rollouts),
             **watched,
+            **gradient_balance(watched),
             "groups_kept": report.kept,
             "groups_all_failed": report.all_failed,
             "groups_all_succeeded": report.all_succeeded,
@@ -196,9 +224,11 @@ class Trainer:
         groups: list[RolloutGroup] = []
         kept: dict[int, RolloutGroup] = {}
         report = DynamicSamplingReport(kept=0, all_failed=0, all_succeeded=0)
+        if config.world_model.from_logs:  # everything that will ever be heard is in the buffer already
+            return groups, kept, report
         for draw in range(config.policy.max_resamples + 1):
             drawn = self._roll_out(step, draw)
-            _refuse_dead_environment([rollout for group in drawn for rollout in group.rollouts])
+            refuse_dead_environment([rollout for group in drawn for rollout in group.rollouts])
             shaped = [self._shaped(group) for group in drawn]
             informative, seen = select_groups(shaped)
             report += seen
@@ -350,7 +380,8 @@ class Trainer:
     # --- evaluation --------------------------------------------------------------------------------------------
 
     def evaluate(self, run: RunDirectory | None = None) -> dict[str, Any]:
-        """Greedy success on the fixed tasks of each split, with look-ahead where the run has it."""
+        """Greedy success on the fixed tasks of each split, with look-ahead where the run has it; and what the world
+        model expects to hear after the held-out calls."""
         started = time.monotonic()
         row: dict[str, Any] = {}
         records: list[dict[str, Any]] = []
@@ -365,15 +396,21 @@ class Trainer:
                 predictor=self.predictor,
             )
             rollouts = evaluation.rollouts
-            _refuse_dead_environment(rollouts)
+            refuse_dead_environment(rollouts)
             metrics = rollout_metrics(rollouts)
             if self.config.lookahead_source != "truth" and self.predictor is not None:
                 accuracy = lookahead_accuracy(evaluation.asked, self.environment, self.settings)
                 metrics["lookahead_accuracy"] = accuracy
             row |= {f"eval/{split}/{name}": value for name, value in metrics.items()}
             records += [{"split": split, **rollout_record(rollout)} for rollout in rollouts[:SAMPLE_ROLLOUTS]]
+        predictions: list[dict[str, Any]] = []
+        if self._learns_to_predict:
+            metrics, predictions = self.examination.run()
+            row |= metrics
         if run is not None:
             run.write_rollouts(self.state.step, records)
+            if predictions:
+                run.write_predictions(self.state.step, predictions)
         row["seconds/eval"] = time.monotonic() - started
         return row
 
@@ -385,21 +422,19 @@ class Trainer:
         save_arrays(self.replay.arrays(), folder / "replay.safetensors")
         (folder / "state.json").write_text(json.dumps(dataclasses.asdict(self.state)), encoding="utf-8")
 
-    def _restore(self, run: RunDirectory) -> None:
+    def _restore(self, run: RunDirectory) -> int:
+        """Take up the last checkpoint and forget the rows behind it; answers the step of the next row."""
         checkpoint = run.latest_checkpoint()
-        if checkpoint is None:
-            # Killed before the first checkpoint: begin again, keeping the evaluation of the untrained policy.
-            run.truncate_metrics(0)
-            if self.config.eval.every and not (run.metrics.exists() and read_metrics(run.metrics)):
-                run.append_metrics({"step": 0, "tasks_seen": 0, **self.evaluate(run)})
-            return
+        run.truncate_metrics(checkpoint.step if checkpoint else 0)
+        if checkpoint is None:  # killed before the first one: begin again, but for the untrained policy's evaluation
+            return 1 if run.metrics.exists() and read_metrics(run.metrics) else 0
         self.model.load(checkpoint.path)
         self.learner.load(checkpoint.path / "optimizer.safetensors")
         self.replay = ReplayBuffer.from_arrays(load_arrays(checkpoint.path / "replay.safetensors"))
         saved = json.loads((checkpoint.path / "state.json").read_text(encoding="utf-8"))
         self.state = State(**saved)
         self.sampler.refresh()
-        run.truncate_metrics(checkpoint.step)
+        return checkpoint.step + 1
 
     def _summary(self, run: RunDirectory) -> dict[str, Any]:
         best = run.best_checkpoint()
@@ -410,12 +445,6 @@ class Trainer:
             "best_success": self.state.best if best else None,
             "best_step": best.step if best else None,
         }
-
-
-def _refuse_dead_environment(rollouts: Sequence[Rollout]) -> None:
-    """One failed rollout is data; when all have failed, nothing will be learned by going on."""
-    if rollouts and all(rollout.stop in BROKEN_OFF for rollout in rollouts):
-        raise WorkError(f"the environment failed in all {len(rollouts)} rollouts: {rollouts[0].error}")
 
 
 def _deal(parts: Sequence[Sequence[Any]], count: int) -> list[list[Any]]:

@@ -83,6 +83,15 @@ def read_run(path: str | Path) -> RunRecord:
     )
 
 
+def find_runs(paths: Sequence[str | Path]) -> list[Path]:
+    """The folders named, and of a folder that is no run itself the runs in it."""
+    found: list[Path] = []
+    for path in map(Path, paths):
+        inside = sorted(config.parent for config in path.glob("*/config.yaml"))
+        found += inside if inside and not (path / "config.yaml").is_file() else [path]
+    return list(dict.fromkeys(found))
+
+
 def describe_data(config: RunConfig, environment: EnvironmentFactory) -> dict[str, Any]:
     """What runs of this config are evaluated on: `data.json`.
 

@@ -1,23 +1,25 @@
-"""Rollouts as JSON that a person, a page or another program can read; and back.
+"""Rollouts as JSON that a person, a page or another program can read; and back, as far as text goes.
 
-    {"task_id": "val-L2-0-000000", "reward": 1.0, "stop": "done", "error": "", "blind": false, "level": 2,
-     "opening": [{"role": "user", "content": "..."}],
-     "turns": [{"predicted": false, "action": "<tool_call>...", "observation": "...", "tool": "make_phone_call",
-                "asked": false, "category": "success", "facts": []}]}
+    {"opening": [{"role": "user", "content": "I need the contract end date from Acme."}],
+     "turns": [{"action": "<tool_call>{...}</tool_call>", "observation": "Acme, insurance..."}]}
 
-A file holds one such object a line. Only `task_id`, `opening` and, of each turn, `action` and `observation` are needed
-to read one, so logs of other programs are easily brought into this form.
+is the least that a rollout must tell; `rollout_record` writes more. What is read has no tokens and no log-probs: a
+world model can learn from it, a policy cannot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from lfo.env.interface import DescribesReplies, Environment, OffersLookahead
 from lfo.env.tool_environment import read_tool_call
 from lfo.errors import DataError
-from lfo.types import Message, ReplyFacts, Rollout, StopReason, Turn
+from lfo.types import Message, Rollout, StopReason, Turn
+
+ROLES = ("system", "user", "assistant", "tool")
 
 
 def rollout_record(rollout: Rollout) -> dict[str, Any]:
@@ -36,7 +38,6 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
                 "action": turn.action,
                 "observation": turn.observation,
                 "tool": turn.call.name if turn.call else None,
-                "asked": turn.asked,
                 "category": turn.facts.category if turn.facts else None,
                 "facts": list(turn.facts.facts) if turn.facts else [],
             }
@@ -45,59 +46,103 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
     }
 
 
-def rollouts_of(records: Iterable[Mapping[str, Any]], source: str | Path) -> list[Rollout]:
-    """The rollouts of the records that `source` holds: `rollouts_of(read_json_lines(path), path)`."""
+def read_rollouts(path: str | Path, environment: Environment) -> list[Rollout]:
+    """The rollouts of a file, one JSON object a line; `environment` says what replies mean and what is asked about."""
+    try:
+        lines = Path(path).read_bytes().splitlines()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
     rollouts = []
-    for number, record in enumerate(records, start=1):
-        try:
-            rollouts.append(rollout_of(record))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            what = f"has no {error}" if isinstance(error, KeyError) else f"cannot be used: {error}"
-            raise DataError(f"{source}, record {number}: the rollout {what}") from error
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                rollouts.append(_from_record(json.loads(line), environment))
+            except (ValueError, RecursionError) as error:
+                reason = "not valid JSON" if isinstance(error, json.JSONDecodeError | UnicodeError) else error
+                raise DataError(f"{path}, line {number}: {reason or 'nested too deeply'}") from None
     return rollouts
 
 
-def rollout_of(record: Mapping[str, Any]) -> Rollout:
-    """The inverse of `rollout_record`, but for tokens and info; calls are read out of the actions again.
-
-    A record that is none raises whatever Python raises: `rollouts_of` makes a sentence of it.
-    """
-    level = record.get("level")
+def rollout_from_texts(
+    environment: Environment,
+    *,
+    task_id: str,
+    opening: Sequence[Message],
+    exchanges: Iterable[tuple[str, str]],
+    reward: float = 0.0,
+) -> Rollout:
+    """A rollout of what was really said, (action, observation) by (action, observation)."""
+    turns: list[Turn] = []
+    transcript = list(opening)
+    for action, observation in exchanges:
+        turn = _turn(environment, transcript, action, observation)
+        turns.append(turn)
+        transcript += _messages(turn)
     return Rollout(
-        task_id=_text(record["task_id"]),
-        opening=tuple(
-            Message(role=message["role"], content=_text(message["content"])) for message in record["opening"]
-        ),
+        task_id=task_id,
+        opening=tuple(opening),
         tokens=(),
         origins=(),
         logprobs=(),
-        turns=tuple(_turn(turn) for turn in record["turns"]),
-        reward=float(record.get("reward", 0.0)),
-        stop=StopReason(record.get("stop", StopReason.DONE)),
-        error=_text(record.get("error", "")),
-        blind=bool(record.get("blind", False)),
-        info={} if level is None else {"level": level},
+        turns=tuple(turns),
+        reward=reward,
+        stop=StopReason.DONE,
     )
 
 
-def _turn(turn: Mapping[str, Any]) -> Turn:
-    action, category = _text(turn["action"]), turn.get("category")
-    facts = tuple(_text(fact) for fact in turn.get("facts", ()))
+def transcripts(rollout: Rollout) -> Iterator[tuple[tuple[Turn, ...], tuple[Message, ...]]]:
+    """The real turns before each moment of a rollout, and all messages so far; imagined exchanges are left out."""
+    real = [turn for turn in rollout.turns if not turn.predicted]
+    for count in range(len(real) + 1):
+        said = [message for turn in real[:count] for message in _messages(turn)]
+        yield tuple(real[:count]), (*rollout.opening, *said)
+
+
+def _messages(turn: Turn) -> tuple[Message, Message]:
+    name = turn.call.name if turn.call else None
+    return (
+        Message(role="assistant", content=turn.action),
+        Message(role="tool", content=turn.observation, name=name),
+    )
+
+
+def _turn(environment: Environment, transcript: Sequence[Message], action: str, observation: str) -> Turn:
+    call = read_tool_call(action)
+    query = environment.lookahead_query(transcript) if isinstance(environment, OffersLookahead) else None
     return Turn(
         action=action,
-        observation=_text(turn["observation"]),
-        call=read_tool_call(action),
+        observation=observation,
+        call=call,
         action_start=0,
         action_end=0,
         observation_start=0,
         observation_end=0,
-        predicted=bool(turn.get("predicted", False)),
-        asked=bool(turn.get("asked", False)),
-        facts=None if category is None else ReplyFacts(category=_text(category), facts=facts),
+        asked=call is not None and call == query,
+        facts=environment.describe_reply(observation) if isinstance(environment, DescribesReplies) else None,
     )
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r:.40} is no text")
+def _from_record(record: Any, environment: Environment) -> Rollout:
+    """Raises ValueError with what is wrong, in words that follow a file and a line."""
+    opening = _list_of_objects(record, "opening", "a rollout")
+    turns = _list_of_objects(record, "turns", "a rollout")
+    for message in opening:
+        if message.get("role") not in ROLES or not isinstance(message.get("content"), str):
+            raise ValueError(f"a message of the opening needs a role ({', '.join(ROLES)}) and a content that is text")
+    for place, turn in enumerate(turns, start=1):
+        for key in ("action", "observation"):
+            if not isinstance(turn.get(key), str):
+                raise ValueError(f"turn {place} needs an {key} that is text")
+    return rollout_from_texts(
+        environment,
+        task_id=str(record.get("task_id", "")),
+        opening=[Message(role=message["role"], content=message["content"]) for message in opening],
+        exchanges=[(turn["action"], turn["observation"]) for turn in turns if not turn.get("predicted")],
+    )
+
+
+def _list_of_objects(record: Any, key: str, what: str) -> list[dict[str, Any]]:
+    value = record.get(key) if isinstance(record, dict) else None
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise ValueError(f"{what} needs {key}, a list of objects")
     return value

@@ -23,7 +23,7 @@ import numpy as np
 
 from lfo.env.interface import DescribesReplies, Environment, EnvironmentFactory, OffersLookahead
 from lfo.env.tool_environment import format_tool_call, read_tool_call
-from lfo.errors import EnvironmentFailed
+from lfo.errors import EnvironmentFailed, WorkError
 from lfo.protocol.chat import ChatCodec, Tokens
 from lfo.protocol.world_model import WorldModelState, state_of
 from lfo.rollout.patience import EnvironmentTimedOut, call_all
@@ -31,6 +31,7 @@ from lfo.types import Message, Origin, ReplyFacts, Rollout, StepResult, StopReas
 
 EXPECTED = "(expected) "  # how an imagined reply is marked
 MAX_IMAGINED = 8  # exchanges before one turn; an environment that never has enough is cut off here
+BROKEN_OFF = frozenset({StopReason.ENVIRONMENT_ERROR, StopReason.ENVIRONMENT_TIMEOUT})  # not the policy's fault
 
 
 class Speech(Protocol):
@@ -354,6 +355,12 @@ class Runner:
         )
         row.transcript.append(Message(role="assistant", content=action))
         row.transcript.append(Message(role="tool", content=observation, name=call.name if call else None))
+
+
+def refuse_dead_environment(rollouts: Sequence[Rollout]) -> None:
+    """One failed rollout is data; when all have failed, there is no use in going on."""
+    if rollouts and all(rollout.stop in BROKEN_OFF for rollout in rollouts):
+        raise WorkError(f"the environment failed in all {len(rollouts)} rollouts: {rollouts[0].error}")
 
 
 def _hear(environment: Environment, message: str) -> tuple[StepResult, ReplyFacts | None]:

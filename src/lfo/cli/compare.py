@@ -1,0 +1,53 @@
+"""`lfo compare`: groups of runs against a baseline, from their folders alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Folders of runs, or folders that hold them.")],
+    baseline: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The group that ratios refer to; plain DAPO unless named.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON.")] = False,
+) -> None:
+    """Compare how many tasks runs needed, grouped by their settings: lfo compare runs/level2/*"""
+    from lfo.evaluation import sample_efficiency
+    from lfo.evaluation.runs import find_runs, read_run
+
+    comparison = sample_efficiency.compare([read_run(path) for path in find_runs(runs)], baseline=baseline)
+    if as_json:
+        typer.echo(json.dumps(sample_efficiency.as_json(comparison), indent=2))
+        return
+    of = "success" if comparison.ceiling is None else f"the ceiling ({comparison.ceiling:.1%})"
+    _print(
+        f"Tasks to a share of {of}",
+        sample_efficiency.table(comparison),
+        [*sample_efficiency.conclusions(comparison), *comparison.notes],
+    )
+
+
+def _print(title: str, rows: Sequence[Sequence[str]], words: Sequence[str]) -> None:
+    from rich.console import Console
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    group, *figures = rows[0]
+    table = Table(
+        Column(group, min_width=18, overflow="fold"),
+        *(Column(name, justify="right") for name in figures),
+        title=title,
+        pad_edge=False,
+    )
+    for row in rows[1:]:
+        table.add_row(*map(Text, row))
+    console = Console()
+    console.print(table)
+    for line in words:
+        console.print(line, highlight=False, markup=False)

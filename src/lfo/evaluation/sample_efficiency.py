@@ -1,0 +1,560 @@
+"""How many tasks does a way of training need, and how many times fewer than plain DAPO? From run folders alone.
+
+    comparison = compare([read_run(path) for path in paths])
+    lfo compare runs/level2/* --json
+
+Runs that agree in every setting but the seed are one group. A run needs as many tasks to a target as it had seen at
+the first evaluation on val that reached it, so answers are as fine as evaluations are frequent, and reaching it once
+counts. `ratio_to_baseline` is the baseline's tasks over the group's tasks to 70 % of the information ceiling, paired by
+seed: the geometric mean over seeds, with a t-interval on the logarithm.
+
+A run that ended before it reached the target is censored: all that is known is that it needs more tasks than it saw.
+Its ratio is then a bound, the ratio of the group the mean of such bounds, itself a bound and marked so. No mean and no
+deviation can be estimated from bounds; what holds whatever the distribution is a bound on the median (which for the
+log-normal ratios that the t-interval assumes is the geometric mean): of n seeds the smallest bound lies below the
+median but for a chance of 1 in 2 ** n. So five seeds are the fewest that give a censored ratio a one-sided bound at
+95 %, and one seed gives no interval of any kind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from scipy.special import stdtrit
+
+from lfo.config import BESIDE_THE_EXPERIMENT, LEAVES, RunConfig, differences, fingerprint, flatten, load_config
+from lfo.errors import DataError, UsageError
+from lfo.evaluation.runs import RunRecord
+
+SHARES = (0.5, 0.7, 0.9)  # of 1 and of the ceiling: the targets
+TARGET_SHARE = 0.7  # of the ceiling: where "good" begins, and where groups are compared
+CONFIDENCE = 0.95
+GAIN_STEPS = 50  # how much later the policy's gain is looked at
+VAL = "eval/val/success"
+# What tells how good the world model was at an evaluation, the best witness first.
+ACCURACY_KEYS = ("world_model_eval/semantic_accuracy", "eval/val/lookahead_accuracy")
+
+Curve = Mapping[int, float]  # tasks seen -> success, at each evaluation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reached:
+    """How many tasks a target took: `Reached(tasks=320, censored=False)`; censored: more than so many."""
+
+    tasks: float
+    censored: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ratio:
+    """How many times fewer tasks than the baseline.
+
+    `bound` is "at least" or "at most" where runs that never got there allow no more; None with `censored` means that
+    they allow nothing at all. An interval has None on the side on which nothing is known.
+    """
+
+    value: float | None = None
+    interval: tuple[float | None, float | None] | None = None
+    censored: bool = False
+    bound: str | None = None
+    seeds: tuple[int, ...] = ()  # that both have
+    note: str = ""  # why there is no ratio
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Correlation:
+    """World-model accuracy at a step against what the policy did in the `steps` after it, over `n` pairs."""
+
+    accuracy: str  # the metric that was taken
+    steps: int
+    n: int
+    with_gain: float | None  # in success on val
+    with_success: float | None  # on val, `steps` later
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ZeroShot:
+    """Success on a split of unseen companies, and the baseline's, both after `tasks` tasks."""
+
+    split: str
+    tasks: int
+    success: float
+    baseline: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        return self.success / self.baseline if self.baseline else None  # nothing is a multiple of 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Runs that differ by seed alone, and what they show against the baseline."""
+
+    name: str
+    runs: tuple[RunRecord, ...]
+    tasks_to: Mapping[str, Mapping[float, Reached]]  # "success" and "ceiling" -> share -> tasks
+    by_seed: Mapping[int, Reached]  # tasks of each run to the target of the comparison
+    success: float  # on val at the last evaluation of each run
+    tasks_seen: int  # of the shortest run
+    ratio: Ratio
+    zero_shot: ZeroShot | None
+    correlation: Correlation | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    groups: tuple[Group, ...]
+    baseline: str | None
+    ceiling: float | None
+    target: float  # the success to which tasks are counted for the ratios
+    notes: tuple[str, ...]  # what a reader should know: runs that have not ended, no baseline
+
+
+# Comparing
+
+
+def compare(runs: Sequence[RunRecord], *, baseline: str | None = None) -> Comparison:
+    """Group runs and compare the groups; refuses runs that cannot be compared, with the reason."""
+    _refuse_unusable(runs)
+    _refuse_different_data(runs)
+    members = _grouped(runs)
+    names = group_names([_config(group[0]) for group in members])
+    baseline = _baseline_name(names, members, baseline)
+    assert runs[0].data is not None
+    ceiling = runs[0].data["splits"]["val"]["ceiling"]
+    target = TARGET_SHARE * (1.0 if ceiling is None else ceiling)
+    by_name = dict(zip(names, members, strict=True))
+    base = by_name.get(baseline) if baseline is not None else None
+    notes = [run.note for run in runs if run.note]
+    if baseline is None:
+        notes.append("there is no plain DAPO among these runs, so there is nothing to be a multiple of")
+    return Comparison(
+        groups=tuple(_group(name, group, base, ceiling, target) for name, group in by_name.items()),
+        baseline=baseline,
+        ceiling=ceiling,
+        target=target,
+        notes=tuple(notes),
+    )
+
+
+def _group(
+    name: str, runs: Sequence[RunRecord], base: Sequence[RunRecord] | None, ceiling: float | None, target: float
+) -> Group:
+    curves = [curve(run.rows) for run in runs]
+    by_seed = _by_seed(runs, target)
+    tops = {"success": 1.0} if ceiling is None else {"success": 1.0, "ceiling": ceiling}
+    if base is None or base is runs:
+        ratio = Ratio(note="there is no baseline" if base is None else "the baseline itself")
+    else:
+        ratio = ratio_to_baseline(_by_seed(base, target), by_seed)
+    return Group(
+        name=name,
+        runs=tuple(runs),
+        tasks_to={
+            of: {share: _typical([tasks_to(each, share * top) for each in curves]) for share in SHARES}
+            for of, top in tops.items()
+        },
+        by_seed=by_seed,
+        success=fmean(each[max(each)] for each in curves),
+        tasks_seen=min(max(each) for each in curves),
+        ratio=ratio,
+        zero_shot=_zero_shot(runs, base),
+        correlation=correlation([run.rows for run in runs]),
+    )
+
+
+# Tasks to a target
+
+
+def curve(rows: Sequence[Mapping[str, Any]], key: str = VAL) -> dict[int, float]:
+    """Tasks seen -> a metric, at every row that has it."""
+    return {
+        row["tasks_seen"]: row[key]
+        for row in rows
+        if isinstance(row.get("tasks_seen"), int) and isinstance(row.get(key), int | float)
+    }
+
+
+def tasks_to(points: Curve, success: float) -> Reached:
+    """Tasks seen at the first evaluation that reached `success`, or how many were not enough."""
+    tasks = min((tasks for tasks, reached in points.items() if reached >= success), default=None)
+    return Reached(tasks=max(points), censored=True) if tasks is None else Reached(tasks=tasks)
+
+
+def _typical(each: Sequence[Reached]) -> Reached:
+    """The geometric mean over seeds, a bound as soon as one of them is."""
+    tasks = [reached.tasks for reached in each]
+    mean = math.exp(fmean(map(math.log, tasks))) if min(tasks) > 0 else 0.0
+    return Reached(tasks=round(mean, 1), censored=any(reached.censored for reached in each))
+
+
+def _by_seed(runs: Sequence[RunRecord], target: float) -> dict[int, Reached]:
+    return {_config(run).seed: tasks_to(curve(run.rows), target) for run in runs}
+
+
+# The ratio and what is known about it
+
+
+def ratio_to_baseline(baseline: Mapping[int, Reached], group: Mapping[int, Reached]) -> Ratio:
+    """The baseline's tasks over the group's, paired by seed.
+
+    >>> ratio_to_baseline({0: Reached(tasks=800)}, {0: Reached(tasks=200)}).value
+    4.0
+    >>> ratio_to_baseline({0: Reached(tasks=1600, censored=True)}, {0: Reached(tasks=320)}).bound
+    'at least'
+    """
+    seeds = tuple(sorted(set(baseline) & set(group)))
+    if not seeds:
+        return Ratio(note="the two have no seed in common")
+    pairs = [(baseline[seed], group[seed]) for seed in seeds]
+    if any(reached.tasks == 0 for pair in pairs for reached in pair):
+        return Ratio(seeds=seeds, note="the target was reached before any training")
+    logs = [math.log(base.tasks / own.tasks) for base, own in pairs]
+    at_least = any(base.censored for base, _ in pairs)
+    at_most = any(own.censored for _, own in pairs)
+    if not (at_least or at_most):
+        mean, low, high = t_interval(logs)
+        interval = None if math.isnan(low) else (math.exp(low), math.exp(high))
+        return Ratio(value=math.exp(mean), interval=interval, seeds=seeds)
+    # What each seed is known to exceed and to stay below.
+    lows = [-math.inf if own.censored else log for log, (_, own) in zip(logs, pairs, strict=True)]
+    highs = [math.inf if base.censored else log for log, (base, _) in zip(logs, pairs, strict=True)]
+    low = median_bound(lows)
+    high = -median_bound([-value for value in highs])
+    known = [math.exp(value) if math.isfinite(value) else None for value in (low, high)]
+    both = at_least and at_most
+    return Ratio(
+        value=None if both else math.exp(fmean(logs)),
+        interval=(known[0], known[1]) if any(value is not None for value in known) else None,
+        censored=True,
+        bound=None if both else "at least" if at_least else "at most",
+        seeds=seeds,
+        note="neither side can be bounded: each has runs that never reached the target" if both else "",
+    )
+
+
+def t_interval(values: Any, confidence: float = CONFIDENCE) -> tuple[Any, Any, Any]:
+    """Mean and t-interval over the last axis; the interval is NaN where there is no deviation to judge by.
+
+    >>> [round(float(each), 3) for each in t_interval([1.0, 2.0, 3.0])]
+    [2.0, -0.484, 4.484]
+    """
+    values = np.asarray(values, dtype=float)
+    n = values.shape[-1]
+    mean = values.mean(axis=-1)
+    if n < 2:
+        return mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan)
+    deviation = values.std(axis=-1, ddof=1)
+    # Seeds that agree to the last digit agree because evaluations are far apart, not because nothing varies.
+    deviation = np.where(deviation > 1e-12, deviation, np.nan)
+    half = stdtrit(n - 1, (1 + confidence) / 2) * deviation / math.sqrt(n)
+    return mean, mean - half, mean + half
+
+
+def median_bound(values: Any, confidence: float = CONFIDENCE) -> Any:
+    """A lower bound on the median over the last axis, good for any distribution; -inf where n is too small.
+
+    The k-th smallest of n exceeds the median only if fewer than k fall below it: a tail of the fair binomial.
+
+    >>> median_bound([3.0, 1.0, 2.0, 5.0, 4.0]), median_bound([3.0, 1.0, 2.0, 5.0])
+    (1.0, -inf)
+    """
+    values = np.sort(np.asarray(values, dtype=float), axis=-1)
+    n = values.shape[-1]
+    k, tail = 0, 0.0
+    while (tail := tail + math.comb(n, k) / 2**n) <= 1 - confidence:
+        k += 1
+    bound = values[..., k - 1] if k else np.full(values.shape[:-1], -np.inf)
+    return float(bound) if values.ndim == 1 else bound
+
+
+# Unseen companies, and what prediction has to do with it
+
+
+def _zero_shot(runs: Sequence[RunRecord], base: Sequence[RunRecord] | None) -> ZeroShot | None:
+    splits = _config(runs[0]).eval.splits
+    split = next((split for split in splits if split.startswith("test_unseen")), None)
+    if split is None:
+        return None
+    key = f"eval/{split}/success"
+    own = [curve(run.rows, key) for run in runs]
+    others = [curve(run.rows, key) for run in base or ()]
+    if not all(own):
+        return None
+    others = others if all(others) else []
+    tasks = min(max(each) for each in (*own, *others))
+    return ZeroShot(
+        split=split,
+        tasks=tasks,
+        success=fmean(_at(each, tasks) for each in own),
+        baseline=fmean(_at(each, tasks) for each in others) if others else None,
+    )
+
+
+def _at(points: Curve, tasks: int) -> float:
+    """At the last evaluation that had seen no more than `tasks`."""
+    before = [seen for seen in points if seen <= tasks]
+    return points[max(before) if before else min(points)]
+
+
+def correlation(runs: Sequence[Sequence[Mapping[str, Any]]]) -> Correlation | None:
+    """Does a world model that predicts well come before a policy that gains? Pearson, over all evaluations of all runs.
+
+    The gain is looked at 50 steps later, or in shorter runs half a run later. Evaluations of one run are not
+    independent, so there is a number of points and no significance. A policy that has reached the ceiling gains
+    nothing more however well its world model predicts, which is why the correlation with success itself stands beside.
+    """
+    key = next((key for key in ACCURACY_KEYS if all(any(key in row for row in rows) for rows in runs)), None)
+    if key is None:
+        return None
+    steps = min(GAIN_STEPS, min(rows[-1]["step"] for rows in runs) // 2)
+    pairs = []
+    for rows in runs:
+        points = [row for row in rows if isinstance(row.get(VAL), int | float)]
+        for row in points:
+            later = next((other for other in points if other["step"] >= row["step"] + steps), None)
+            if later is not None and isinstance(row.get(key), int | float):
+                pairs.append((row[key], later[VAL] - row[VAL], later[VAL]))
+    columns = list(zip(*pairs, strict=True)) or [(), (), ()]
+    return Correlation(
+        accuracy=key,
+        steps=steps,
+        n=len(pairs),
+        with_gain=pearson(columns[0], columns[1]),
+        with_success=pearson(columns[0], columns[2]),
+    )
+
+
+def pearson(one: Sequence[float], other: Sequence[float]) -> float | None:
+    """None where it says nothing: fewer than three points, or one side that does not vary."""
+    if len(one) < 3 or np.ptp(one) < 1e-12 or np.ptp(other) < 1e-12:
+        return None
+    return float(np.corrcoef(one, other)[0, 1])
+
+
+# Groups and their names
+
+
+def _grouped(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
+    groups: dict[str, list[RunRecord]] = defaultdict(list)
+    for run in runs:
+        group = groups[fingerprint(_config(run))]
+        twin = next((other for other in group if _config(other).seed == _config(run).seed), None)
+        if twin is not None:
+            raise UsageError(f"{twin.path} and {run.path} have the same settings and the same seed; leave one out")
+        group.append(run)
+    return [sorted(group, key=lambda run: _config(run).seed) for group in groups.values()]
+
+
+def group_names(configs: Sequence[RunConfig]) -> list[str]:
+    """A short name for each group: its algorithm, and those settings in which it stands out from groups of the same.
+
+    "dapo", "dual-lora", "dual-lora coupling=shared lookahead=false"
+    """
+    names = []
+    for config in configs:
+        usual = load_config([f"preset={configs[0].preset}", f"algo={config.algo}"])
+        alike = [other for other in configs if other.algo == config.algo]
+        varying = {name for other in alike for name in differences(config, other)} - set(BESIDE_THE_EXPERIMENT)
+        settings = flatten(config)
+        shown = [
+            f"{_short(name)}={_in_words(settings[name])}"
+            for name in settings
+            if name in varying and name in differences(config, usual)
+        ]
+        names.append(" ".join([config.algo, *shown]))
+    return names
+
+
+def _short(name: str) -> str:
+    """A setting by its last word, where no other has the same."""
+    last = name.rpartition(".")[2]
+    return last if sum(leaf.rpartition(".")[2] == last for leaf in LEAVES) == 1 else name
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _baseline_name(names: Sequence[str], groups: Sequence[Sequence[RunRecord]], asked: str | None) -> str | None:
+    if asked is not None:
+        if asked not in names:
+            raise UsageError(f"there is no group {asked!r}; the groups are {', '.join(map(repr, names))}")
+        return asked
+    plain = [name for name, group in zip(names, groups, strict=True) if _config(group[0]).algo == "dapo"]
+    if len(plain) > 1:
+        raise UsageError(f"several groups are plain DAPO ({', '.join(plain)}); choose one with --baseline NAME")
+    return plain[0] if plain else None
+
+
+# What cannot be compared
+
+
+def _refuse_unusable(runs: Sequence[RunRecord]) -> None:
+    if not runs:
+        raise UsageError("there are no runs to compare")
+    for run in runs:
+        if run.problem:
+            raise DataError(run.problem)
+        if not curve(run.rows):
+            raise DataError(f"{run.path} holds no evaluation on val yet")
+        if run.data is None or "val" not in run.data["splits"]:
+            raise DataError(f"nobody can tell on which tasks {run.path} was evaluated: it has no data.json")
+
+
+def _refuse_different_data(runs: Sequence[RunRecord]) -> None:
+    first, *others = runs
+    assert first.data is not None
+    for run in others:
+        assert run.data is not None
+        for what in ("environment", "levels"):
+            if first.data.get(what) != run.data.get(what):
+                raise UsageError(
+                    f"{first.path} and {run.path} cannot be compared: their {what} differ, "
+                    f"{first.data.get(what)} and {run.data.get(what)}"
+                )
+        for split, tasks in first.data["splits"].items():
+            other = run.data["splits"].get(split, tasks)
+            if tasks["fingerprint"] != other["fingerprint"]:
+                raise UsageError(
+                    f"{first.path} and {run.path} cannot be compared: they were evaluated on different tasks of "
+                    f"{split} ({tasks['tasks']} with fingerprint {tasks['fingerprint']}, {other['tasks']} with "
+                    f"{other['fingerprint']})"
+                )
+
+
+def _config(run: RunRecord) -> RunConfig:
+    assert run.config is not None, "unusable runs are refused before"
+    return run.config
+
+
+# For programs and people
+
+
+def as_json(comparison: Comparison) -> dict[str, Any]:
+    """Everything, with null where nothing is known."""
+    return {
+        "baseline": comparison.baseline,
+        "ceiling": comparison.ceiling,
+        "target": comparison.target,
+        "confidence": CONFIDENCE,
+        "groups": [
+            {
+                "name": group.name,
+                "runs": [str(run.path) for run in group.runs],
+                "by_seed": {str(seed): dataclasses.asdict(reached) for seed, reached in group.by_seed.items()},
+                "tasks_to": {
+                    of: {f"{share:.0%}".rstrip("%"): dataclasses.asdict(reached) for share, reached in shares.items()}
+                    for of, shares in group.tasks_to.items()
+                },
+                "success": group.success,
+                "tasks_seen": group.tasks_seen,
+                "ratio_to_baseline": group.ratio.value,
+                "interval": group.ratio.interval,
+                "censored": group.ratio.censored,
+                "bound": group.ratio.bound,
+                "paired_seeds": list(group.ratio.seeds),
+                "note": group.ratio.note,
+                "zero_shot": group.zero_shot.success if group.zero_shot else None,
+                "zero_shot_tasks": group.zero_shot.tasks if group.zero_shot else None,
+                "zero_shot_baseline": group.zero_shot.baseline if group.zero_shot else None,
+                "zero_shot_ratio": group.zero_shot.ratio if group.zero_shot else None,
+                "correlation": dataclasses.asdict(group.correlation) if group.correlation else None,
+            }
+            for group in comparison.groups
+        ],
+        "notes": list(comparison.notes),
+    }
+
+
+def table(comparison: Comparison) -> list[tuple[str, ...]]:
+    """The rows to show, the first of them the headings."""
+    of = "success" if comparison.ceiling is None else "ceiling"
+    rows = [
+        (
+            "group",
+            "seeds",
+            *(f"{share:.0%}" for share in SHARES),
+            "ratio",
+            "val",
+            "unseen",
+        )
+    ]
+    for group in comparison.groups:
+        reached = [group.tasks_to[of][share] for share in SHARES]
+        rows.append(
+            (
+                group.name,
+                str(len(group.runs)),
+                *(f"{'> ' if each.censored else ''}{each.tasks:.0f}" for each in reached),
+                _ratio_in_words(group.ratio),
+                f"{group.success:.0%}",
+                "-" if group.zero_shot is None else f"{group.zero_shot.success:.0%}",
+            )
+        )
+    return rows
+
+
+def conclusions(comparison: Comparison) -> list[str]:
+    """In plain words what the groups show against the baseline, and what nobody can tell."""
+    words = []
+    for group in comparison.groups:
+        ratio, seeds = group.ratio, len(group.ratio.seeds)
+        over = f"over {seeds} paired seed{'s' if seeds > 1 else ''}"
+        if ratio.value is not None:
+            words.append(
+                f"{comparison.baseline} needed {ratio.bound + ' ' if ratio.bound else ''}{ratio.value:.1f} times as "
+                f"many tasks as {group.name} to reach {comparison.target:.0%} on val, {over}{_spread(ratio)}."
+            )
+        elif comparison.baseline not in (None, group.name):
+            words.append(f"{group.name} against {comparison.baseline}: {ratio.note}.")
+        shot = group.zero_shot
+        if shot is not None and shot.baseline is not None and group.name != comparison.baseline:
+            words.append(
+                f"On {shot.split} after {shot.tasks} tasks: {group.name} {shot.success:.0%}, "
+                f"{comparison.baseline} {shot.baseline:.0%}."
+            )
+        link = group.correlation
+        if link is not None and link.with_gain is not None:
+            success = "-" if link.with_success is None else f"{link.with_success:+.2f}"
+            words.append(
+                f"{group.name}: {link.accuracy} correlates {link.with_gain:+.2f} with the gain of the next "
+                f"{link.steps} steps and {success} with success after them (n = {link.n})."
+            )
+    return words
+
+
+def _ratio_in_words(ratio: Ratio) -> str:
+    value = "-" if ratio.value is None else f"{_SIGNS[ratio.bound]}{ratio.value:.1f}"
+    return value if ratio.interval is None else f"{value} ({_interval_in_words(ratio.interval)})"
+
+
+_SIGNS = {"at least": "≥ ", "at most": "≤ ", None: ""}
+
+
+def _interval_in_words(interval: tuple[float | None, float | None]) -> str:
+    low, high = interval
+    if high is None:
+        return f"above {low:.1f}"
+    return f"below {high:.1f}" if low is None else f"{low:.1f} to {high:.1f}"
+
+
+def _spread(ratio: Ratio) -> str:
+    if ratio.interval is not None:
+        return f" ({CONFIDENCE:.0%}: {_interval_in_words(ratio.interval)})"
+    if len(ratio.seeds) == 1:
+        return "; one seed has no interval"
+    if ratio.censored:
+        return "; with runs that never got there, fewer than five seeds have no interval"
+    return "; all seeds agree to the evaluation, so their spread is unknown"
