@@ -28,7 +28,7 @@ COUPLINGS = ("separate", "shared", "stacked")
 def groups() -> list[RolloutGroup]:
     """Five groups that the untrained policy played: of each, one rollout that did well and one that did not."""
     trainer = small_trainer("lookahead=false", environment=fussy_calls)
-    kept = [group for step in range(4) for group in trainer._collect(step)[1].values()]
+    kept = [group for step in range(4) for group in trainer.collect(step)[1].values()]
     assert len(kept) >= 5
     pairs = []
     for group in kept[:5]:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from peft import PeftModel
 
 from lfo.engines.learner import Learner
-from lfo.engines.local import Trainer, _deal, create_trainer
+from lfo.engines.local import Trainer, create_trainer
+from lfo.engines.recipe import Collected, _deal
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
 from lfo.errors import DataError
@@ -97,7 +98,7 @@ def test_the_draws_of_a_step_are_all_different_and_kept_groups_are_no_more_than_
     trainer = small_trainer("policy.max_resamples=3", "lookahead=false", environment=fussy_calls)
     seen: list[str] = []
     for step in range(3):
-        groups, kept, report = trainer._collect(step)
+        groups, kept, report = trainer.collect(step)
         assert report.seen == len(groups) >= 2
         assert len(kept) <= 2
         assert len(kept) == 2 or len(groups) == 8
@@ -107,10 +108,10 @@ def test_the_draws_of_a_step_are_all_different_and_kept_groups_are_no_more_than_
 
 def test_without_dynamic_sampling_every_group_is_used():
     trainer = small_trainer("policy.dynamic_sampling=false", environment=partial(Hopeless, levels=(2,)))
-    groups, kept, report = trainer._collect(0)
+    groups, kept, report = trainer.collect(0)
     assert len(kept) == len(groups) == report.seen == 2
     assert report.all_failed == 2
-    rows = trainer._policy_rows(kept[0])
+    rows = trainer.recipe._policy_rows(kept[0])
     assert len(rows) == 4
     assert all(sum(row.policy_weights) > 0 and not any(row.advantages) for row in rows)
 
@@ -119,15 +120,15 @@ def test_a_finite_environment_shows_every_task_once_before_any_twice():
     config = small_config("env=oracle-codes", "world_model.predict=all", "rollout.prompts=6")
     trainer = create_trainer(config, OracleCodes, tokenizer(), base=base())
     count = len(OracleCodes().tasks("train"))
-    ids = [task.id for step in range(count // 6) for task in trainer._tasks(step, 0)]
+    ids = [task.id for step in range(count // 6) for task in trainer.recipe.tasks(step, 0)]
     assert len(set(ids)) == len(ids) == count // 6 * 6
-    assert ids == [task.id for step in range(count // 6) for task in trainer._tasks(step, 0)]
+    assert ids == [task.id for step in range(count // 6) for task in trainer.recipe.tasks(step, 0)]
 
 
 def test_blind_rollouts_are_the_asked_share_and_all_in_the_first_steps():
     trainer = small_trainer("exploration.blind_share=0.25", "exploration.blind_steps=1", environment=fussy_calls)
     for step, expected in ((0, [True] * 4), (1, [True, False, False, False])):
-        groups, *_ = trainer._collect(step)
+        groups, *_ = trainer.collect(step)
         assert [rollout.blind for rollout in groups[0].rollouts] == expected
 
 
@@ -143,12 +144,12 @@ class Ringing(PhoneCalls):
 
 def test_the_policy_is_not_blamed_for_what_the_environment_broke_off():
     trainer = small_trainer("rollout.environment_retries=0", environment=partial(Ringing, levels=(2,)))
-    groups, *_ = trainer._collect(0)
+    groups, *_ = trainer.collect(0)
     broken = [r for group in groups for r in group.rollouts if r.stop == StopReason.ENVIRONMENT_ERROR]
     assert broken
     assert {rollout.error for rollout in broken} == {"the environment raised ConnectionError: the line went dead"}
     for group in groups:
-        fair = trainer._shaped(group)
+        fair = trainer.recipe.shaped(group)
         assert [r.tokens for r in fair.rollouts] == [r.tokens for r in group.rollouts if r not in broken]
 
 
@@ -190,9 +191,9 @@ class Recorder:
 def test_schedules_decide_which_losses_a_step_has(monkeypatch, settings, expected):
     recorder = Recorder(monkeypatch)
     trainer = small_trainer(*BLIND, *settings, environment=fussy_calls)
-    recorded = trainer._collect(0)  # informative
+    recorded = trainer.collect(0)  # informative
     assert len(recorded[1]) > 0
-    monkeypatch.setattr(trainer, "_collect", lambda step: recorded)
+    monkeypatch.setattr(trainer, "collect", lambda step: recorded)
     found = []
     for step in range(3):
         trainer.step(step)
@@ -216,21 +217,21 @@ def test_replay_fills_each_mini_batch_up_to_the_cap_and_without_it_only_fresh_ex
         if replay == "true":
             assert sizes[-1] == 6
             assert keys[2] & (keys[0] | keys[1]), "old replies come back"
-            assert len(trainer.replay) > 0
+            assert len(trainer.recipe.replay) > 0
         else:
             assert not (keys[2] | keys[3]) & (keys[0] | keys[1])
-            assert len(trainer.replay) == 0
+            assert len(trainer.recipe.replay) == 0
 
 
 @pytest.mark.parametrize("same_task", [False, True])
 def test_inline_every_group_gives_its_observations_once(monkeypatch, same_task):
     recorder = Recorder(monkeypatch)
     trainer = small_trainer(*BLIND, "coupling=stacked", "world_model.input=inline", environment=fussy_calls)
-    groups, kept, report = trainer._collect(0)
+    groups, kept, report = trainer.collect(0)
     if same_task:  # as in a small environment: one task in two groups of a step, of which one taught nothing
         groups = [dataclasses.replace(group, task_id="again") for group in groups]
     place, learned = next(iter(kept.items()))
-    monkeypatch.setattr(trainer, "_collect", lambda step: (groups, {place: learned}, report))
+    monkeypatch.setattr(trainer, "collect", lambda step: Collected(groups, {place: learned}, report))
     trainer.step(0)
     rows = [row for rows, _ in recorder.updates for row in rows]
     assert len(rows) == sum(len(group.rollouts) for group in groups)
@@ -241,11 +242,11 @@ def test_inline_every_group_gives_its_observations_once(monkeypatch, same_task):
 def test_surprise_pays_for_what_was_hard_to_predict():
     plain = small_trainer(*BLIND, environment=fussy_calls)
     curious = small_trainer(*BLIND, "surprise=0.5", environment=fussy_calls)
-    (group, *_), _, _ = plain._collect(0)
-    assert plain._shaped(group).rewards == group.rewards
-    losses = [curious._surprise(rollout) for rollout in group.rollouts]
+    (group, *_), _, _ = plain.collect(0)
+    assert plain.recipe.shaped(group).rewards == group.rewards
+    losses = [curious.recipe._surprise(rollout) for rollout in group.rollouts]
     assert len(set(losses)) > 1
-    extra = [new - old for new, old in zip(curious._shaped(group).rewards, group.rewards, strict=True)]
+    extra = [new - old for new, old in zip(curious.recipe.shaped(group).rewards, group.rewards, strict=True)]
     assert sum(extra) == pytest.approx(0.0, abs=1e-9)
     assert max(range(4), key=lambda place: extra[place]) == max(range(4), key=lambda place: losses[place])
 
@@ -254,8 +255,8 @@ def test_overlong_shaping_takes_reward_from_long_rollouts_only():
     trainer = small_trainer(
         *BLIND, "rollout.max_context=420", "policy.overlong_buffer=120", "rollout.max_turns=16", environment=fussy_calls
     )
-    (group, *_), _, _ = trainer._collect(0)
-    shaped = trainer._shaped(group)
+    (group, *_), _, _ = trainer.collect(0)
+    shaped = trainer.recipe.shaped(group)
     lengths = [len(rollout.tokens) for rollout in group.rollouts]
     expected = [
         reward + overlong_penalty(length, limit=420, buffer=120)
@@ -271,12 +272,12 @@ def test_the_weight_controller_follows_accuracy_and_only_when_asked():
     )
     for accuracy, success, expected in ((0.1, 0.5, 1.0), (0.5, 0.5, 1.0), (0.9, 0.1, 0.3), (0.9, 0.6, 0.3)):
         for trainer in (adaptive, fixed):
-            trainer.state.best = 0.5
-            trainer._control_weight({"world_model_accuracy": accuracy, "eval/val/success": success})
-        assert adaptive.state.weight == expected
-        assert fixed.state.weight == 0.5
-    adaptive._control_weight({})
-    assert adaptive.state.weight == 0.3, "what nobody measured changes nothing"
+            trainer.recipe.state.best = 0.5
+            trainer.recipe.control_weight({"world_model_accuracy": accuracy, "eval/val/success": success})
+        assert adaptive.recipe.state.weight == expected
+        assert fixed.recipe.state.weight == 0.5
+    adaptive.recipe.control_weight({})
+    assert adaptive.recipe.state.weight == 0.3, "what nobody measured changes nothing"
 
 
 @pytest.mark.parametrize("source", ["world_model", "truth", "shuffled"])
@@ -290,7 +291,7 @@ def test_every_source_of_look_ahead_is_heard_and_evaluated(source: str):
 
 def test_a_context_without_room_for_a_whole_state_still_looks_ahead():
     trainer = small_trainer("rollout.max_context=330", "world_model.state_tokens=512", environment=fussy_calls)
-    groups, *_ = trainer._collect(0)
+    groups, *_ = trainer.collect(0)
     turns = [turn for group in groups for rollout in group.rollouts for turn in rollout.turns]
     assert any(turn.predicted for turn in turns)
     prompt = list(range(5, 500))

@@ -163,15 +163,16 @@ def assert_intact(run: Path, *, step: int) -> None:
 
 
 def test_a_nan_stops_the_run_and_the_last_checkpoint_is_intact(whole: Path, tmp_path: Path, capsys, monkeypatch):
-    hear = Trainer._hear
+    collect = Trainer.collect
 
-    def poisoned(self, groups):
-        if self.state.step == 2:
+    def poisoned(self, step):
+        collected = collect(self, step)
+        if step == 2:
             with torch.no_grad():
                 self.model.adapter_parameters("world_model")[0].fill_(float("nan"))
-        return hear(self, groups)
+        return collected
 
-    monkeypatch.setattr(Trainer, "_hear", poisoned)
+    monkeypatch.setattr(Trainer, "collect", poisoned)
     code, err, run = failing_run(capsys, tmp_path)
     assert code == 1
     assert "not a finite number" in err.splitlines()[-1]

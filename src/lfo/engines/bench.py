@@ -21,10 +21,12 @@ import torch
 from lfo.config import load_config
 from lfo.engines.loading import environment_factory, load_base, load_tokenizer
 from lfo.engines.local import Trainer, create_trainer
+from lfo.engines.recipe import Collected
 from lfo.env.phone_calls import PhoneCalls
 from lfo.env.tool_environment import format_tool_call
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.sampler import Sampler
+from lfo.objectives.advantages import DynamicSamplingReport
 from lfo.protocol.chat import ChatCodec
 from lfo.types import RolloutGroup, ToolCall, TrainingSample
 
@@ -61,7 +63,7 @@ def bench_step(overrides: Sequence[str] = (), *, repeats: int = 5, replayed_batc
     for repeat in range(repeats + 1):  # the first one warms up and does not count
         for name, variant in variants.items():
             if name in ("dapo", "lookahead"):
-                _timed(variant, "rollout", lambda trainer=variant.trainer: trainer._roll_out(0, 0))
+                _timed(variant, "rollout", lambda trainer=variant.trainer: trainer.recipe.draw(0, 0, trainer.roll_out))
             _train(variant)
         if repeat == 0:
             for variant in variants.values():
@@ -86,7 +88,8 @@ def bench_step(overrides: Sequence[str] = (), *, repeats: int = 5, replayed_batc
 def _variant(settings: Sequence[str]) -> _Variant:
     config = load_config(["preset=tiny", *settings])
     trainer = create_trainer(config, environment_factory(config), load_tokenizer(config.model))
-    return _Variant(trainer=trainer, groups=[_mixed(group) for group in trainer._roll_out(0, 0)], seconds={})
+    groups = trainer.recipe.draw(0, 0, trainer.roll_out)
+    return _Variant(trainer=trainer, groups=[_mixed(group) for group in groups], seconds={})
 
 
 def _mixed(group: RolloutGroup) -> RolloutGroup:
@@ -94,11 +97,16 @@ def _mixed(group: RolloutGroup) -> RolloutGroup:
     return replace(group, rollouts=tuple(rollouts))
 
 
+def _collected(groups: Sequence[RolloutGroup]) -> Collected:
+    report = DynamicSamplingReport(kept=len(groups), all_failed=0, all_succeeded=0)
+    return Collected(groups=groups, kept=dict(enumerate(groups)), report=report)
+
+
 def _fill_replay(trainer: Trainer, batches: int) -> None:
     """As if some steps had been trained already."""
-    if trainer.state.weight and trainer.config.world_model.replay:
+    if trainer.recipe.state.weight and trainer.config.world_model.replay:
         for step in range(1, batches + 1):
-            trainer._hear(trainer._roll_out(step, 0))
+            trainer.recipe.hear(trainer.recipe.draw(step, 0, trainer.roll_out))
 
 
 def _train(variant: _Variant) -> None:
@@ -106,11 +114,11 @@ def _train(variant: _Variant) -> None:
     trainer = variant.trainer
     parameters = [weight for weights in trainer.learner.parameters.values() for weight in weights]
     before = [weight.detach().clone() for weight in parameters]
-    trainer.world_model_codec._encode.cache_clear()  # in training every step brings new texts
-    heard = _timed(variant, "examples", lambda: trainer._hear(variant.groups))
+    trainer.agent.world_model_codec._encode.cache_clear()  # in training every step brings new texts
+    heard = _timed(variant, "examples", lambda: trainer.recipe.hear(variant.groups))
 
     def update() -> None:
-        trainer._update(0, variant.groups, dict(enumerate(variant.groups)), heard)
+        trainer.update(trainer.recipe.plan(0, _collected(variant.groups), heard))
         trainer.sampler.refresh()
 
     _timed(variant, "update", update)
@@ -136,7 +144,7 @@ def _count(variant: _Variant) -> dict[str, int]:
         return {}
 
     update, trainer.learner.update = trainer.learner.update, note  # pyright: ignore[reportAttributeAccessIssue]
-    trainer._update(0, variant.groups, dict(enumerate(variant.groups)), trainer._hear(variant.groups))
+    trainer.update(trainer.recipe.plan(0, _collected(variant.groups), trainer.recipe.hear(variant.groups)))
     trainer.learner.update = update
     policy = [row for row in learnt if any(row.policy_weights)]
     other = [row for row in learnt if not any(row.policy_weights)]

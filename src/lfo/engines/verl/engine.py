@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from verl.utils.fsdp_utils import fsdp2_load_full_state_dict, load_fsdp_optimizer, offload_fsdp_optimizer
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
@@ -75,7 +76,11 @@ class DualLoraEngine(FSDPEngine):
         for layer in decoder.layers:
             fully_shard(layer, ignored_params=adapters & set(layer.parameters()), **options)
         # The root holds nothing itself; it is what plans the meetings of the ranks.
-        fully_shard(decoder, ignored_params={each for each in decoder.parameters() if not hasattr(each, "placements")} | adapters, **options)
+        fully_shard(
+            decoder,
+            ignored_params={each for each in decoder.parameters() if not hasattr(each, "placements")} | adapters,
+            **options,
+        )
         fsdp2_load_full_state_dict(module, whole, self.device_mesh, None)
         return module
 
@@ -117,12 +122,17 @@ class DualLoraEngine(FSDPEngine):
 
     # --- weights out and in ------------------------------------------------------------------------------------
 
-    def save_checkpoint(self, local_path: str, *_: Any, **__: Any) -> None:
-        """Adapters and optimizer in the local engine's files; every rank holds the same, the first one writes."""
+    def save_adapters(self, folder: str) -> None:
+        """Every rank holds the same; the first one writes."""
         if self.rank == 0:
-            self.model.save(local_path)
-            self.learner.save(Path(local_path) / OPTIMIZER_FILE)
+            self.model.save(folder)
         torch.distributed.barrier()
+
+    def save_checkpoint(self, local_path: str, *_: Any, **__: Any) -> None:
+        """Adapters and optimizer, in the files that the local engine writes: either can go on from the other's."""
+        if self.rank == 0:
+            self.learner.save(Path(local_path) / OPTIMIZER_FILE)
+        self.save_adapters(local_path)
 
     def load_checkpoint(self, local_path: str, *_: Any, **__: Any) -> None:
         self.model.load(local_path)
@@ -138,6 +148,10 @@ class DualLoraEngine(FSDPEngine):
             ]
             return iter(adapters), {"adapters": list(self.model.adapter_names)}
         return policy_lora(self.model)
+
+
+def is_sharded(parameter: Tensor) -> bool:
+    return isinstance(parameter, DTensor)
 
 
 def policy_lora(model: DualAdapterModel) -> tuple[Iterator[tuple[str, Tensor]], dict[str, Any]]:

@@ -5,4 +5,4 @@ worker and in every agent loop. The CPU platform must be known earlier, while ve
 `VERL_USE_EXTERNAL_MODULES`.
 """
 
-from lfo.engines.verl import engine  # noqa: F401
+from lfo.engines.verl import agent_loop, engine, rollout  # noqa: F401

@@ -72,7 +72,9 @@ def _defaults() -> DictConfig:
 
     spec = importlib.util.find_spec("verl")
     if spec is None or spec.origin is None:
-        raise ConfigError("engine=verl needs verl 0.9.1, which is not installed: pip install learn-from-observation[verl]")
+        raise ConfigError(
+            "engine=verl needs verl 0.9.1, which is not installed: pip install learn-from-observation[verl]"
+        )
     GlobalHydra.instance().clear()
     folder = Path(spec.origin).parent / "trainer" / "config"
     with initialize_config_dir(str(folder), version_base=None):
@@ -159,6 +161,7 @@ def _translated(config: RunConfig, tokenizer: str | None) -> dict[str, Any]:
         f"{sampling}.multi_turn.max_tool_response_length": rollout.max_context * 16,
         # reward: from the environment's final state, given by the agent loop
         "reward.num_workers": 1,
+        "critic.enable": False,
         "reward.reward_model.rollout.name": SAMPLER,
         # run
         "trainer.device": "cpu" if cpu else "cuda",
@@ -175,6 +178,7 @@ def _translated(config: RunConfig, tokenizer: str | None) -> dict[str, Any]:
         "trainer.experiment_name": Path(config.output_dir).name,
         "trainer.default_local_dir": config.output_dir,
         "transfer_queue.enable": True,
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1 if cpu else 8,
         "ray_kwargs.ray_init.include_dashboard": False,
     }
     return settings

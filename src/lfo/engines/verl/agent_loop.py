@@ -1,0 +1,227 @@
+"""Our runner as an agent loop of verl's: one rollout of one task against whatever serves the tokens.
+
+verl runs many of these at the same time, in its agent-loop workers. Environment, protocol, look-ahead and seeds are
+those of the local engine; only the rows lie elsewhere (`ServedRows`). An environment that raises ends its own rollout
+as data, in the runner; here nothing is caught.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
+
+from lfo.config import RunConfig, from_mapping
+from lfo.engines.agent import MAX_REPLY_TOKENS
+from lfo.engines.loading import environment_factory
+from lfo.engines.verl.settings import AGENT_LOOP, SAMPLER
+from lfo.env.interface import EnvironmentFactory
+from lfo.evaluation.fixed_tasks import lookahead_accuracy
+from lfo.model.adapters import POLICY, WORLD_MODEL
+from lfo.protocol.chat import ChatCodec
+from lfo.protocol.world_model import WorldModelCodec
+from lfo.rollout.predictors import true_reply_predictor, world_model_predictor
+from lfo.rollout.runner import Predictor, Question, RolloutRequest, Runner, RunnerSettings
+from lfo.types import Origin, Rollout
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heard:
+    """One rollout on its way to the driver, with how many of its look-aheads were asked and right in meaning."""
+
+    rollout: Rollout
+    asked: int = 0
+    lookahead_accuracy: float | None = None
+
+
+class HeardOutput(AgentLoopOutput):
+    """verl's output, which carries the rollout itself beside the fields that verl knows."""
+
+    heard: Any = None
+
+    def as_dict(self) -> dict[str, Any]:
+        fields = super().as_dict()
+        fields["heard"] = self.heard  # as it is: the dump above would have taken it apart
+        return fields
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Said:
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    stopped: bool
+
+
+class ServedRows:
+    """One row that a server continues: what `lfo.rollout.runner.Rows` asks for, with the row held here."""
+
+    def __init__(self, loop: RunnerLoop) -> None:
+        self._loop = loop
+        self._tokens: list[int] = []
+
+    def room(self, row: int) -> int:
+        return self._loop.run_config.rollout.max_context - len(self._tokens)
+
+    def extend(self, rows: Sequence[int], chunks: Sequence[Sequence[int]]) -> None:
+        for chunk in chunks:
+            self._tokens.extend(chunk)
+
+    def decode(
+        self, rows: Sequence[int], *, max_new_tokens: Sequence[int], temperature: float, uniforms: Any
+    ) -> list[_Said]:
+        if not rows:
+            return []
+        limit = min(max_new_tokens[0], self.room(0))
+        if limit <= 0:
+            return [_Said(tokens=(), logprobs=(), stopped=False)]
+        said = self._loop.ask(self._tokens, self._loop.adapter, limit=limit, temperature=temperature, uniforms=uniforms[0])
+        self._tokens.extend(said.tokens)
+        return [said]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Parts:
+    """What all rollouts of a process share; making a codec takes longer than many a rollout."""
+
+    config: RunConfig
+    environment: EnvironmentFactory
+    codec: ChatCodec
+    world_model_codec: WorldModelCodec
+    settings: RunnerSettings
+
+
+_parts: dict[str, _Parts] = {}
+
+
+def _parts_of(config: Any, tokenizer: Any) -> _Parts:
+    name = config.actor_rollout_ref.rollout.engine_kwargs[SAMPLER].servers
+    if name not in _parts:
+        run = from_mapping(_plain(config.actor_rollout_ref.model.lora.run))
+        environment = config.lfo.environment or environment_factory(run)
+        settings = RunnerSettings(
+            max_turns=run.rollout.max_turns,
+            max_turn_tokens=run.rollout.max_turn_tokens,
+            temperature=run.rollout.temperature,
+            environment_timeout=run.rollout.environment_timeout,
+            environment_retries=run.rollout.environment_retries,
+            environment_workers=1,  # one environment in each loop
+        )
+        _parts[name] = _Parts(
+            config=run,
+            environment=environment,
+            codec=ChatCodec(tokenizer, environment().tools()),
+            world_model_codec=WorldModelCodec(tokenizer, state_tokens=run.world_model.state_tokens),
+            settings=settings,
+        )
+    return _parts[name]
+
+
+def _plain(node: Any) -> Any:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(node, resolve=True)
+
+
+@register(AGENT_LOOP)
+class RunnerLoop(AgentLoopBase):
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._parts = _parts_of(self.config, self.tokenizer)
+        self.run_config = self._parts.config
+        self._asked: list[tuple[Question, str]] = []
+
+    async def run(self, sampling_params: dict[str, Any], **fields: Any) -> AgentLoopOutput:
+        """One rollout of `task`; `seeds` and the place in its group name its random numbers."""
+        member = int(fields["session_id"])
+        self._event_loop = asyncio.get_running_loop()
+        self._request_id = f"{fields['uid']}-{member}"
+        self.adapter = str(fields["adapter"])
+        request = RolloutRequest(
+            task=fields["task"], seeds=(*fields["seeds"], member), blind=member < int(fields["blind"])
+        )
+        greedy = float(sampling_params["temperature"]) == 0
+        heard = await asyncio.to_thread(self._play, request, greedy)
+        return _output(heard)
+
+    def _play(self, request: RolloutRequest, greedy: bool) -> Heard:
+        parts = self._parts
+        runner = Runner(parts.environment, parts.codec, settings=parts.settings, predictor=self._predictor())
+        (rollout,) = runner.run([request], ServedRows(self), temperature=0.0 if greedy else None)
+        rollout = dataclasses.replace(rollout, info=_scalars(rollout.info))
+        if not greedy or not self._asked or self.run_config.lookahead_source == "truth":
+            return Heard(rollout=rollout)
+        accuracy = lookahead_accuracy(self._asked, parts.environment, parts.settings)
+        return Heard(rollout=rollout, asked=len(self._asked), lookahead_accuracy=accuracy)
+
+    def _predictor(self) -> Predictor | None:
+        if not self.run_config.lookahead:
+            return None
+        if self.run_config.lookahead_source == "truth":
+            return true_reply_predictor(self._parts.environment, self._parts.settings)
+        predictor = world_model_predictor(self._parts.world_model_codec, self._complete)
+
+        def noting(questions: Sequence[Question]) -> Sequence[str]:
+            replies = predictor(questions)
+            self._asked.extend(zip(questions, replies, strict=True))
+            return replies
+
+        return noting
+
+    def _complete(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+        room = max(1, self.run_config.rollout.max_context - MAX_REPLY_TOKENS)
+        return [
+            self.ask(prompt[-room:], WORLD_MODEL, limit=MAX_REPLY_TOKENS, temperature=0.0, uniforms=()).tokens
+            for prompt in prompts
+        ]
+
+    def ask(
+        self, tokens: Sequence[int], adapter: str, *, limit: int, temperature: float, uniforms: Sequence[float]
+    ) -> _Said:
+        """Let the server continue a row; called from the rollout's own thread."""
+        parameters: dict[str, Any] = {"temperature": temperature, "max_tokens": limit, "logprobs": True}
+        options: dict[str, Any] = {}
+        if self.rollout_config.name == SAMPLER:
+            parameters["uniforms"] = [float(each) for each in uniforms[:limit]]
+            options["adapter"] = adapter
+        else:  # other servers draw by themselves; the seed keeps a run repeatable as far as they are
+            parameters |= {"top_p": 1.0, "top_k": -1, "stop_token_ids": [self._parts.codec.end_of_turn]}
+            if temperature:
+                parameters["seed"] = int(uniforms[0] * 2**31)
+            if adapter != POLICY:
+                options["adapter"] = adapter
+        asking = self.server_manager.generate(
+            self._request_id, prompt_ids=list(tokens), sampling_params=parameters, **options
+        )
+        output = asyncio.run_coroutine_threadsafe(asking, self._event_loop).result()
+        stopped = bool(output.token_ids) and output.token_ids[-1] == self._parts.codec.end_of_turn
+        return _Said(
+            tokens=tuple(output.token_ids), logprobs=tuple(output.log_probs or ()), stopped=stopped
+        )
+
+
+def _output(heard: Heard) -> HeardOutput:
+    """What verl wants to know of a rollout: where the response begins, what was sampled, and the reward."""
+    rollout = heard.rollout
+    sampled = [int(origin == Origin.SAMPLED) for origin in rollout.origins]
+    start = sampled.index(1) if 1 in sampled else len(sampled)
+    nothing = start == len(sampled)  # the environment failed before the policy spoke
+    return HeardOutput(
+        prompt_ids=list(rollout.tokens[:start]) or [0],
+        response_ids=[0] if nothing else list(rollout.tokens[start:]),
+        response_mask=[0] if nothing else sampled[start:],
+        response_logprobs=[0.0] if nothing else list(rollout.logprobs[start:]),
+        reward_score=rollout.reward,
+        num_turns=len(rollout.turns),
+        metrics=AgentLoopMetrics(),
+        extra_fields={"reward_extra_info": {"reward": rollout.reward}, "min_global_steps": 0, "max_global_steps": 0},
+        heard=heard,
+    )
+
+
+def _scalars(info: Any) -> dict[str, Any]:
+    """What an environment says last may be anything; only plain values travel."""
+    return {key: value for key, value in info.items() if isinstance(value, str | int | float | bool | None)}

@@ -1,0 +1,172 @@
+"""verl's processes under one roof: trainer ranks, rollout servers, agent loops, and what carries data between them.
+
+verl's synchronous trainer sets them up (roles, resource pool, worker group, servers, weight sync); its training loop is
+not used. What a step does is the recipe of `lfo.engines.recipe`, called by `lfo.engines.verl.trainer`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+import transfer_queue as tq
+from ray.exceptions import RayError
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1 import AgentLoopManagerTQ, PPOTrainerSync
+from verl.utils import tensordict_utils as tu
+
+from lfo.engines.agent import MAX_REPLY_TOKENS
+from lfo.engines.learner import ReplyScore
+from lfo.engines.verl.agent_loop import Heard
+from lfo.engines.verl.worker import DualLoraWorker
+from lfo.errors import WorkError
+from lfo.model.adapters import POLICY, WORLD_MODEL
+from lfo.rollout.runner import RolloutRequest
+from lfo.types import TrainingSample
+
+POLL_SECONDS = 0.05
+ALIVE_SECONDS = 5.0  # how often waiting looks whether anybody is still there to wait for
+
+
+class _Processes(PPOTrainerSync):
+    """verl's trainer, with our worker and without a data set: tasks are drawn from the environment, by step."""
+
+    def _init_dataloader(self) -> None:
+        self.total_training_steps = self.config.trainer.total_training_steps
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        for role in (Role.ActorRollout, Role.ActorRolloutRef, Role.Actor):
+            if role in self.role_worker_mapping:
+                self.role_worker_mapping[role] = ray.remote(DualLoraWorker)
+
+
+class Cluster:
+    """What the training loop asks of verl, in our own words."""
+
+    def __init__(self, config: Any) -> None:
+        self._config = config
+        tq.init(config.transfer_queue)
+        self._processes = _Processes(config)
+        self._processes.init()
+        self._workers = self._processes.actor_rollout_wg
+        self._client = self._processes.get_llm_client()
+        self._loops = AgentLoopManagerTQ.create(
+            config=config,
+            llm_client=self._client,
+            teacher_client=None,
+            reward_loop_worker_handles=self._processes.get_reward_handles(),
+        )
+
+    def close(self) -> None:
+        tq.close()
+
+    # --- rollouts ----------------------------------------------------------------------------------------------
+
+    def roll_out(
+        self, requests: Sequence[RolloutRequest], *, step: int, greedy: bool = False, adapter: str = POLICY
+    ) -> list[Heard]:
+        """One rollout for each request, in order; requests of one task stand side by side, blind ones first."""
+        groups: dict[tuple[int, ...], list[RolloutRequest]] = {}
+        for request in requests:
+            groups.setdefault(request.seeds[:-1], []).append(request)
+        names = [uuid.uuid4().hex for _ in groups]
+        partition = "val" if greedy else "train"
+        prompts = tu.get_tensordict(
+            {
+                "uid": names,
+                "index": list(range(len(groups))),
+                "task": [group[0].task for group in groups.values()],
+                "seeds": list(groups),
+                "blind": [sum(request.blind for request in group) for group in groups.values()],
+                "adapter": [adapter] * len(groups),
+                "__rollout_n__": [len(group) for group in groups.values()],
+            },
+            non_tensor_dict={"global_steps": step, "validate": greedy},
+        )
+        tags = [{"is_prompt": True, "status": "pending", "global_steps": step} for _ in names]
+        tq.kv_batch_put(keys=names, partition_id=partition, tags=tags)
+        self._loops.generate_sequences(prompts)
+        self._await(names, partition)
+        keys = [f"{name}_{member}_0" for name, group in zip(names, groups.values(), strict=True) for member in range(len(group))]
+        fields = tq.kv_batch_get(keys=keys, partition_id=partition, select_fields=["heard"])
+        heard = [getattr(each, "data", each) for each in fields["heard"]]
+        tq.kv_clear(keys=[*names, *keys], partition_id=partition)
+        return heard
+
+    def _await(self, names: Sequence[str], partition: str) -> None:
+        """Wait for all rollouts of these prompts; the loops of a prompt that failed have told why in their log."""
+        looked = time.monotonic()
+        while True:
+            tags = (tq.kv_list(partition) or {}).get(partition, {})
+            states = [tags[name]["status"] for name in names]
+            if "failure" in states:
+                raise WorkError("a rollout could not be played: its server or its agent loop failed")
+            if all(state == "finished" for state in states):
+                return
+            if time.monotonic() - looked > ALIVE_SECONDS:
+                ray.get([worker.__ray_ready__.remote() for worker in self._loops.agent_loop_workers])
+                looked = time.monotonic()
+            time.sleep(POLL_SECONDS)
+
+    def complete(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+        """What the world model says behind each prompt, greedily."""
+        parameters = {"temperature": 0.0, "max_tokens": MAX_REPLY_TOKENS, "logprobs": True}
+
+        async def ask(prompt: Sequence[int]) -> tuple[int, ...]:
+            output = await self._client.generate(
+                uuid.uuid4().hex, prompt_ids=list(prompt), sampling_params=dict(parameters), adapter=WORLD_MODEL
+            )
+            return tuple(output.token_ids)
+
+        async def everybody() -> list[tuple[int, ...]]:
+            return await asyncio.gather(*map(ask, prompts))
+
+        return asyncio.run(everybody())
+
+    # --- learning ----------------------------------------------------------------------------------------------
+
+    def learn(self, samples: Sequence[TrainingSample], *, weight: float, rate_factor: float) -> dict[str, float]:
+        return self._workers.learn(ray.put(list(samples)), weight, rate_factor)[0]
+
+    def policy_logprobs(self, samples: Sequence[TrainingSample]) -> list[list[float]]:
+        return self._workers.policy_logprobs(ray.put(list(samples)))[0]
+
+    def reply_scores(self, samples: Sequence[TrainingSample]) -> list[ReplyScore]:
+        return self._workers.reply_scores(ray.put(list(samples)))[0]
+
+    def before_learning(self) -> None:
+        """Servers give back the memory that training needs."""
+        self._processes.checkpoint_manager.sleep_replicas()
+
+    def after_learning(self, step: int) -> None:
+        """Servers take over the new weights."""
+        self._processes.checkpoint_manager.update_weights(step)
+
+    def save(self, folder: str) -> None:
+        self._workers.save_checkpoint(folder)
+
+    def save_adapters(self, folder: str) -> None:
+        self._workers.save_adapters(folder)
+
+    def load(self, folder: str) -> None:
+        self._workers.load_checkpoint(folder)
+
+
+def in_one_sentence(work: Callable[[], Any], resume: str) -> Any:
+    """Run `work`; what a lost or failed process raises becomes one sentence with the way on."""
+    try:
+        return work()
+    except RayError as error:
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, WorkError):
+            raise cause from error
+        reason = str(cause or error).strip().splitlines()
+        raise WorkError(
+            f"a process of the run was lost or failed ({type(cause or error).__name__}: {reason[0] if reason else ''}); "
+            f"continue from the last checkpoint with: lfo train --resume {resume}"
+        ) from error

@@ -1,0 +1,224 @@
+"""Rollout servers made of our own sampler, for machines without vLLM: a CPU, or one GPU.
+
+verl asks for two things: a replica that starts servers and answers "these tokens, please go on" (`SamplerReplica`),
+and its counterpart beside the trainer that pushes weights into them (`SamplerPort`). Here a server holds the base and
+every adapter, and each request names the one it wants: the policy speaks and the world model is asked in the same
+process. Requests that wait together are decoded together.
+
+A token is drawn at a number in [0, 1) that comes with the request, so that a rollout here is the rollout of the local
+engine, token by token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import torch
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.device import get_resource_name, get_visible_devices_keyword
+from verl.workers.rollout import base as verl_rollouts
+from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
+
+from lfo.config import from_mapping
+from lfo.engines.loading import load_base, load_tokenizer, pick_device
+from lfo.engines.verl.settings import SAMPLER
+from lfo.model.adapters import POLICY, WORLD_MODEL, DualAdapterModel
+from lfo.model.sampler import Sampler
+from lfo.protocol.chat import ChatCodec
+
+BASE = "base"  # asked for by name like an adapter: none at all
+GATHER_SECONDS = 0.004  # requests that come within this time of each other run in one batch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Request:
+    tokens: list[int]
+    adapter: str
+    temperature: float
+    limit: int
+    uniforms: list[float] | None
+    answer: asyncio.Future[Any]
+
+
+class SamplerServer:
+    """One base with its adapters. Lives in a process of its own, on the device of its trainer."""
+
+    def __init__(self, run: dict[str, Any], tokenizer: str, visible_devices: str) -> None:
+        os.environ[get_visible_devices_keyword()] = visible_devices
+        config = from_mapping(run)
+        torch.set_num_threads(config.threads or 1)
+        self._model = DualAdapterModel.build(
+            load_base(config.model, pick_device(config.device)),
+            coupling=config.coupling,
+            seed=config.seed,
+            rank=config.lora.rank,
+            alpha=config.lora.alpha,
+            targets=config.lora.target_modules,
+            with_world_model=config.algo == "dual-lora" or config.coupling == "stacked",
+        )
+        end_of_turn = ChatCodec(load_tokenizer(tokenizer)).end_of_turn
+        self._sampler = Sampler(self._model, max_context=config.rollout.max_context, eos_ids=[end_of_turn])
+        self._waiting: list[_Request] = []
+        self._serving: asyncio.Task[None] | None = None
+        self._step: int | None = None
+
+    async def ready(self) -> None:
+        pass
+
+    @torch.no_grad()
+    async def update_weights(self, tensors: dict[str, Any], step: int | None) -> None:
+        expected = {f"{name}.{place}" for name in self._model.adapter_names for place in range(self._count(name))}
+        if set(tensors) != expected:
+            raise ValueError(f"the trainer sent {len(tensors)} tensors where {len(expected)} make up the adapters")
+        for name in self._model.adapter_names:
+            for place, parameter in enumerate(self._model.adapter_parameters(name)):
+                parameter.copy_(torch.from_numpy(tensors[f"{name}.{place}"]))
+        self._sampler.refresh()
+        self._step = step
+
+    def _count(self, adapter: str) -> int:
+        return len(self._model.adapter_parameters(adapter))
+
+    async def generate(
+        self,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        request_id: str,
+        adapter: str = POLICY,
+        **_: Any,
+    ) -> TokenOutput:
+        request = _Request(
+            tokens=list(prompt_ids),
+            adapter=adapter,
+            temperature=float(sampling_params["temperature"]),
+            limit=int(sampling_params["max_tokens"]),
+            uniforms=sampling_params.get("uniforms"),
+            answer=asyncio.get_running_loop().create_future(),
+        )
+        self._waiting.append(request)
+        if self._serving is None or self._serving.done():
+            self._serving = asyncio.create_task(self._serve())
+        said = await request.answer
+        return TokenOutput(
+            token_ids=list(said.tokens),
+            log_probs=list(said.logprobs),
+            stop_reason="completed" if said.stopped else "length",
+            extra_fields={"global_steps": self._step, "stopped": said.stopped},
+        )
+
+    async def _serve(self) -> None:
+        while self._waiting:
+            await asyncio.sleep(GATHER_SECONDS)
+            kinds: dict[tuple[str, float], list[_Request]] = defaultdict(list)
+            for request in self._waiting:
+                kinds[request.adapter, request.temperature].append(request)
+            self._waiting = []
+            for requests in kinds.values():
+                try:
+                    answers = await asyncio.to_thread(self._decode, requests)
+                except Exception as error:
+                    for request in requests:
+                        request.answer.set_exception(error)
+                    continue
+                for request, answer in zip(requests, answers, strict=True):
+                    request.answer.set_result(answer)
+
+    def _decode(self, requests: list[_Request]) -> list[Any]:
+        first, places = requests[0], range(len(requests))
+        adapters = {
+            POLICY: self._model.policy_adapters,
+            WORLD_MODEL: self._model.world_model_adapters,
+            BASE: (),
+        }[first.adapter]
+        session = self._sampler.session(rows=len(requests), adapters=adapters)
+        session.extend(places, [request.tokens for request in requests])
+        return session.decode(
+            places,
+            max_new_tokens=[request.limit for request in requests],
+            temperature=first.temperature,
+            uniforms=None if first.temperature == 0 else [request.uniforms for request in requests],
+        )
+
+    # What verl asks of a server that owns a GPU alone; this one keeps its weights, and a cache lives for one request.
+
+    async def sleep(self) -> None:
+        pass
+
+    async def wake_up(self) -> None:
+        pass
+
+    async def abort_all_requests(self, reject_request: bool = False) -> None:
+        pass
+
+    async def resume_generation(self) -> None:
+        pass
+
+    async def clear_kv_cache(self) -> None:
+        pass
+
+    async def release_kv_cache(self) -> None:
+        pass
+
+    async def resume_kv_cache(self) -> None:
+        pass
+
+    async def start_profile(self, **_: Any) -> None:
+        pass
+
+    async def stop_profile(self) -> None:
+        pass
+
+
+def _server_name(config: Any, rank: int) -> str:
+    return f"{config.engine_kwargs[SAMPLER]['servers']}-{rank}"
+
+
+class SamplerReplica(RolloutReplica):
+    """One server beside one trainer."""
+
+    async def launch_servers(self) -> None:
+        model = omega_conf_to_dataclass(self.model_config)
+        (worker,) = self.workers
+        node, devices = await worker.__ray_call__.remote(
+            lambda self: (
+                ray.get_runtime_context().get_node_id(),
+                ray.get_runtime_context().get_accelerator_ids()[get_resource_name()],
+            )
+        )
+        server = ray.remote(SamplerServer).options(
+            name=_server_name(self.config, self.replica_rank),
+            num_cpus=0,
+            scheduling_strategy=ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id=node, soft=False),
+            runtime_env={"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}},
+            max_concurrency=self.max_concurrency,
+        )
+        self._server_handle = server.remote(dict(model.lora["run"]), model.tokenizer_path, ",".join(devices))
+        self._server_address = _server_name(self.config, self.replica_rank)
+        self.servers = [self._server_handle]
+        await self._server_handle.ready.remote()
+
+
+class SamplerPort(BaseRollout):
+    """Lives beside the trainer, one on each rank, and pushes weights into that rank's server."""
+
+    async def update_weights(self, weights: Iterator[tuple[str, torch.Tensor]], **options: Any) -> None:
+        server = ray.get_actor(_server_name(self.config, torch.distributed.get_rank()))
+        tensors = {name: tensor.float().cpu().numpy() for name, tensor in weights}
+        await server.update_weights.remote(tensors, options.get("global_steps"))
+
+    async def resume(self, tags: list[str]) -> None:
+        pass
+
+    async def release(self) -> None:
+        pass
+
+
+verl_rollouts._ROLLOUT_REGISTRY[SAMPLER, "async"] = f"{__name__}.{SamplerPort.__name__}"
+RolloutReplicaRegistry.register(SAMPLER, lambda: SamplerReplica)
