@@ -30,6 +30,7 @@ from lfo.cli import (
     models,
     play,
     pretrain,
+    report,
     rollouts,
     run,
     train,
@@ -52,6 +53,7 @@ app.command("config")(train.config)
 app.command("demo")(demo.demo)
 app.command("compare")(compare.compare)
 app.command("ablate")(ablate.ablate)
+app.command("report")(report.report)
 app.command("eval")(evaluate.evaluate)
 app.command("run")(run.run)
 app.command("rollouts")(rollouts.rollouts)
