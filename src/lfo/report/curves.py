@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
@@ -22,11 +23,12 @@ SMALL_CHART_POINTS = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
-    """A run as a line of a group: `Member(run=3, group=0, rows=rows, counts=True)`."""
+    """A run as a line of a group: `Member(run=3, group=0, rows=rows, seconds=training_seconds(rows), counts=True)`."""
 
     run: int
     group: int
     rows: Rows
+    seconds: Sequence[float]  # spent until each row
     counts: bool  # in the mean of its group
 
 
@@ -60,28 +62,34 @@ def training_seconds(rows: Rows) -> list[float]:
     return sums
 
 
-def points(rows: Rows, key: str, limit: int = POINTS) -> list[Point]:
+def points(rows: Rows, times: Sequence[float], key: str, limit: int = POINTS) -> list[Point]:
     """The values of one metric; of more than `limit`, means of neighbouring steps."""
     found = []
-    for row, seconds in zip(rows, training_seconds(rows), strict=True):
+    for row, seconds in zip(rows, times, strict=True):
+        if key not in row:
+            continue
         tasks, value = number(row.get("tasks_seen")), number(row.get(key))
         if tasks is not None and value is not None:
             found.append(Point(step=row["step"], tasks=tasks, seconds=seconds, value=value))
-    if len(found) <= limit:
+    if len(found) < 2:
         return found
-    together = 2 ** math.ceil(math.log2(len(found) / limit))
+    spacing = min(later.step - point.step for point, later in pairwise(found)) or 1
+    steps = (found[-1].step - found[0].step) / spacing + 1
+    if steps <= limit:
+        return found
+    # By step and in powers of two, so that runs of one group are cut at the same places.
+    together = spacing * 2 ** math.ceil(math.log2(steps / limit))
     buckets: dict[int, list[Point]] = {}
-    spacing = (found[-1].step - found[0].step) / (len(found) - 1)
-    for point in found:  # by step and in powers of two, so that runs of one group are cut at the same places
-        buckets.setdefault(int(point.step / spacing + 0.5) // together, []).append(point)
+    for point in found:
+        buckets.setdefault(math.ceil(point.step / together), []).append(point)
     return [
         Point(
-            step=bucket[-1].step,
+            step=place * together,
             tasks=bucket[-1].tasks,
             seconds=bucket[-1].seconds,
             value=fmean(each.value for each in bucket),
         )
-        for bucket in buckets.values()
+        for place, bucket in buckets.items()
     ]
 
 
@@ -101,7 +109,7 @@ def curve(
     """
     lines = []
     for group in sorted({member.group for member in members}):
-        own = [(member, points(member.rows, key, limit)) for member in members if member.group == group]
+        own = [(member, points(member.rows, member.seconds, key, limit)) for member in members if member.group == group]
         own = [(member, found) for member, found in own if found]
         if own:
             counted = [found for member, found in own if member.counts] or [found for _, found in own]

@@ -96,6 +96,7 @@ function responsive(draw) {
   return { box, redraw: () => width && draw(box, width) };
 }
 
+const largest = (values, start) => values.reduce((one, other) => Math.max(one, other), start);
 const pathOf = (points) => points.map(([x, y], index) => `${index ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
 
 /** A line for each group: the mean over its runs with its interval, each run as a thin line behind it. */
@@ -109,10 +110,10 @@ function lineChart({ curve, axis, height, labels }) {
     const margin = { top: 14, right: direct ? 24 : 10, bottom: labels ? 44 : 26, left: 46 };
     const everyX = lines.flatMap((line) => line.runs.flatMap((run) => run[x_axis]));
     const everyY = lines.flatMap((line) => line.runs.flatMap((run) => run.y)).concat(spec.ceiling ?? []);
-    const highX = Math.max(...everyX, 1);
+    const highX = largest(everyX, 1);
     const share = spec.format === "share";
-    const lowY = share ? 0 : Math.min(0, ...everyY);
-    const highY = share ? 1 : Math.max(...everyY, lowY + 1e-9) * 1.05;
+    const lowY = share ? 0 : -largest(everyY.map((value) => -value), 0);
+    const highY = share ? 1 : largest(everyY, lowY + 1e-9) * 1.05;
     const counted = (line) => line.runs.filter((run) => !run.open).length || line.runs.length;
     const nameOf = (line) => {
       const name = data.groups[line.group].name;
@@ -240,18 +241,18 @@ function dotPlot(rows, format) {
   return responsive((box, width) => {
     const groups = [...new Set(rows.flatMap((row) => row.marks.map((mark) => mark.group)))].filter((group) => group !== null);
     groups.sort((one, other) => one - other);
-    const narrow = width < 560;
+    const narrow = width < 440;
     const words = FORMATS[format];
     const labelWidth = narrow ? 0 : Math.min(270, Math.max(...rows.map((row) => Math.max(row.label.length * 7, (row.note || "").length * 6))) + 16);
     const margin = { left: labelWidth + 8, right: 56, top: 8, bottom: 24 };
     const every = rows.flatMap((row) => row.marks.flatMap((mark) => mark.values.concat(mark.high ?? [])));
-    const high = format === "share" ? 1 : Math.max(...every, 1e-9) * 1.05;
+    const high = format === "share" ? 1 : largest(every, 1e-9) * 1.05;
     const lane = 18;
     const tops = [];
     let height = margin.top;
     for (const row of rows) {
       tops.push(height);
-      height += (narrow ? 22 : 0) + Math.max(1, row.marks.length) * lane + 16;
+      height += (narrow ? 22 : 0) + Math.max(row.note && !narrow ? 30 : lane, row.marks.length * lane) + 16;
     }
     const inner = width - margin.left - margin.right;
     const x = (value) => margin.left + (Math.min(Math.max(value, 0), high) / high) * inner;
@@ -264,7 +265,9 @@ function dotPlot(rows, format) {
     rows.forEach((row, index) => {
       let middle = tops[index] + 12;
       const side = narrow ? { x: margin.left, "text-anchor": "start" } : { x: labelWidth - 4, "text-anchor": "end" };
-      svg.append(shape("text", { class: "row", ...side, y: middle + 4 }, row.label, narrow && row.note ? ` · ${row.note}` : ""));
+      const line = narrow && row.note ? [row.label, row.note].filter(Boolean).join(", ") : row.label;
+      const fits = Math.floor((narrow ? width - margin.left : labelWidth) / 6);
+      svg.append(shape("text", { class: "row", ...side, y: middle + 4 }, line.length > fits ? `${line.slice(0, fits - 1)}…` : line));
       if (!narrow && row.note) svg.append(shape("text", { ...side, y: middle + 20, "font-size": 11 }, row.note));
       if (narrow) middle += 22;
       if (row.ceiling !== null && row.ceiling !== undefined) {
@@ -362,7 +365,7 @@ function worldModel() {
   } else {
     side.append(empty("These runs were not evaluated by kind of reply."));
   }
-  if (data.examples.length) node.append(element("h3", {}, "Expected and said"), examples());
+  if (data.examples.length) node.append(element("h3", { class: "apart" }, "Expected and said"), examples());
 }
 
 /** Words of `text` that the longest common sequence with `other` leaves out are marked. */

@@ -166,7 +166,8 @@ class _Page:
             counted = set(ended or indices)
             for index in indices:
                 rows = self.records[index].rows
-                self.members.append(Member(run=index, group=group, rows=rows, counts=index in counted))
+                seconds = training_seconds(rows)
+                self.members.append(Member(run=index, group=group, rows=rows, seconds=seconds, counts=index in counted))
                 note = self.records[index].note
                 if note and index not in counted:
                     note += "; until then it is drawn dashed and left out of means"

@@ -62,7 +62,7 @@ def headline(comparison: Comparison) -> tuple[str, str]:
         first = f"{best.name} needs {how} tasks than {base.name} to get to {target}."
         basis = [
             f"{_seeds(len(best.ratio.seeds))} of each, paired{_interval_words(best.ratio)}.",
-            f"{best.name} got there {_reached_words(best, comparison.target)}, "
+            f"{_capital(best.name)} got there {_reached_words(best, comparison.target)}, "
             f"{base.name} {_reached_words(base, comparison.target)}.",
         ]
     else:
