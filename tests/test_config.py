@@ -112,7 +112,7 @@ def test_values_are_read_by_the_type_of_their_setting():
         ("optimizer.betas=0.9", "optimizer.betas must be a list of 2 values in brackets"),
         ("env_args=3", "env_args must be a mapping"),
         ("coupling=shard", "coupling must be one of separate, shared, stacked, not 'shard'; did you mean shared?"),
-        ("preset=tyni", "preset must be one of default, tiny, documents, not 'tyni'; did you mean tiny?"),
+        ("preset=tyni", "preset must be one of default, tiny, smollm2-135m, documents, not 'tyni'; did you mean tiny?"),
         ("trackers=[tensorbord]", "each value of trackers must be one of tensorboard, wandb, not 'tensorbord'"),
         ("trackers=wandb,wandb", "trackers names something twice: wandb, wandb"),
         ("lora.dropout=0.05", "there is no setting 'lora.dropout'"),
