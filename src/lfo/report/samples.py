@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lfo.errors import DataError
-from lfo.report.text import shown
+from lfo.report.text import as_script_json, shown
 from lfo.rundir import read_json_lines
 
 ROLLOUTS_PER_RUN = 200
@@ -25,7 +25,7 @@ class Texts:
 
     def __init__(self) -> None:
         self.all: list[str] = []
-        self.size = 0  # of what the page will carry, roughly
+        self.size = 0  # characters that they add to the page, with the frame that rollouts put around them
         self._numbers: dict[str, int] = {}
 
     def number(self, text: Any) -> int:
@@ -33,8 +33,7 @@ class Texts:
         if words not in self._numbers:
             self._numbers[words] = len(self.all)
             self.all.append(words)
-            # As JSON of ASCII characters alone: six for one that is not, or that HTML would read.
-            self.size += sum(1 if " " <= character <= "~" and character not in '<>&"\\' else 6 for character in words)
+            self.size += len(as_script_json(words))
         return self._numbers[words]
 
 
