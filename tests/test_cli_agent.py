@@ -117,7 +117,7 @@ def test_an_unknown_split_is_exit_2_with_the_known_ones(lfo, run: Path):
 
 # --- folders that cannot be used -------------------------------------------------------------------------------------
 
-COMMANDS = ("eval", "rollouts", "run", "inspect")
+COMMANDS = ("eval", "rollouts", "run", "inspect", "probe")
 
 
 def fails_with_one_sentence(answer: tuple[int, str, str], words: str) -> None:
@@ -295,3 +295,34 @@ def test_inspect_needs_a_world_model_and_rollouts(lfo, run: Path, plain: Path, t
     fails_with_one_sentence(lfo("inspect", plain), "has no world model")
     shutil.copytree(run, tmp_path / "quiet", ignore=shutil.ignore_patterns("rollouts"))
     fails_with_one_sentence(lfo("inspect", tmp_path / "quiet"), "holds no rollouts")
+
+
+# --- probe -----------------------------------------------------------------------------------------------------------
+
+
+def test_probe_asks_the_shipped_cases(lfo, run: Path):
+    code, out, err = lfo("probe", run, "--json")
+    assert (code, err) == (0, "")
+    result = json.loads(out)
+    assert result["passed"] + result["failed"] == len(result["cases"]) == 10
+    assert result["passed"] == sum(case["passed"] for case in result["cases"])
+    code, out, err = lfo("probe", run)
+    assert (code, err) == (0, "")
+    assert f"{result['passed']} of 10 cases passed" in out
+    assert out.count("\nfailed ") == result["failed"]
+
+
+def test_a_failed_case_is_an_error_only_when_strict(lfo, run: Path, tmp_path: Path):
+    cases = tmp_path / "cases.yaml"
+    case = "{{name: n, task: t, call: make_phone_call, expect: {{{}}}}}"
+    cases.write_text(f"cases: [{case.format('reply: no rep ever says this')}]")
+    assert lfo("probe", run, "--cases", cases)[0] == 0
+    assert lfo("probe", run, "--cases", cases, "--strict")[0] == 1
+    cases.write_text(f"cases: [{case.format('not: no rep ever says this')}]")
+    assert lfo("probe", run, "--cases", cases, "--strict")[0] == 0
+    cases.write_text(f"cases: [{case.format('reply: (')}]")
+    fails_with_one_sentence(lfo("probe", run, "--cases", cases), "case 1 (n): reply is no regular expression")
+
+
+def test_probe_needs_a_world_model(lfo, plain: Path):
+    fails_with_one_sentence(lfo("probe", plain), "has no world model")

@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 from lfo import __version__
 from lfo.cli import (
     ablate,
+    advise,
     bench,
     compare,
     demo,
@@ -30,6 +31,7 @@ from lfo.cli import (
     models,
     play,
     pretrain,
+    probe,
     report,
     rollouts,
     run,
@@ -52,12 +54,14 @@ app.command("train")(train.train)
 app.command("config")(train.config)
 app.command("demo")(demo.demo)
 app.command("compare")(compare.compare)
+app.command("advise")(advise.advise)
 app.command("ablate")(ablate.ablate)
 app.command("report")(report.report)
 app.command("eval")(evaluate.evaluate)
 app.command("run")(run.run)
 app.command("rollouts")(rollouts.rollouts)
 app.command("inspect")(inspect.inspect)
+app.command("probe")(probe.probe)
 app.command("generate")(environment.generate)
 app.command("check-env")(environment.check_env)
 app.command("play")(play.play)
