@@ -72,7 +72,7 @@ class Browser:
         """A new tab with a file in it, drawn to the end."""
         target = self.call("Target.createTarget", {"url": "about:blank"})["targetId"]
         session = self.call("Target.attachToTarget", {"targetId": target, "flatten": True})["sessionId"]
-        page = Page(self, session)
+        page = Page(self, session, target)
         for domain in ("Page", "Runtime", "Network", "Log"):
             page.call(f"{domain}.enable")
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
@@ -112,8 +112,11 @@ class Browser:
 class Page:
     """One tab: what is on it, and what happened in it."""
 
-    def __init__(self, browser: Browser, session: str) -> None:
-        self._browser, self._session = browser, session
+    def __init__(self, browser: Browser, session: str, target: str) -> None:
+        self._browser, self._session, self._target = browser, session, target
+
+    def close(self) -> None:
+        self._browser.call("Target.closeTarget", {"targetId": self._target})
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         return self._browser.call(method, params, self._session)
@@ -124,14 +127,9 @@ class Page:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    def wait(self, condition: str) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not self.evaluate(condition):
-            assert time.monotonic() < deadline, f"never true: {condition}"
-            time.sleep(0.02)
-
     def settle(self) -> None:
-        """Let everything be laid out and drawn that is going to be."""
+        """Let everything be laid out and drawn that is going to be; a tab behind others draws nothing."""
+        self.call("Page.bringToFront")
         self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
 
     def press(self, key: str, shift: bool = False) -> None:
