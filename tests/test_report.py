@@ -136,8 +136,9 @@ def test_groups_runs_and_the_headline(payload):
 
 
 def test_the_comparison_table(payload):
-    rows = payload["comparison"]["rows"]
-    assert payload["comparison"]["columns"][2] == "tasks to 70 % of the ceiling"
+    (table,) = payload["comparison"]
+    rows = table["rows"]
+    assert table["columns"][2] == "tasks to 70 % of the ceiling"
     assert [row["group"] for row in rows] == [0, 1]
     # Geometric means: (320 * 400 * 480) ** (1/3) = 394.6, three times that for the baseline.
     assert [row["cells"][1]["text"] for row in rows] == ["395", "1,184"]
@@ -214,7 +215,7 @@ def test_a_target_never_reached_is_a_bound_in_words(tmp_path: Path):
     )
     assert "at least 8.0 times fewer tasks: a bound" in payload["lede"]
     assert "2 paired seeds, too few for an interval" in payload["lede"]
-    assert payload["comparison"]["rows"][0]["cells"][3]["text"] == "≥ 8.0"
+    assert payload["comparison"][0]["rows"][0]["cells"][3]["text"] == "≥ 8.0"
 
 
 def test_one_way_of_training_is_told_without_a_comparison(tmp_path: Path):
@@ -231,20 +232,38 @@ def test_controls_are_never_the_headline(tmp_path: Path):
     write_run(tmp_path / "plain", "algo=dapo", success=lambda step: 0.7 * (step > 10))
     payload = payload_of(tmp_path)
     assert payload["headline"].startswith("Dual-LoRA needs 1.0 times")
-    assert "what was learned: dual-LoRA, true look-ahead." in payload["comparison"]["about"]
+    assert "what was learned: dual-LoRA, true look-ahead." in payload["comparison"][0]["words"]
 
 
-def test_runs_of_different_tasks_never_share_a_chart(tmp_path: Path):
-    write_run(tmp_path / "two")
-    write_run(tmp_path / "three", "levels=3")
+def test_runs_of_different_tasks_share_neither_chart_nor_table(tmp_path: Path):
+    for level in (2, 3):
+        for algo in ("dapo", "dual-lora"):
+            write_run(tmp_path / f"{algo}-{level}", f"levels={level}", f"algo={algo}", success=lambda step: step / 20)
+    write_run(tmp_path / "third", "levels=3", "coupling=shared")
     payload = payload_of(tmp_path)
-    assert [chart["title"] for chart in payload["success"]] == [
-        "val: new tasks, known companies (phone-calls level 3)",
-        "val: new tasks, known companies (phone-calls level 2)",
+    assert [(chart["title"], len(chart["lines"])) for chart in payload["success"]] == [
+        ("val: new tasks, known companies (phone-calls, level 2, 100 tasks)", 2),
+        ("val: new tasks, known companies (phone-calls, level 3, 100 tasks)", 3),
     ]
-    assert all(len(chart["lines"]) == 1 for chart in payload["success"])
-    assert "cannot be compared" in payload["comparison"]["words"]
-    assert payload["headline"] == "2 ways of training, 2 runs."
+    assert [len(table["rows"]) for table in payload["comparison"]] == [2, 3]
+    assert "the largest of several sets of runs" in payload["lede"]
+
+
+def test_runs_that_were_not_all_evaluated_on_every_split_still_share_those_they_have(tmp_path: Path):
+    write_run(tmp_path / "one")
+    more = {"eval/test_unseen_companies/success": 0.3}
+    write_run(tmp_path / "two", "algo=dapo", "eval.splits=val,test_unseen_companies", extra=lambda step: more)
+    titles = {chart["title"]: len(chart["lines"]) for chart in payload_of(tmp_path)["success"]}
+    assert list(titles.values()) == [2, 1]
+
+
+def test_runs_of_an_unknown_world_have_curves_but_no_comparison(tmp_path: Path):
+    write_run(tmp_path / "run", "env=my_world:Safes", "world_model.predict=all")
+    payload = payload_of(tmp_path)
+    assert len(payload["success"]) == 1
+    assert payload["success"][0]["ceiling"] is None
+    assert "Not compared: nobody can tell on which tasks" in payload["comparison"][0]["words"]
+    assert payload["headline"] == "Runs evaluated so far: 1."
 
 
 def test_an_ablation_has_its_own_chart_with_failed_and_missing_cells(tmp_path: Path):

@@ -40,7 +40,9 @@ def report(tmp_path_factory) -> Path:
             success=lambda step, seed=seed: min(0.8, step / (50 + 10 * seed)),
             extra=lambda step: world_model_row(step, step / 100) if step % 10 == 0 else {"policy_loss": 0.1},
             rollouts={60: [*plain, *hostile]} if seed == 0 else None,
-            predictions={60: [prediction(HOSTILE[0], HOSTILE[1])]},
+            predictions={
+                60: [prediction(HOSTILE[0], HOSTILE[1]), prediction("Your pin and name.", "Your pin and date.")]
+            },
         )
         write_run(folder / f"dapo-{seed}", "algo=dapo", f"seed={seed}", steps=100, success=lambda step: step / 300)
     study = folder / "weight"
@@ -221,8 +223,8 @@ def test_predicted_and_actual_replies_stand_side_by_side(page: Page):
         """[...document.querySelectorAll(".turn.ahead .pair > div")].map((box) => box.getBoundingClientRect().left)"""
     )
     assert right > left + 100
-    marked = page.evaluate("[...document.querySelectorAll('#examples mark')].length")
-    assert marked > 0
+    assert texts(page, "#examples .said") == [*HOSTILE[:2], "Your pin and name.", "Your pin and date."]
+    assert texts(page, "#examples mark") == ["name.", "date."], "only replies that are mostly alike are marked"
 
 
 def test_hostile_text_is_text(page: Page):

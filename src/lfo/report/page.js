@@ -326,15 +326,19 @@ function learning() {
 }
 
 function comparison() {
-  const node = section("comparison", "Comparison", data.comparison.about);
-  if (!data.comparison.rows.length) return node.append(empty(data.comparison.words));
-  const head = data.comparison.columns.map((column, index) =>
-    element("th", { class: index ? "number" : null, scope: "col" }, column));
-  const rows = data.comparison.rows.map((row) => element("tr", { class: colour(row.group) },
-    element("td", {}, element("span", { class: "swatch" }), data.groups[row.group].name, element("small", {}, row.note)),
-    row.cells.map((cell) => element("td", { class: "number" }, cell.text, cell.note ? element("small", {}, cell.note) : null))));
-  node.append(element("div", { class: "scroll" }, element("table", {}, element("thead", {}, element("tr", {}, head)), element("tbody", {}, rows))));
-  if (data.comparison.words) node.append(element("p", { class: "quiet" }, data.comparison.words));
+  const node = section("comparison", "Comparison", data.comparison.length
+    ? "Tasks to a target: the geometric mean over seeds of the tasks seen at the first evaluation that reached it. Where a run ended before, the figure is a bound, marked > or ≥. Times fewer tasks: to 70 % of the ceiling, or of all where no ceiling is known, paired by seed."
+    : null);
+  if (!data.comparison.length) return node.append(empty("A comparison needs runs that were evaluated on val after some training."));
+  for (const { title, columns, rows, words } of data.comparison) {
+    if (data.comparison.length > 1) node.append(element("h3", { class: "apart" }, title));
+    const head = columns.map((column, index) => element("th", { class: index ? "number" : null, scope: "col" }, column));
+    const body = rows.map((row) => element("tr", { class: colour(row.group) },
+      element("td", {}, element("span", { class: "swatch" }), data.groups[row.group].name, element("small", {}, row.note)),
+      row.cells.map((cell) => element("td", { class: "number" }, cell.text, cell.note ? element("small", {}, cell.note) : null))));
+    if (rows.length) node.append(element("div", { class: "scroll" }, element("table", {}, element("thead", {}, element("tr", {}, head)), element("tbody", {}, body))));
+    if (words) node.append(element("p", { class: "quiet" }, words));
+  }
 }
 
 function levels() {
@@ -368,7 +372,7 @@ function worldModel() {
   if (data.examples.length) node.append(element("h3", { class: "apart" }, "Expected and said"), examples());
 }
 
-/** Words of `text` that the longest common sequence with `other` leaves out are marked. */
+/** Where two texts are mostly alike, words of `text` that `other` does not have there are marked. */
 function differing(text, other) {
   const [one, two] = [text.split(/(\s+)/), other.split(/(\s+)/)];
   if (one.length * two.length > 250000) return [text];
@@ -376,6 +380,7 @@ function differing(text, other) {
   for (let i = one.length - 1; i >= 0; i--)
     for (let j = two.length - 1; j >= 0; j--)
       longest[i][j] = one[i] === two[j] ? longest[i + 1][j + 1] + 1 : Math.max(longest[i + 1][j], longest[i][j + 1]);
+  if (longest[0][0] < Math.max(one.length, two.length) / 2) return [text]; // two different replies: marks tell nothing
   const nodes = [];
   for (let i = 0, j = 0; i < one.length; ) {
     if (j < two.length && one[i] === two[j]) { nodes.push(one[i]); i++; j++; }

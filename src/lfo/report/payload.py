@@ -24,7 +24,7 @@ from lfo.evaluation.sample_efficiency import curve as curve_of
 from lfo.report.curves import POINTS, SMALL_CHART_POINTS, Member, curve, mark, number, training_seconds
 from lfo.report.samples import BUDGET, ROLLOUTS_PER_RUN, Texts, read_predictions, read_rollouts
 from lfo.report.text import shown
-from lfo.report.words import headline, is_control, page_names, percent, table
+from lfo.report.words import headline, page_names, percent, table
 
 COLOURS = 8  # that the page can tell apart
 ABLATION_FILE = "ablation.json"
@@ -110,7 +110,7 @@ def build(found: Found, progress: Callable[[Sequence[Path]], Iterable[Path]] = i
         page.add(read_run(path))
     page.group({study.path for study in found.studies})
     texts, items, examples, about = page.samples()
-    first, second, comparison = page.comparison()
+    first, second, tables = page.comparison()
     return {
         "title": "lfo report",
         "headline": first,
@@ -120,7 +120,7 @@ def build(found: Found, progress: Callable[[Sequence[Path]], Iterable[Path]] = i
         "groups": [{"name": shown(name, 200), "colour": colour} for name, colour in page.groups],
         "runs": [page.describe(index) for index in range(len(page.records))],
         "success": page.success(),
-        "comparison": comparison,
+        "comparison": tables,
         "levels": page.levels(),
         "world_model": page.curves(WORLD_MODEL, POINTS),
         "categories": page.categories(),
@@ -216,9 +216,9 @@ class _Page:
     def success(self) -> list[dict[str, Any]]:
         """A learning curve for each set of tasks that runs were evaluated on."""
         charts = []
-        for data, members in self._by_data():
-            for split in _splits(members):
-                ceiling = number((data.get("splits", {}).get(split) or {}).get("ceiling"))
+        for split in _splits(self.members):
+            for data, members in self._by_tasks(split):
+                ceiling = number(_split(data, split).get("ceiling"))
                 title = self._split_title(split, data)
                 charts.append(curve(title, f"eval/{split}/success", members, "share", ceiling=ceiling))
         return [chart for chart in charts if chart["lines"]]
@@ -230,9 +230,9 @@ class _Page:
     def levels(self) -> list[dict[str, Any]]:
         """Success at the last evaluation of each split: overall, and by level where there are several."""
         rows = []
-        for data, members in self._by_data():
-            for split in _splits(members):
-                ceiling = number((data.get("splits", {}).get(split) or {}).get("ceiling"))
+        for split in _splits(self.members):
+            for data, members in self._by_tasks(split):
+                ceiling = number(_split(data, split).get("ceiling"))
                 key = f"eval/{split}/success"
                 label, _, about = self._split_title(split, data).partition(": ")
                 overall = self._marks(members, lambda row, key=key: row.get(key))
@@ -271,35 +271,32 @@ class _Page:
                 charts.append({"title": title, "format": form, "rows": rows})
         return charts
 
-    def comparison(self) -> tuple[str, str, dict[str, Any]]:
-        """Headline, what it rests on, and the table; words instead where runs cannot be compared."""
-        none: dict[str, Any] = {"about": "", "columns": [], "rows": [], "words": ""}
-        if not self.records:
-            return "There is no run to show.", "", {**none, "words": "There is no run to compare."}
+    def comparison(self) -> tuple[str, str, list[dict[str, Any]]]:
+        """Headline, what it rests on, and a table for each set of tasks; words where runs cannot be compared."""
         if not self.members:
-            words = "None of these runs can be used: each says why below."
-            return words, "", {**none, "words": "There is no run to compare."}
-        counted = [member for member in self.members if member.counts]
-        evaluated = [self.records[member.run] for member in counted if len(curve_of(member.rows)) > 1]
-        if not evaluated:
-            words = "No run here has been evaluated on val after training yet, so there is nothing to compare."
-            return "Nothing has been evaluated after training yet.", "", {**none, "words": words}
-        try:
-            comparison = self._with_page_names(compare(evaluated))
-        except LfoError as error:
-            some = f"{len(self.groups)} ways of training, {len(counted)} runs."
-            return some, shown(f"They are not compared: {error}."), {**none, "words": shown(f"Not compared: {error}.")}
-        places = {group.name: self._group_of(group.runs[0]) for group in comparison.groups}
-        first, second = headline(comparison)
-        controls = [group.name for group in comparison.groups if is_control(group)]
-        about = (
-            "Tasks to a target: the geometric mean over seeds of the tasks seen at the first evaluation that reached "
-            "it. Where a run ended before, the figure is a bound, marked > or ≥. Times fewer tasks: to "
-            f"{percent(TARGET_SHARE)} {'success' if comparison.ceiling is None else 'of the ceiling'}, paired by seed."
-        )
-        if controls:
-            about += f" Controls, which show what is possible and not what was learned: {', '.join(controls)}."
-        return shown(first), shown(second), {**table(comparison, places), "about": shown(about)}
+            return "None of these runs can be used: each says why below.", "", []
+        found, tables = [], []
+        for data, members in self._by_tasks("val"):
+            evaluated = [self.records[each.run] for each in members if each.counts and len(curve_of(each.rows)) > 1]
+            title = self._split_title("val", data)
+            if not evaluated:
+                continue
+            try:
+                comparison = self._with_page_names(compare(evaluated))
+            except LfoError as error:
+                tables.append({"title": title, "columns": [], "rows": [], "words": shown(f"Not compared: {error}.")})
+                continue
+            found.append((len(evaluated), *headline(comparison)))
+            places = {group.name: self._group_of(group.runs[0]) for group in comparison.groups}
+            tables.append({"title": title, **table(comparison, places)})
+        if not tables:
+            return "Nothing has been evaluated after training yet.", "", []
+        if not found:
+            return f"Runs evaluated so far: {len(self.members)}.", tables[0]["words"], tables
+        _, first, second = max(found, key=lambda each: each[0])
+        if len(tables) > 1:
+            second += " This is about the largest of several sets of runs that were evaluated on different tasks."
+        return shown(first), shown(second.strip()), tables
 
     def ablation(self, study: Study) -> dict[str, Any]:
         """Success at the end against the value of the setting."""
@@ -352,19 +349,22 @@ class _Page:
 
     # Helpers
 
-    def _by_data(self) -> list[tuple[Mapping[str, Any], list[Member]]]:
-        """Members together that were evaluated on the same tasks."""
+    def _by_tasks(self, split: str) -> list[tuple[Mapping[str, Any], list[Member]]]:
+        """Members together that were evaluated on the same tasks of a split, with the description of these."""
         sets: dict[str, tuple[Mapping[str, Any], list[Member]]] = {}
         for member in self.members:
             data = self.records[member.run].data or {"environment": self._config(member.run).env}
-            sets.setdefault(json.dumps(_identity(data), sort_keys=True), (data, []))[1].append(member)
+            tasks = _split(data, split).get("fingerprint")
+            sets.setdefault(json.dumps([data.get("environment"), tasks]), (data, []))[1].append(member)
         return list(sets.values())
 
     def _split_title(self, split: str, data: Mapping[str, Any]) -> str:
         words = f"{split}: {SPLITS[split]}" if split in SPLITS else split
-        if len(self._by_data()) > 1:
+        if len(self._by_tasks(split)) > 1:
             levels = ",".join(map(str, data.get("levels") or ()))
-            words += f" ({data.get('environment')}{f' level {levels}' if levels else ''})"
+            tasks = _split(data, split).get("tasks")
+            own = (data.get("environment"), levels and f"level {levels}", tasks and f"{tasks} tasks")
+            words += f" ({', '.join(str(each) for each in own if each)})"
         return shown(words, 120)
 
     def _marks(
@@ -408,16 +408,18 @@ def _read_study(folder: Path) -> Study:
 
 
 def _group_key(record: RunRecord) -> str:
+    """One experiment on one set of tasks: the world behind the same settings may have changed."""
     assert record.config is not None
-    return fingerprint(record.config) + json.dumps(_identity(record.data or {}), sort_keys=True)
+    splits = (record.data or {}).get("splits", {})
+    return fingerprint(record.config) + json.dumps(
+        {split: _split(record.data, split).get("fingerprint") for split in splits}
+    )
 
 
-def _identity(data: Mapping[str, Any]) -> Any:
-    """What must be equal for two runs to stand in one chart."""
-    return [
-        data.get("environment"),
-        {name: (split or {}).get("fingerprint") for name, split in data.get("splits", {}).items()},
-    ]
+def _split(data: Mapping[str, Any] | None, split: str) -> Mapping[str, Any]:
+    """What a run's description says about a split; nothing where it is damaged or missing."""
+    found = ((data or {}).get("splits") or {}).get(split)
+    return found if isinstance(found, Mapping) else {}
 
 
 def _order(record: RunRecord) -> tuple[bool, bool]:
@@ -457,8 +459,7 @@ def _short_name(path: Path, records: Sequence[RunRecord]) -> str:
 
 
 def _ceiling(records: Sequence[RunRecord]) -> float | None:
-    data = records[0].data if records else None
-    return number(((data or {}).get("splits", {}).get("val") or {}).get("ceiling"))
+    return number(_split(records[0].data, "val").get("ceiling")) if records else None
 
 
 def _to_target(records: Sequence[RunRecord]) -> str:

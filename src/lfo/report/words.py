@@ -103,7 +103,11 @@ def table(comparison: Comparison, numbers: dict[str, int]) -> dict[str, Any]:
         seeds = sorted(run.config.seed for run in group.runs if run.config)
         note = f"{_seeds(len(seeds))}: {', '.join(map(str, seeds))}" if seeds else ""
         rows.append({"group": numbers[group.name], "note": note, "cells": cells})
-    return {"columns": columns, "rows": rows, "words": " ".join(_correlations(comparison))}
+    words = _correlations(comparison)
+    controls = [group.name for group in comparison.groups if is_control(group)]
+    if controls:
+        words.insert(0, f"Controls, which show what is possible and not what was learned: {', '.join(controls)}.")
+    return {"columns": columns, "rows": rows, "words": " ".join(words)}
 
 
 def is_control(group: Group) -> bool:
