@@ -146,7 +146,8 @@ class _Page:
     def add(self, record: RunRecord) -> None:
         self.records.append(record)
         if record.problem:
-            self.problems.append(record.problem)
+            named = str(record.path) in record.problem
+            self.problems.append(record.problem if named else f"{record.path}: {record.problem}")
 
     def group(self, studies: set[Path]) -> None:
         """Put usable runs into groups; those of an ablation have a chart of their own and join only where alone."""
