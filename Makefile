@@ -4,13 +4,13 @@ BIN := .venv/bin
 # Installed again only when the list of packages changes.
 INSTALLED := .venv/.installed
 
-.PHONY: setup test check demo clean
+.PHONY: setup browser test check demo clean
 setup: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,verl]"
 	touch $@
 
 check: setup
@@ -22,7 +22,11 @@ check: setup
 demo: setup
 	$(BIN)/lfo demo
 
-test: setup check
+# The report's page is tested in a real one.
+browser:
+	scripts/install_browser.sh
+
+test: setup check browser
 	$(BIN)/pytest -n 2
 
 clean:

@@ -43,6 +43,9 @@ def test_both_arms_train_on_the_same_tasks_are_compared_and_go_on(demo, tmp_path
     assert "plain DAPO" in out
     assert "val after 1 tasks" in out
     assert "one seed" in out
+    page = tmp_path / "demo" / "report.html"
+    assert out.splitlines()[-1] == f"Curves and rollouts are on one page; open it in a browser: {page}"
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
 
     metrics = read_metrics(tmp_path / "demo" / "dual-lora")
     shutil.rmtree(tmp_path / "demo" / "dual-lora" / "adapters")  # as if it had been killed at its very end
@@ -52,6 +55,7 @@ def test_both_arms_train_on_the_same_tasks_are_compared_and_go_on(demo, tmp_path
     assert list(result["arms"]) == ["dapo", "dual-lora"]
     assert result["arms"]["dual-lora"]["tasks_seen"] == 1
     assert 0.8 < result["ceiling"] < 1
+    assert result["report"] == str(page)
     assert (tmp_path / "demo" / "dual-lora" / "adapters").is_dir()
     assert read_metrics(tmp_path / "demo" / "dual-lora") == metrics, "nothing was trained twice"
 

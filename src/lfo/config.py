@@ -115,10 +115,10 @@ class EvalConfig:
 class RunConfig:
     """One run, completely: with this, the code and a machine, it can be repeated."""
 
-    preset: Literal["default", "tiny", "documents", "qwen3-8b-8x24gb", "qwen3-1.7b-1gpu"] = "default"
+    preset: Literal["default", "tiny", "smollm2-135m", "documents", "qwen3-8b-8x24gb", "qwen3-1.7b-1gpu"] = "default"
     algo: Literal["dual-lora", "dapo"] = "dual-lora"
     engine: Literal["local", "verl"] = "local"
-    model: str = "tiny"  # the embedded base, a folder or a hub id
+    model: str = "tiny"  # the embedded base, a fetched one, a folder or a hub id
     env: str = "phone-calls"  # or oracle-codes, or package.module:Class
     env_args: Mapping[str, Any] = field(default_factory=dict)  # given to the environment's class
     levels: tuple[int, ...] = (2,)  # of the phone-call world, 1 to 5
@@ -159,6 +159,13 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "world_model.examples_per_mini_batch": 4,
         "world_model.state_tokens": 96,
         "optimizer.warmup_steps": 3,
+    },
+    # A real language model on one GPU: lfo models fetch smollm2-135m
+    "smollm2-135m": {
+        "model": "smollm2-135m",
+        "rollout.max_context": 2048,  # the tools alone are described in about 500 of its tokens
+        "world_model.examples_per_mini_batch": 16,
+        "world_model.state_tokens": 256,
     },
     # The numbers of the project's first documents but for their dropout of 0.05, kept for reproduction: at this rate
     # LoRA does not learn.

@@ -19,7 +19,24 @@ import typer
 from typer.core import TyperGroup
 
 from lfo import __version__
-from lfo.cli import bench, demo, environment, models, play, pretrain, train
+from lfo.cli import (
+    ablate,
+    advise,
+    bench,
+    compare,
+    demo,
+    environment,
+    evaluate,
+    inspect,
+    models,
+    play,
+    pretrain,
+    probe,
+    report,
+    rollouts,
+    run,
+    train,
+)
 from lfo.errors import LfoError
 
 
@@ -36,6 +53,15 @@ app = typer.Typer(name="lfo", cls=_Commands, add_completion=False, no_args_is_he
 app.command("train")(train.train)
 app.command("config")(train.config)
 app.command("demo")(demo.demo)
+app.command("compare")(compare.compare)
+app.command("advise")(advise.advise)
+app.command("ablate")(ablate.ablate)
+app.command("report")(report.report)
+app.command("eval")(evaluate.evaluate)
+app.command("run")(run.run)
+app.command("rollouts")(rollouts.rollouts)
+app.command("inspect")(inspect.inspect)
+app.command("probe")(probe.probe)
 app.command("generate")(environment.generate)
 app.command("check-env")(environment.check_env)
 app.command("play")(play.play)

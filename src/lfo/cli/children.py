@@ -84,10 +84,15 @@ def main() -> None:
     """The entry point of a child: `lfo`, for as long as the parent lives."""
     from lfo.cli import main
 
-    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    end_with_parent()
     main()
 
 
-def _end_with_parent() -> None:
-    os.read(0, 1)  # returns when nobody holds the other end any more
-    os.kill(os.getpid(), signal.SIGTERM)
+def end_with_parent() -> None:
+    """Watch standard input from now on, and end this process when nobody holds its other end any more."""
+
+    def watch() -> None:
+        os.read(0, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()

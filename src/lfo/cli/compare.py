@@ -40,10 +40,9 @@ def _print(title: str, rows: Sequence[Sequence[str]], words: Sequence[str]) -> N
 
     group, *figures = rows[0]
     table = Table(
-        Column(group, min_width=18, overflow="fold"),
+        Column(group, min_width=16, overflow="fold"),
         *(Column(name, justify="right") for name in figures),
         title=title,
-        pad_edge=False,
     )
     for row in rows[1:]:
         table.add_row(*map(Text, row))

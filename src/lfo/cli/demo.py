@@ -1,7 +1,7 @@
 """`lfo demo`: plain DAPO and dual-LoRA on the same tasks, side by side, in a few minutes on two cores.
 
 Each arm is an ordinary `lfo train` in a process of its own; this only watches their folders. Stop it at any moment:
-the same command goes on.
+the same command goes on. It ends with a table and with the page of both runs (`lfo report`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Names tasks and all random numbers, the same for both.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON.")] = False,
 ) -> None:
-    """Train plain DAPO and dual-LoRA on the same tasks and compare them: lfo demo"""
+    """Train plain DAPO and dual-LoRA on the same tasks, compare them and write a page: lfo demo"""
     runs = _runs((*SETTINGS, f"steps={steps}", f"seed={seed}", *(settings or ())), output_dir)
     unfinished = [run for run in runs if not run.finished]
     try:
@@ -38,7 +38,7 @@ def demo(
             _train(unfinished)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; the same command goes on from the last checkpoints") from None
-    _show(runs, as_json)
+    _show(runs, output_dir / "report.html", as_json)
     if not unfinished:
         typer.echo(
             f"Both runs were there already; to train anew, remove {output_dir} or choose another --output-dir.",
@@ -129,7 +129,8 @@ class _Progress:
                     )
 
 
-def _show(runs: Sequence[ChildRun], as_json: bool) -> None:
+def _show(runs: Sequence[ChildRun], page: Path, as_json: bool) -> None:
+    from lfo.cli.report import write_report
     from lfo.env.ceiling import mean_ceiling
     from lfo.env.phone_calls import PhoneCalls
     from lfo.evaluation import side_by_side
@@ -138,11 +139,13 @@ def _show(runs: Sequence[ChildRun], as_json: bool) -> None:
     ceiling = mean_ceiling(PhoneCalls(levels=config.levels, **config.env_args).tasks("val")[: config.eval.tasks])
     arms = [side_by_side.read_arm(run.name, run.folder) for run in runs]
     words = side_by_side.conclusion(*arms, ceiling=ceiling)
+    write_report([run.folder for run in runs], page)
     if as_json:
         result = side_by_side.as_json({run.config.algo: arm for run, arm in zip(runs, arms, strict=True)}, ceiling)
-        typer.echo(json.dumps({**result, "conclusion": words}))
+        typer.echo(json.dumps({**result, "conclusion": words, "report": str(page)}))
         return
     _print_table([arm.name for arm in arms], side_by_side.table(arms, ceiling), words)
+    typer.echo(f"Curves and rollouts are on one page; open it in a browser: {page}")
 
 
 def _print_table(names: Sequence[str], rows: Sequence[Sequence[str]], words: str) -> None:

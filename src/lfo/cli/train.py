@@ -23,6 +23,9 @@ Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
 def train(
     overrides: Overrides = None,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Continue the run in this folder.")] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Show the engine's whole config, checked, and train nothing.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Train a policy and a world model: lfo train preset=tiny steps=100 output_dir=runs/x"""
@@ -33,6 +36,9 @@ def train(
         engine = import_module(f"lfo.engines.{config.engine}")
     except ModuleNotFoundError as error:
         raise UsageError(f"engine={config.engine} needs {error.name}, which is not installed") from error
+    if print_config:
+        typer.echo(engine.config_text(config), nl=False)
+        return
     try:
         summary = engine.train(config, resume=resume is not None)
     except KeyboardInterrupt:

@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -35,6 +35,7 @@ from lfo.types import Rollout, ToolCall, Turn
 MAX_REPLY_TOKENS = 96  # of a predicted reply
 BATCH = 64  # rollouts that run at the same time
 
+T = TypeVar("T")
 AdapterChoice = Literal["best", "last", "none"]
 
 
@@ -50,7 +51,8 @@ class Agent:
     model: DualAdapterModel
     sampler: Sampler
     settings: RunnerSettings
-    predictor: Predictor | None  # who answers look-ahead; None: the run has none
+    predictor: Predictor | None = None  # who answers look-ahead; None: the run has none
+    weights: Path | None = None  # the folder that the adapters were read from; None: they are fresh
 
     def tasks(self, split: str) -> Sequence[Any]:
         """The fixed tasks of a split; an unknown split is the caller's mistake."""
@@ -95,6 +97,17 @@ class Agent:
             rollouts += runner.run(batch, rows, temperature=0.0 if greedy else None, watch=watch)
             on_batch(len(batch))
         return rollouts
+
+    def require_world_model(self) -> None:
+        """Who asks a world model needs one that answers in the form of `WorldModelExample`."""
+        config = self.config
+        if not self.model.world_model_adapters:
+            raise UsageError(f"this run has no world model to ask (algo={config.algo})")
+        if config.world_model.input == "inline":
+            raise UsageError(
+                "this run's world model was trained inline, on the observations of its rollouts, and cannot be asked "
+                "about a state and a call"
+            )
 
     def predict(self, questions: Sequence[tuple[WorldModelState, ToolCall]]) -> list[str]:
         """What the world model expects to hear, in each state after each call."""
@@ -143,7 +156,6 @@ def build_agent(
             environment_retries=config.rollout.environment_retries,
             environment_workers=config.rollout.environment_workers,
         ),
-        predictor=None,
     )
     return dataclasses.replace(agent, predictor=_predictor(agent)) if config.lookahead else agent
 
@@ -175,7 +187,7 @@ def load_agent(
     agent = build_agent(config, environment_factory(config), load_tokenizer(config.model), base)
     if weights is not None:
         agent.model.load(weights)
-    return agent
+    return dataclasses.replace(agent, weights=weights)
 
 
 def saved_config(run: Path) -> RunConfig:
@@ -198,11 +210,15 @@ def adapters_of(run: Path, adapter: Literal["best", "last"] = "last") -> Path:
     raise DataError(f"{run} holds no adapters: there is neither a checkpoint nor a folder adapters in it yet")
 
 
-def batches(requests: Sequence[RolloutRequest], size: int = BATCH) -> Iterator[Sequence[RolloutRequest]]:
-    """Parts of at most `size`, as even as possible: a control that needs other tasks beside one always has some."""
-    count = -(-len(requests) // size)
+def batches(things: Sequence[T], size: int = BATCH) -> Iterator[Sequence[T]]:
+    """Parts of at most `size`, as even as possible: a control that needs other tasks beside one always has some.
+
+    >>> [len(part) for part in batches(range(65))]
+    [32, 33]
+    """
+    count = -(-len(things) // size)
     for place in range(count):
-        yield requests[place * len(requests) // count : (place + 1) * len(requests) // count]
+        yield things[place * len(things) // count : (place + 1) * len(things) // count]
 
 
 def _run_and_checkpoint(path: Path) -> tuple[Path, Path | None]:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from lfo.config import RunConfig, validate
+from lfo.config import RunConfig, to_yaml, validate
 from lfo.engines.agent import adapters_of, build_agent
 from lfo.engines.learner import Learner
 from lfo.engines.loading import environment_factory, load_base, load_tokenizer, pick_device
@@ -45,6 +45,11 @@ SAMPLE_ROLLOUTS = 4  # kept from each evaluation, for a person to read
 def train(config: RunConfig, *, resume: bool = False) -> dict[str, Any]:
     """Run an experiment from names alone; what `lfo train` calls."""
     return create_trainer(config, environment_factory(config), load_tokenizer(config.model)).fit(resume=resume)
+
+
+def config_text(config: RunConfig) -> str:
+    """The whole config of a run, as YAML; what `lfo train --print-config` shows."""
+    return to_yaml(config)
 
 
 def create_trainer(

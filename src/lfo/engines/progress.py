@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -18,6 +18,7 @@ class Progress:
     def __init__(self, config: RunConfig) -> None:
         self._console = Console(stderr=True)
         self._eval = "-"
+        self._warned: set[str] = set()
         self._bar = RichProgress(
             TextColumn(config.output_dir),
             BarColumn(bar_width=20),
@@ -40,10 +41,23 @@ class Progress:
     def show(self, row: Mapping[str, Any]) -> None:
         if "eval/val/success" in row:
             self._eval = f"{row['eval/val/success']:.0%}"
-        words = (
-            f"val {self._eval} | train {row.get('success', 0):.0%} | policy {row.get('policy_loss', 0):+.3f} | "
-            f"world {row.get('world_model_loss', float('nan')):.3f} | {row['tokens_per_second']:.0f} tok/s"
-        )
+        words = " | ".join([f"val {self._eval}", *_measured(row)])
         self._bar.update(self._task, completed=row["step"], words=words)
         if not self._console.is_terminal and "eval/val/success" in row:
             self._console.print(f"step {row['step']} | {row['tasks_seen']} tasks | {words}", highlight=False)
+        for warning in row.get("warnings", ()):
+            if warning not in self._warned:  # the rows repeat it as long as it holds; a person needs it once
+                self._warned.add(warning)
+                self._console.print(f"step {row['step']}: {warning}", style="yellow", highlight=False)
+
+
+def _measured(row: Mapping[str, Any]) -> Iterator[str]:
+    """What this step measured, of what is worth a place in one line."""
+    for name, words in (
+        ("success", "train {:.0%}"),
+        ("policy_loss", "policy {:+.3f}"),
+        ("world_model_loss", "world {:.3f}"),
+        ("tokens_per_second", "{:.0f} tok/s"),
+    ):
+        if row.get(name) is not None:
+            yield words.format(row[name])

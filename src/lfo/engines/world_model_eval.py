@@ -16,7 +16,7 @@ from typing import Any
 from lfo.engines.agent import Agent
 from lfo.engines.learner import Learner
 from lfo.env.tool_environment import format_tool_call
-from lfo.evaluation.held_out import held_out_calls
+from lfo.evaluation.held_out import CALLS, held_out_calls
 from lfo.evaluation.world_model import OTHER, Prediction, prediction_metrics, same_meaning
 from lfo.model.sampler import Sampler
 from lfo.protocol.world_model import ObservedCall, render_state
@@ -34,8 +34,10 @@ class WorldModelExamination:
 
     @cached_property
     def calls(self) -> list[ObservedCall]:
-        """The fixed pool, made when it is first needed."""
-        return held_out_calls(self._agent.environment, self._agent.settings, self._untrained_rollouts)
+        """The fixed pool, made at first need; a run that is evaluated on few tasks is examined on few calls."""
+        agent = self._agent
+        count = min(CALLS, agent.config.eval.tasks)
+        return held_out_calls(agent.environment, agent.settings, self._untrained_rollouts, count=count)
 
     def run(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """The metrics under their names in a row, and some examples for a person to read."""

@@ -36,9 +36,9 @@ PlaysTasks = Callable[[Sequence[Any]], Sequence[Rollout]]
 
 
 def held_out_calls(
-    environment: EnvironmentFactory, settings: RunnerSettings, base_policy: PlaysTasks
+    environment: EnvironmentFactory, settings: RunnerSettings, base_policy: PlaysTasks, *, count: int = CALLS
 ) -> list[ObservedCall]:
-    """At most `CALLS` different calls, as evenly over the kinds of replies as these tasks allow.
+    """At most `count` different calls, as evenly over the kinds of replies as these tasks allow.
 
     `base_policy` answers one rollout for each task, in order: of the untrained base, always the same.
     """
@@ -54,7 +54,7 @@ def held_out_calls(
         played = list(zip(tasks, base_policy(tasks), strict=True))
     played = [(task, rollout) for task, rollout in played if not isinstance(rollout, EnvironmentFailed)]
     made = (call for _, rollout in played for call in observed_calls(rollout, predict=tools))
-    return _evenly([*_asked_calls(environment, settings, played), *made], CALLS)
+    return _evenly([*_asked_calls(environment, settings, played), *made], count)
 
 
 def _asked_calls(

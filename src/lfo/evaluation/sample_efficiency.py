@@ -223,20 +223,18 @@ def ratio_to_baseline(baseline: Mapping[int, Reached], group: Mapping[int, Reach
         mean, low, high = t_interval(logs)
         interval = None if math.isnan(low) else (math.exp(low), math.exp(high))
         return Ratio(value=math.exp(mean), interval=interval, seeds=seeds)
-    # What each seed is known to exceed and to stay below.
-    lows = [-math.inf if own.censored else log for log, (_, own) in zip(logs, pairs, strict=True)]
-    highs = [math.inf if base.censored else log for log, (base, _) in zip(logs, pairs, strict=True)]
-    low = median_bound(lows)
-    high = -median_bound([-value for value in highs])
-    known = [math.exp(value) if math.isfinite(value) else None for value in (low, high)]
-    both = at_least and at_most
+    if at_least and at_most:
+        note = "neither side can be bounded: each has runs that never reached the target"
+        return Ratio(censored=True, seeds=seeds, note=note)
+    sign = 1 if at_least else -1  # an upper bound is a lower bound of the inverse
+    known = median_bound([sign * log for log in logs])
+    limit = math.exp(sign * known) if math.isfinite(known) else None
     return Ratio(
-        value=None if both else math.exp(fmean(logs)),
-        interval=(known[0], known[1]) if any(value is not None for value in known) else None,
+        value=math.exp(fmean(logs)),
+        interval=None if limit is None else (limit, None) if at_least else (None, limit),
         censored=True,
-        bound=None if both else "at least" if at_least else "at most",
+        bound="at least" if at_least else "at most",
         seeds=seeds,
-        note="neither side can be bounded: each has runs that never reached the target" if both else "",
     )
 
 

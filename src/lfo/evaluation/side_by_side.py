@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from lfo.errors import DataError
+from lfo.evaluation.sample_efficiency import TARGET_SHARE, VAL, curve
 from lfo.rundir import read_metrics
 
-TARGET_SHARE = 0.7  # of the information ceiling: where "good" begins
-SEEN, UNSEEN = "eval/val/success", "eval/test_unseen_companies/success"
+SEEN, UNSEEN = VAL, "eval/test_unseen_companies/success"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,13 +42,13 @@ class Arm:
 def read_arm(name: str, run: str | Path) -> Arm:
     """An arm from the metrics of a run, finished or not."""
     rows = read_metrics(run)
-    curve = {row["tasks_seen"]: row[SEEN] for row in rows if SEEN in row}
-    if not curve:
+    points = curve(rows, SEEN)
+    if not points:
         raise DataError(f"{run} holds no evaluation on val yet")
     seconds = sum(value for row in rows for key, value in row.items() if key.startswith("seconds/"))
     return Arm(
         name=name,
-        curve=curve,
+        curve=points,
         unseen=next((row[UNSEEN] for row in reversed(rows) if UNSEEN in row), None),
         seconds=seconds,
     )

@@ -49,17 +49,16 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
 def read_rollouts(path: str | Path, environment: Environment) -> list[Rollout]:
     """The rollouts of a file, one JSON object a line; `environment` says what replies mean and what is asked about."""
     try:
-        lines = Path(path).read_bytes().splitlines()
+        lines = Path(path).read_bytes().split(b"\n")
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
     rollouts = []
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                rollouts.append(_from_record(json.loads(line), environment))
-            except (ValueError, RecursionError) as error:
-                reason = "not valid JSON" if isinstance(error, json.JSONDecodeError | UnicodeError) else error
-                raise DataError(f"{path}, line {number}: {reason or 'nested too deeply'}") from None
+                rollouts.append(_from_record(_parse(line), environment))
+            except ValueError as error:
+                raise DataError(f"{path}, line {number}: {error}") from None
     return rollouts
 
 
@@ -122,10 +121,16 @@ def _turn(environment: Environment, transcript: Sequence[Message], action: str, 
     )
 
 
+def _parse(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        raise ValueError("not valid JSON") from None
+
+
 def _from_record(record: Any, environment: Environment) -> Rollout:
     """Raises ValueError with what is wrong, in words that follow a file and a line."""
-    opening = _list_of_objects(record, "opening", "a rollout")
-    turns = _list_of_objects(record, "turns", "a rollout")
+    opening, turns = _list_of_objects(record, "opening"), _list_of_objects(record, "turns")
     for message in opening:
         if message.get("role") not in ROLES or not isinstance(message.get("content"), str):
             raise ValueError(f"a message of the opening needs a role ({', '.join(ROLES)}) and a content that is text")
@@ -141,8 +146,8 @@ def _from_record(record: Any, environment: Environment) -> Rollout:
     )
 
 
-def _list_of_objects(record: Any, key: str, what: str) -> list[dict[str, Any]]:
+def _list_of_objects(record: Any, key: str) -> list[dict[str, Any]]:
     value = record.get(key) if isinstance(record, dict) else None
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-        raise ValueError(f"{what} needs {key}, a list of objects")
+        raise ValueError(f"a rollout needs {key}, a list of objects")
     return value

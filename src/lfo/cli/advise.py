@@ -1,0 +1,42 @@
+"""`lfo advise`: the known troubles that show in a run's metrics, in plain words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lfo.errors import DataError
+
+
+def advise(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, finished or not.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON.")] = False,
+) -> None:
+    """Say which known troubles a run has, and which knob to turn: lfo advise runs/x"""
+    from dataclasses import asdict
+
+    from lfo.evaluation.advice import MIN_STEPS
+    from lfo.evaluation.advice import advise as look
+    from lfo.evaluation.runs import read_run
+
+    record = read_run(run)
+    if record.problem or record.config is None:
+        raise DataError(record.problem)
+    steps = record.rows[-1]["step"]
+    troubles = look(record.rows, record.config)
+    if as_json:
+        enough = steps >= MIN_STEPS
+        answer = {"run": str(run), "steps": steps, "enough": enough, "troubles": [asdict(each) for each in troubles]}
+        typer.echo(json.dumps(answer, indent=2))
+        return
+    if record.note:
+        typer.echo(f"{record.note}.")
+    for trouble in troubles:
+        typer.echo(f"{trouble.name}: {trouble.figure}.\n  -> {trouble.knob}.")
+    if not troubles and steps < MIN_STEPS:
+        typer.echo(f"Too early to tell: {steps} steps, and nothing is said before {MIN_STEPS}.")
+    elif not troubles:
+        typer.echo(f"No trouble seen in {steps} steps.")

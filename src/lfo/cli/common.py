@@ -1,0 +1,132 @@
+"""What the commands that use a trained agent share: their options, and how text of models and worlds is shown.
+
+That text is never trusted: before it reaches a terminal, what could move its cursor or colour it is made visible.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from lfo.engines.agent import Agent
+    from lfo.types import Message, Rollout, ToolCall, Turn
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or one checkpoint in it.")]
+Split = Annotated[str, typer.Option("--split", metavar="NAME", help="Which of the environment's splits.")]
+Adapter = Annotated[
+    Literal["best", "last", "none"],
+    typer.Option("--adapter", help="Weights: best by evaluation on val, last, or none (the untrained base)."),
+]
+NoLookahead = Annotated[bool, typer.Option("--no-lookahead", help="Act without being told what is expected.")]
+Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device", help="Where to compute.")]
+Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
+
+
+def open_agent(run: Path, *, adapter: str, device: str, levels: Sequence[int] | None = None) -> Agent:
+    """`load_agent`, with a word on stderr while it takes its seconds."""
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"Loading {visible(str(run))}"):
+        from lfo.engines.agent import load_agent
+
+        return load_agent(run, adapter=cast(Any, adapter), device=device, levels=levels)
+
+
+@contextmanager
+def progress_bar(words: str, total: int | None, *, hidden: bool = False) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr, gone when it is full, nothing where stderr is no terminal; answers how to advance it."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=hidden or not console.is_terminal) as progress:
+        bar = progress.add_task(words, total=total)
+        yield lambda steps: progress.advance(bar, steps)
+
+
+def visible(text: str) -> str:
+    r"""Untrusted text as a terminal may print it.
+
+    >>> visible("ring\x07 \x1b[31mred")
+    'ring\\x07 \\x1b[31mred'
+    """
+    return "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in text)
+
+
+def weights_in_words(agent: Agent) -> str:
+    return "untrained" if agent.weights is None else f"weights of {agent.weights.name}"
+
+
+def call_in_words(call: ToolCall) -> str:
+    """As in `make_phone_call(phone_number="555-0100", auth_info={})`."""
+    arguments = (f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in call.arguments.items())
+    return f"{call.name}({', '.join(arguments)})"
+
+
+def print_opening(console: Console, opening: Sequence[Message]) -> None:
+    """The user's words, which are the task."""
+    for message in opening:
+        if message.role == "user":
+            print_lines(console, ("user", message.content, "bold"))
+
+
+def print_turn(console: Console, turn: Turn) -> None:
+    """One exchange; an imagined one stands apart and says what it is."""
+    said = call_in_words(turn.call) if turn.call else turn.action
+    if turn.predicted:
+        print_lines(console, ("imagines", said, "dim"), ("expects", turn.observation, "italic magenta"))
+    else:
+        heard = [("world", turn.observation, "green")] if turn.observation else []
+        print_lines(console, ("agent", said, "cyan"), *heard)
+
+
+def print_outcome(console: Console, rollout: Rollout) -> None:
+    """Success or failure, and how the rollout came to its end."""
+    from rich.text import Text
+
+    from lfo.evaluation.repeated_tasks import solved
+
+    facts = [counted(sum(not turn.predicted for turn in rollout.turns), "turn")]
+    facts += [counted(rollout.info[f"{name}s"], name) for name in ("call", "mistake") if f"{name}s" in rollout.info]
+    facts.append(f"ended by {END_IN_WORDS[rollout.stop.value]}")
+    line = Text("Success" if solved(rollout) else "Failed", style="bold green" if solved(rollout) else "bold red")
+    console.print(line.append(f": {', '.join(facts)}.", style="default not bold"), soft_wrap=True)
+    if rollout.error:
+        console.print(Text(visible(rollout.error)), style="red", soft_wrap=True)
+
+
+def counted(number: int, thing: str) -> str:
+    """`1 call`, `2 calls`."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+END_IN_WORDS = {
+    "done": "the world",
+    "max_turns": "the limit of turns",
+    "context_overflow": "a full context",
+    "turn_overflow": "a message without end",
+    "environment_error": "an error of the environment",
+    "environment_timeout": "an environment that did not answer",
+}
+
+
+def print_lines(console: Console, *lines: tuple[str, str | Text, str]) -> None:
+    """Labels on the left, text of a style on the right, folded to its own column."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(width=8, justify="right", style="dim")
+    grid.add_column(overflow="fold")
+    for label, text, style in lines:
+        grid.add_row(label, Text(visible(text), style=style) if isinstance(text, str) else text)
+    console.print(grid)

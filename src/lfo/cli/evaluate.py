@@ -1,0 +1,117 @@
+"""`lfo eval`: how well a trained agent does on a split, with intervals."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from lfo.cli.common import Adapter, Device, Json, NoLookahead, Run, Split, open_agent, progress_bar, weights_in_words
+
+# Name in the metrics -> what a person reads; shares are shown in percent.
+BEHAVIOUR = {
+    "calls": "calls per task",
+    "turns": "turns per task",
+    "mistakes": "mistakes per task",
+    "excess_fields": "fields asked for in vain",
+    "form_before_call": "form before the first call",
+    "department_order": "departments in the right order",
+    "lookahead_accuracy": "look-ahead was right",
+}
+SHARES = frozenset({"form_before_call", "department_order", "lookahead_accuracy"})
+
+
+def evaluate(
+    run: Run,
+    split: Split = "val",
+    adapter: Adapter = "last",
+    k: Annotated[int, typer.Option("--k", min=1, help="Sampled rollouts of each task; pass^k up to this k.")] = 4,
+    tasks: Annotated[int | None, typer.Option(min=1, help="First tasks of the split; without it, eval.tasks.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Names the random numbers of the sampled rollouts.")] = 0,
+    no_lookahead: NoLookahead = False,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Success with intervals, pass^k and behaviour on a split: lfo eval runs/x --split test_unseen_companies
+
+    Each task is played once greedily and k times at the run's temperature.
+
+    pass^j is the chance that j tries at a task all succeed, estimated without
+    bias: C(c, j) / C(k, j) where c of its k sampled rollouts succeeded, then
+    the mean over tasks. Intervals are Wilson's (95 %), over tasks.
+    """
+    agent = open_agent(run, adapter=adapter, device=device)
+    from lfo.engines.evaluate import evaluate as evaluate_agent
+
+    chosen = agent.tasks(split)[: tasks or agent.config.eval.tasks]
+    lookahead = agent.predictor is not None and not no_lookahead
+    with progress_bar(f"{len(chosen)} tasks of {split}", len(chosen) * (1 + k), hidden=as_json) as advance:
+        figures = evaluate_agent(agent, chosen, k=k, lookahead=lookahead, seed=seed, on_rollouts=advance)
+    result = {
+        "run": str(run),
+        "weights": str(agent.weights) if agent.weights else None,
+        "split": split,
+        "tasks": len(chosen),
+        "k": k,
+        "seed": seed,
+        "temperature": agent.settings.temperature,
+        "lookahead": lookahead,
+        **figures,
+    }
+    if as_json:
+        typer.echo(json.dumps(result))
+        return
+    _show(result, f"{run} on {split}: {len(chosen)} tasks, {weights_in_words(agent)}")
+    if adapter == "best" and split == "val":
+        typer.echo("The best weights were chosen on val, so val flatters them; the other splits do not.")
+
+
+def _show(result: dict[str, Any], title: str) -> None:
+    from rich.console import Console
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    greedy, sampled = result["greedy"], result["sampled"]
+    table = Table(
+        Column("", no_wrap=True),
+        Column("greedy", justify="right", no_wrap=True),
+        Column(f"sampled, {result['k']} a task", justify="right", no_wrap=True),
+        box=None,
+        header_style="bold",
+    )
+    table.add_row("success", _share(greedy["success"]), _share(sampled["success"]), style="bold")
+    for level in greedy["by_level"]:
+        name = f"  level {level}, {greedy['by_level'][level]['tasks']} tasks"
+        table.add_row(name, _share(greedy["by_level"][level]), _share(sampled["by_level"][level]))
+    for k, share in list(sampled.get("pass_k", {}).items())[1:]:  # pass^1 is success
+        table.add_row(f"pass^{k}", "", _share(share))
+    for name, words in BEHAVIOUR.items():
+        cells = [_figure(name, half["behaviour"].get(name)) for half in (greedy, sampled)]
+        if any(cells):
+            table.add_row(words, *cells)
+    table.add_row("ended by", *(_stops(half["behaviour"]["stops"]) for half in (greedy, sampled)), style="dim")
+    console = Console()
+    console.print(Text(title, style="bold"), soft_wrap=True)
+    look = "with look-ahead" if result["lookahead"] else "without look-ahead"
+    console.print(f"Played {look}; sampled at temperature {result['temperature']:g}.", style="dim", highlight=False)
+    console.print()
+    console.print(table)
+    console.print("\n95 % intervals over tasks. pass^k: k tries at a task all succeed.", style="dim", highlight=False)
+
+
+def _share(share: dict[str, Any]) -> str:
+    low, high = share["interval"]
+    return f"{share['rate']:.1%} ({low:.1%} - {high:.1%})"
+
+
+def _figure(name: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.1%}" if name in SHARES else f"{value:.2f}"
+
+
+def _stops(stops: dict[str, int]) -> str:
+    from lfo.cli.common import END_IN_WORDS
+
+    return "\n".join(f"{END_IN_WORDS[name]}: {count}" for name, count in stops.items())

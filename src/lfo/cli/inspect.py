@@ -1,0 +1,157 @@
+"""`lfo inspect`: what the world model expected beside what was really said, token by token."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lfo.cli.common import (
+    Adapter,
+    Device,
+    Json,
+    Run,
+    call_in_words,
+    open_agent,
+    print_lines,
+    progress_bar,
+    visible,
+    weights_in_words,
+)
+from lfo.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from lfo.engines.surprise import InspectedReply
+
+# Surprise in nats from which on a token has this colour: as good as certain, likely, a guess, unexpected.
+COLOURS = ((0.0, "green"), (0.22, "yellow"), (1.6, "red"), (3.0, "bold white on red"))
+NAMED = 1.6  # tokens from here on are also named in words, with what was expected in their place
+MOST_NAMED = 3
+
+
+def inspect(
+    run: Run,
+    rollout: Annotated[
+        Path | None, typer.Option("--rollout", metavar="FILE", help="Rollouts to read; else the run's newest file.")
+    ] = None,
+    num: Annotated[int, typer.Option("--num", min=1, help="Show at most so many replies.")] = 20,
+    adapter: Adapter = "last",
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Predicted beside actual replies, and what surprised: lfo inspect runs/x
+
+    For every real reply of a rollout: the state and the call, the reply that the
+    world model expected, and the actual one, each token coloured by its surprise
+    (-log p, in nats, under the world model).
+    """
+    agent = open_agent(run, adapter=adapter, device=device)
+    agent.require_world_model()
+    file = rollout or _newest_rollouts(run)
+    from lfo.engines.surprise import inspect_calls
+    from lfo.protocol.world_model import observed_calls
+    from lfo.rollout.records import read_rollouts
+    from lfo.rollout.samples import PREDICTED_TOOLS
+
+    tools = PREDICTED_TOOLS[agent.config.world_model.predict] or None  # of a run that predicts none, all are shown
+    found = [
+        (read.task_id, call)
+        for read in read_rollouts(file, agent.environment())
+        for call in observed_calls(read, predict=tools)
+    ]
+    if not found:
+        raise UsageError(f"{file} holds no reply of a tool that this run predicts")
+    replies = []
+    with progress_bar("replies", min(num, len(found)), hidden=as_json) as advance:
+        for reply in inspect_calls(agent, (call for _, call in found[:num])):
+            replies.append(reply)
+            advance(1)
+    tasks = [task for task, _ in found[:num]]
+    if as_json:
+        shown = [
+            {"task_id": task, "surprise": reply.surprise, **asdict(reply)}
+            for task, reply in zip(tasks, replies, strict=True)
+        ]
+        summary = _summary(replies)
+        typer.echo(json.dumps({"run": str(run), "rollouts": str(file), **summary, "replies": shown}))
+        return
+    _show(tasks, replies, f"{run}, {weights_in_words(agent)}: {len(replies)} of {len(found)} replies in {file}")
+
+
+def _newest_rollouts(run: Path) -> Path:
+    folder = run.parent.parent if run.parent.name == "checkpoints" else run
+    files = sorted((folder / "rollouts").glob("step-*.jsonl"))
+    if not files:
+        raise UsageError(
+            f"{run} holds no rollouts; make some with: lfo rollouts {run} --output FILE, and name the FILE"
+        )
+    return files[-1]
+
+
+def _summary(replies: list[InspectedReply]) -> dict[str, Any]:
+    told = [reply.same_meaning for reply in replies if reply.same_meaning is not None]
+    surprises = [token.surprise for reply in replies for token in reply.tokens]
+    return {
+        "mean_surprise": fmean(surprises) if surprises else None,
+        "same_meaning": fmean(told) if told else None,
+    }
+
+
+def _show(tasks: list[str], replies: list[InspectedReply], title: str) -> None:
+    from rich.console import Console
+    from rich.rule import Rule
+    from rich.text import Text
+
+    console = Console()
+    console.print(Text(title, style="bold"), soft_wrap=True)
+    for task, reply in zip(tasks, replies, strict=True):
+        console.print()
+        console.print(Rule(Text(visible(task)), align="left", style="dim"))
+        _show_reply(console, reply)
+    summary = _summary(replies)
+    words = f"\nMean surprise {summary['mean_surprise']:.2f} nats a token"
+    if summary["same_meaning"] is not None:
+        words += f"; {summary['same_meaning']:.0%} of the predictions mean what was said"
+    console.print(f"{words}.", highlight=False)
+    legend = Text("Surprise: ")
+    for (_, style), bound in zip(
+        COLOURS, ("as expected", *(f"from {bound:g}" for bound, _ in COLOURS[1:])), strict=True
+    ):
+        legend.append(bound, style=style).append("  ")
+    console.print(legend)
+
+
+def _show_reply(console: Console, reply: InspectedReply) -> None:
+    verdict = {True: "  (means the same)", False: "  (means something else)", None: ""}[reply.same_meaning]
+    print_lines(
+        console,
+        ("state", reply.state.removeprefix("<|state|>\n").removesuffix("\n<|/state|>"), "dim"),
+        ("call", call_in_words(reply.call), "cyan"),
+        ("expected", reply.predicted + verdict, "italic magenta"),
+        ("actual", _coloured(reply), ""),
+        ("surprise", _in_words(reply), "dim"),
+    )
+
+
+def _coloured(reply: InspectedReply) -> Text:
+    from rich.text import Text
+
+    text = Text()
+    for token in reply.tokens:
+        style = next(style for bound, style in reversed(COLOURS) if token.surprise >= bound or bound == 0)
+        text.append(visible(token.text), style=style)
+    return text
+
+
+def _in_words(reply: InspectedReply) -> str:
+    named = sorted((token for token in reply.tokens if token.surprise >= NAMED), key=lambda token: -token.surprise)
+    words = [f"{token.text.strip()!r} {token.surprise:.1f}, not {token.likeliest.strip()!r}" for token in named]
+    more = f"; {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+    return f"{reply.surprise:.2f} a token" + (f": {'; '.join(words[:MOST_NAMED])}{more}" if words else "")

@@ -1,0 +1,88 @@
+"""`lfo run`: the trained agent works on one task while a person watches, look-ahead included."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lfo.cli.common import (
+    Adapter,
+    Device,
+    Json,
+    NoLookahead,
+    Run,
+    Split,
+    open_agent,
+    print_opening,
+    print_outcome,
+    print_turn,
+    visible,
+    weights_in_words,
+)
+from lfo.errors import EnvironmentFailed, UsageError
+
+if TYPE_CHECKING:
+    from lfo.engines.agent import Agent
+
+
+def run(
+    run: Run,
+    task: Annotated[str | None, typer.Option("--task", metavar="ID", help="A task by its id.")] = None,
+    level: Annotated[int | None, typer.Option(help="A task of this level, also one that was not trained.")] = None,
+    split: Split = "val",
+    seed: Annotated[int | None, typer.Option(min=0, help="Which task is drawn; without it, any.")] = None,
+    adapter: Adapter = "last",
+    sample: Annotated[bool, typer.Option("--sample", help="Sample, in place of the likeliest tokens.")] = False,
+    no_lookahead: NoLookahead = False,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Watch a trained agent at work on one task: lfo run runs/x --level 2
+
+    What it imagines and expects to hear is written by its world model, before it
+    acts; what the world says is real.
+    """
+    agent = open_agent(run, adapter=adapter, device=device, levels=None if level is None else (level,))
+    chosen = _choose(agent, split, task, level, seed)
+    play = {"greedy": not sample, "lookahead": not no_lookahead, "seed": seed or 0}
+    if as_json:
+        from lfo.evaluation.repeated_tasks import solved
+        from lfo.rollout.records import rollout_record
+
+        (rollout,) = agent.roll_out([chosen], **play)
+        typer.echo(json.dumps({"split": split, "success": solved(rollout), **rollout_record(rollout)}))
+        return
+
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console()
+    console.print(Text(f"{run} at work on {visible(str(chosen.id))}, {weights_in_words(agent)}\n", style="bold"))
+    (opening,) = agent.settings.call_all([lambda: agent.environment().reset(chosen)])
+    print_opening(console, () if isinstance(opening, EnvironmentFailed) else opening)  # the rollout tells of failure
+    (rollout,) = agent.roll_out([chosen], watch=lambda turn: print_turn(console, turn), **play)
+    console.print()
+    print_outcome(console, rollout)
+    of_level = "" if level is None else f" --level {level}"
+    typer.echo(f"The same task again: lfo run {run} --split {split}{of_level} --task {chosen.id}", err=True)
+
+
+def _choose(agent: Agent, split: str, task_id: str | None, level: int | None, seed: int | None) -> Any:
+    tasks: Sequence[Any] = agent.tasks(split)
+    if level is not None:
+        tasks = [each for each in tasks if getattr(each, "level", None) == level]
+        if not tasks:
+            raise UsageError(f"the split {split} of {agent.config.env} has no tasks of level {level}")
+    if task_id is None:
+        return random.Random(seed).choice(tasks)
+    for each in tasks:
+        if str(each.id) == task_id:
+            return each
+    raise UsageError(
+        f"there is no task {task_id} among the {len(tasks)} of {split}, whose ids look like {tasks[0].id}; "
+        "another split or level needs --split or --level"
+    )

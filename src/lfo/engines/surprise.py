@@ -1,0 +1,100 @@
+"""What a world model expected beside what was said, and how much each token of it surprised. What `lfo inspect` shows.
+
+    for reply in inspect_calls(agent, observed_calls(rollout, predict=None)): ...
+
+The surprise of a token is -log p in nats, after all true tokens before it: 0 is certain, 0.69 a coin toss, and above 3
+hardly anything was less expected. Only the reply counts, not the tags around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+
+from lfo.engines.agent import Agent
+from lfo.evaluation.world_model import same_meaning
+from lfo.protocol.world_model import REPLY_OPEN, ObservedCall, render_state
+from lfo.types import ToolCall
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SurprisingToken:
+    """`SurprisingToken(text=" pin", surprise=4.2, likeliest=" date")`"""
+
+    text: str
+    surprise: float
+    likeliest: str  # what would have surprised least in its place
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InspectedReply:
+    """One real reply; the texts of `tokens` together are `actual`, or its beginning where it is overlong."""
+
+    state: str  # what the world model was told, after compression
+    call: ToolCall
+    predicted: str
+    actual: str
+    category: str | None
+    same_meaning: bool | None  # None: the environment cannot tell
+    tokens: tuple[SurprisingToken, ...]
+
+    @property
+    def surprise(self) -> float:
+        """Mean over the tokens."""
+        return sum(token.surprise for token in self.tokens) / max(1, len(self.tokens))
+
+
+def inspect_calls(agent: Agent, calls: Iterable[ObservedCall]) -> Iterator[InspectedReply]:
+    """Each call as the world model sees it, one after the other."""
+    judge = agent.environment()
+    for seen in calls:
+        (predicted,) = agent.predict([(seen.state, seen.call)])
+        yield InspectedReply(
+            state=render_state(agent.world_model_codec.compress(seen.state)),
+            call=seen.call,
+            predicted=predicted,
+            actual=seen.reply,
+            category=seen.facts.category if seen.facts else None,
+            same_meaning=same_meaning(judge, predicted, seen.reply),
+            tokens=tuple(_of_the_reply(seen.reply, surprise_of_target(agent, seen))),
+        )
+
+
+def _of_the_reply(reply: str, tokens: Sequence[SurprisingToken]) -> Iterator[SurprisingToken]:
+    """The tokens without the tags around the reply."""
+    start, end, place = len(REPLY_OPEN), len(REPLY_OPEN) + len(reply), 0
+    for token in tokens:
+        text = token.text[max(0, start - place) : max(0, end - place)]
+        place += len(token.text)
+        if text:
+            yield replace(token, text=text)
+
+
+@torch.no_grad()
+def surprise_of_target(agent: Agent, seen: ObservedCall) -> list[SurprisingToken]:
+    """Every token of the row that the world model is trained on: tags, reply and end of turn."""
+    codec, model = agent.world_model_codec, agent.model
+    prompt, target = codec.prompt_ids(seen.state, seen.call), codec.target_ids(seen.reply)
+    row_1T = torch.tensor([[*prompt, *target]], device=model.device)
+    logits_TV = model.logits(row_1T, model.world_model_adapters)[0, len(prompt) - 1 : -1].float()
+    surprise_T = torch.nn.functional.cross_entropy(logits_TV, row_1T[0, len(prompt) :], reduction="none")
+    likeliest = cast(list[int], logits_TV.argmax(-1).tolist())
+    return [
+        SurprisingToken(text=text, surprise=surprise, likeliest=agent.codec.decode([other]))
+        for text, surprise, other in zip(_pieces(agent, target), surprise_T.tolist(), likeliest, strict=True)
+    ]
+
+
+def _pieces(agent: Agent, ids: Sequence[int]) -> Iterator[str]:
+    """The text of each token, such that the texts together are the whole; part of a character waits for its rest."""
+    told = ""
+    for count in range(1, len(ids) + 1):
+        text = agent.codec.decode(ids[:count])
+        if text.endswith("\ufffd") and count < len(ids):
+            yield ""
+            continue
+        yield text[len(told) :]
+        told = text

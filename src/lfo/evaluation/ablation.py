@@ -1,0 +1,210 @@
+"""Ablations: one thing varied, everything else held fixed, several seeds each. What the cells are, not how they run.
+
+    lfo ablate weight --values 0,0.5 --seeds 3 --jobs 2
+
+A study varies one idea, which may take more than one setting, so that all else stays the same:
+
+    weight     world_model.weight, with look-ahead on. 0 is the control in which an untrained world model speaks:
+               it is not plain DAPO, which has no look-ahead
+    predict    whose replies the world model learns. `none` is again an untrained one that speaks
+    rank       lora.rank, with lora.alpha = 2 * rank: the scale of an update stays what it is
+    schedule   when the world model learns: world_model_first for a fifth of the steps, hierarchical every second step
+    coupling   how the adapters meet, each without and with look-ahead; `separate` alone is the negative control
+
+Seeds are 0, 1, ... in every cell, so values are compared on the same tasks in the same order. A study's folder holds a
+run for each cell and `ablation.json`, which only repeats what the folders say:
+
+    runs/ablations/weight/0.5-s0/       an ordinary run
+    runs/ablations/weight/ablation.json {"study": "weight", "setting": "world_model.weight", "cells": [...]}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from lfo.config import load_config
+from lfo.errors import ConfigError, UsageError
+from lfo.evaluation.runs import read_run
+from lfo.evaluation.sample_efficiency import SHARES, Group, compare, curve
+from lfo.rundir import write_json_atomic
+
+Status = Literal["done", "failed", "missing"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Study:
+    """What is varied: the setting that the values belong to, and all settings that a value stands for."""
+
+    setting: str
+    values: tuple[str, ...]  # the grid, unless others are asked for
+    settings: Callable[[str, int], Sequence[str]]  # of a value, in runs of so many steps
+
+
+def _plain(setting: str) -> Callable[[str, int], Sequence[str]]:
+    return lambda value, steps: (f"{setting}={value}",)
+
+
+def _rank(value: str, steps: int) -> Sequence[str]:
+    if not value.isdecimal():
+        raise ConfigError(f"a rank is a whole number, which {value!r} is not")
+    return f"lora.rank={value}", f"lora.alpha={2 * int(value)}"
+
+
+def _schedule(value: str, steps: int) -> Sequence[str]:
+    own = {
+        "world_model_first": (f"world_model.first_steps={max(1, steps // 5)}",),
+        "hierarchical": ("world_model.every=2",),
+    }
+    return f"world_model.schedule={value}", *own.get(value, ())
+
+
+def _coupling(value: str, steps: int) -> Sequence[str]:
+    coupling, plus, lookahead = value.partition("+")
+    if plus and lookahead != "lookahead":
+        raise ConfigError(f"a coupling is written shared or shared+lookahead, which {value!r} is not")
+    return f"coupling={coupling}", f"lookahead={'true' if plus else 'false'}"
+
+
+COUPLINGS = ("separate", "shared", "stacked")
+
+STUDIES: Mapping[str, Study] = {
+    "weight": Study(
+        setting="world_model.weight",
+        values=("0", "0.1", "0.3", "0.5", "1", "2"),
+        settings=_plain("world_model.weight"),
+    ),
+    "predict": Study(
+        setting="world_model.predict",
+        values=("none", "phone", "phone_form", "all"),
+        settings=_plain("world_model.predict"),
+    ),
+    "rank": Study(setting="lora.rank", values=("8", "16", "32", "64"), settings=_rank),
+    "schedule": Study(
+        setting="world_model.schedule",
+        values=("joint", "alternating", "world_model_first", "hierarchical"),
+        settings=_schedule,
+    ),
+    "coupling": Study(
+        setting="coupling and lookahead",
+        values=(*COUPLINGS, *(f"{coupling}+lookahead" for coupling in COUPLINGS)),
+        settings=_coupling,
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """One run of a study: `Cell(value="0.5", seed=0, run="0.5-s0", status="done")`."""
+
+    value: str
+    seed: int
+    run: str  # its folder, in that of the study
+    status: Status = "missing"  # also while it runs, and after it was stopped
+    error: str = ""  # its last words, where it failed
+
+
+def grid(study: str, values: Sequence[str] | None, seeds: int) -> list[Cell]:
+    """The cells that are asked for, seed by seed, so that a study that is stopped early has all values."""
+    values = STUDIES[study].values if values is None else values
+    if not values or seeds < 1:
+        raise UsageError("an ablation needs at least one value and one seed")
+    if len(set(values)) < len(values):
+        raise UsageError(f"--values names something twice: {', '.join(values)}")
+    for value in values:
+        if not re.fullmatch(r"[\w.+]+", value):
+            raise UsageError(f"{value!r} is no value of a study")
+    return [Cell(value=value, seed=seed, run=f"{value}-s{seed}") for seed in range(seeds) for value in values]
+
+
+def settings_of(study: str, cell: Cell, settings: Sequence[str]) -> tuple[str, ...]:
+    """All settings of a cell's run but its folder; the study's own come last and win."""
+    steps = load_config(settings).steps
+    return *settings, *STUDIES[study].settings(cell.value, steps), f"seed={cell.seed}"
+
+
+def done_before(folder: Path, cells: Iterable[Cell]) -> list[Cell]:
+    """Finished runs of this study from earlier commands, which asked for other values or seeds."""
+    asked = {cell.run for cell in cells}
+    found = []
+    for adapters in sorted(folder.glob("*/adapters")):
+        name = re.fullmatch(r"([\w.+]+)-s(\d+)", adapters.parent.name)
+        if name and adapters.parent.name not in asked:
+            found.append(Cell(value=name[1], seed=int(name[2]), run=adapters.parent.name, status="done"))
+    return found
+
+
+def write_ablation(folder: Path, study: str, cells: Sequence[Cell]) -> None:
+    """Keep `ablation.json` current, for the page and for people."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json_atomic(
+        folder / "ablation.json",
+        {"study": study, "setting": STUDIES[study].setting, "cells": [asdict(cell) for cell in cells]},
+    )
+
+
+# What came out
+
+
+def results(folder: Path, cells: Sequence[Cell]) -> dict[str, Group]:
+    """What the finished runs of each value show, in the order of the values; a value without any is left out."""
+    found = {}
+    for value in dict.fromkeys(cell.value for cell in cells):
+        runs = [read_run(folder / cell.run) for cell in cells if cell.value == value and cell.status == "done"]
+        usable = [run for run in runs if not run.problem and curve(run.rows)]
+        if usable:
+            (found[value],) = compare(usable).groups
+    return found
+
+
+def table(study: str, cells: Sequence[Cell], found: Mapping[str, Group]) -> list[tuple[str, ...]]:
+    """The rows to show, the first of them the headings."""
+    of = "ceiling" if all("ceiling" in group.tasks_to for group in found.values()) else "success"
+    rows: list[tuple[str, ...]] = [
+        (STUDIES[study].setting, "seeds", *(f"{share:.0%}" for share in SHARES), "val", "unseen")
+    ]
+    for value in dict.fromkeys(cell.value for cell in cells):
+        own = [cell for cell in cells if cell.value == value]
+        done = sum(cell.status == "done" for cell in own)
+        seeds = str(done) if done == len(own) else f"{done} of {len(own)}"
+        group = found.get(value)
+        if group is None:
+            rows.append((value, seeds, *["-"] * (len(rows[0]) - 2)))
+            continue
+        reached = [group.tasks_to[of][share] for share in SHARES]
+        rows.append(
+            (
+                value,
+                seeds,
+                *(f"{'> ' if each.censored else ''}{each.tasks:.0f}" for each in reached),
+                f"{group.success:.0%}",
+                "-" if group.zero_shot is None else f"{group.zero_shot.success:.0%}",
+            )
+        )
+    return rows
+
+
+def as_json(study: str, cells: Sequence[Cell], found: Mapping[str, Group]) -> dict[str, Any]:
+    """`ablation.json`, with what each value showed."""
+    return {
+        "study": study,
+        "setting": STUDIES[study].setting,
+        "cells": [asdict(cell) for cell in cells],
+        "values": [
+            {
+                "value": value,
+                "runs": [str(run.path) for run in group.runs],
+                "tasks_to": {
+                    of: {f"{100 * share:.0f}": asdict(reached) for share, reached in shares.items()}
+                    for of, shares in group.tasks_to.items()
+                },
+                "success": group.success,
+                "zero_shot": group.zero_shot.success if group.zero_shot else None,
+                "tasks_seen": group.tasks_seen,
+            }
+            for value, group in found.items()
+        ],
+    }

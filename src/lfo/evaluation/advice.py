@@ -1,0 +1,288 @@
+"""The metrics of a run -> the known troubles that show in them, each with its figure and the knob to turn.
+
+    lfo advise runs/x
+
+Pure functions of rows and config. The first third of a run is set against its last third, because single steps are
+noisy. A trouble is only named where it costs something: a policy that solves its tasks may be as certain, and a world
+model that predicts well as flat, as they like. Nothing here is proof: it says where to look first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, variance
+from typing import Any
+
+from lfo.config import RunConfig
+from lfo.evaluation.balance import MOST
+from lfo.evaluation.sample_efficiency import ACCURACY_KEYS, VAL
+
+Rows = Sequence[Mapping[str, Any]]
+
+MIN_STEPS = 20  # of training before anything is said: with fewer, a third is a handful of noisy rows
+# Where a run is good enough that nothing is called a trouble of its policy: most of any ceiling of the shipped levels.
+SOLVED = 0.7
+GAIN = 0.02  # in success on val, which 100 tasks can just tell; less is no gain
+# Groups whose rollouts all end alike teach nothing. Below one in ten, most steps of 8 prompts update the policy not at
+# all or from a single task.
+FEW_GROUPS = 0.1
+# Nats a token. A healthy policy of the shipped base stays between 0.05 and 0.15; collapsed ones were seen at 0.004.
+COLLAPSED = 0.02
+FLAT = 0.05  # relative change of a loss from the first third to the last
+# A world model below this share of replies understood is still poor, above it is good: the thresholds of
+# `world_model.adaptive_weight`. Token accuracy starts high (most of a reply is wording), so its bar is higher.
+POOR_MEANING, GOOD_TOKENS = 0.3, 0.8
+POOR_TOKENS = 0.9
+# Where both losses move one adapter, weights from here on have been seen to push the policy out (0.2), lower ones not.
+HIGH_WEIGHT = 0.1
+LOST = 0.1  # success on val below its best, well outside the noise of 100 tasks
+BROKEN = 0.05  # share of rollouts that the environment broke off: one in twenty is more than bad luck
+
+BROKEN_OFF = ("environment_error", "environment_timeout")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trouble:
+    """`Trouble(name="entropy collapse", figure="entropy fell from 0.12 to 0.004 ...", knob="raise policy.entropy")`"""
+
+    name: str
+    figure: str  # what was seen
+    knob: str  # what to turn
+
+
+def advise(rows: Rows, config: RunConfig) -> list[Trouble]:
+    """All troubles that the rows show, causes before their consequences; none from a run that is too short."""
+    training = [row for row in rows if row["step"] > 0]
+    if len(training) < MIN_STEPS:
+        return []
+    run = _Run(rows=rows, training=training, config=config)
+    found = [trouble for look in _LOOKS if (trouble := look(run)) is not None]
+    names = {trouble.name for trouble in found}
+    return [trouble for trouble in found if not names & _EXPLAINED_BY.get(trouble.name, set())]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Run:
+    rows: Rows
+    training: Rows
+    config: RunConfig
+
+    def early(self, key: str) -> list[float]:
+        return _numbers(self.training[: len(self.training) // 3], key)
+
+    def lately(self, key: str) -> list[float]:
+        return _numbers(self.training[-(len(self.training) // 3) :], key)
+
+    @property
+    def val(self) -> list[float]:
+        return _numbers(self.rows, VAL)
+
+    @property
+    def success(self) -> float:
+        """How good the policy is now: on val, or in training where nothing was evaluated."""
+        lately = self.lately("success")
+        return self.val[-1] if self.val else fmean(lately) if lately else 0.0
+
+    @property
+    def gains(self) -> bool:
+        """Whether success still rises, from the first third to the last."""
+        values = self.val if len(self.val) >= 3 else _numbers(self.training, "success")
+        third = max(1, len(values) // 3)
+        return len(values) >= 2 and fmean(values[-third:]) - fmean(values[:third]) >= GAIN
+
+    @property
+    def learns_policy(self) -> bool:
+        return not self.config.world_model.only
+
+    @property
+    def learns_world_model(self) -> bool:
+        return self.config.world_model.weight > 0 and self.config.world_model.predict != "none"
+
+
+# The troubles
+
+
+def _environment_fails(run: _Run) -> Trouble | None:
+    stops = [row["stops"] for row in run.training[-(len(run.training) // 3) :] if isinstance(row.get("stops"), Mapping)]
+    count = sum(sum(each.values()) for each in stops)
+    broken = sum(each.get(name, 0) for each in stops for name in BROKEN_OFF)
+    if not count or broken / count < BROKEN:
+        return None
+    return Trouble(
+        name="environment errors",
+        figure=f"the environment broke off {broken} of the last {count} rollouts ({broken / count:.0%})",
+        knob="look at `error` in rollouts/*.jsonl; raise rollout.environment_timeout where it is slow and "
+        "rollout.environment_retries where it is flaky",
+    )
+
+
+def _nothing_to_learn_from(run: _Run) -> Trouble | None:
+    kept, failed, succeeded = (sum(run.lately(f"groups_{name}")) for name in ("kept", "all_failed", "all_succeeded"))
+    groups = kept + failed + succeeded
+    if not run.learns_policy or not groups or kept / groups >= FEW_GROUPS or run.success >= SOLVED:
+        return None
+    if failed >= succeeded:
+        how = f"in {failed / groups:.0%} of the last {groups:.0f} groups every rollout failed"
+        knob = (
+            "begin with easier levels, or raise rollout.group_size or policy.max_resamples"
+            if run.config.lookahead
+            else "train with look-ahead (algo=dual-lora), begin with easier levels, or raise rollout.group_size"
+        )
+    else:
+        how = f"in {succeeded / groups:.0%} of the last {groups:.0f} groups every rollout succeeded"
+        knob = "train on harder levels; success in training does not carry over to val"
+    return Trouble(
+        name="nothing to learn from", figure=f"{how}, so the policy learned from {kept / groups:.0%} of them", knob=knob
+    )
+
+
+def _entropy_collapse(run: _Run) -> Trouble | None:
+    early, lately = run.early("entropy"), run.lately("entropy")
+    if not run.learns_policy or not lately or fmean(lately) >= COLLAPSED or run.success >= SOLVED:
+        return None
+    before = f" from {fmean(early):.3f}" if early else ""
+    return Trouble(
+        name="entropy collapse",
+        figure=f"entropy went{before} to {fmean(lately):.3f} at {run.success:.0%} success: the policy gives one answer "
+        "to everything",
+        knob="raise policy.entropy (0.01, with policy.entropy_share=0.2) or policy.kl (0.05), or lower "
+        "policy.learning_rate",
+    )
+
+
+def _world_model_not_learning(run: _Run) -> Trouble | None:
+    config = run.config
+    if not run.learns_world_model:
+        if not config.lookahead or config.lookahead_source != "world_model":
+            return None
+        setting = "world_model.weight=0" if config.world_model.weight == 0 else "world_model.predict=none"
+        return Trouble(
+            name="world model not learning",
+            figure=f"{setting}, so an untrained world model speaks in the look-ahead",
+            knob="unless this is the control, set world_model.weight=1 and world_model.predict=phone",
+        )
+    meaning = _meaning(run)
+    tokens = run.lately("world_model_accuracy")
+    poor = meaning < POOR_MEANING if meaning is not None else bool(tokens) and fmean(tokens) < POOR_TOKENS
+    losses = run.early("world_model_loss"), run.lately("world_model_loss")
+    if not poor or not all(losses) or not (_flat(*losses) or fmean(losses[1]) > fmean(losses[0])):
+        return None
+    seen = (
+        f"understands {meaning:.0%} of the replies"
+        if meaning is not None
+        else f"is right in {fmean(tokens):.0%} of tokens"
+    )
+    return Trouble(
+        name="world model not learning",
+        figure=f"its loss went from {fmean(losses[0]):.3f} to {fmean(losses[1]):.3f}, and it {seen}",
+        knob="raise world_model.learning_rate or world_model.examples_per_mini_batch, keep world_model.replay=true, "
+        "and let more rollouts explore (exploration.blind_share)",
+    )
+
+
+def _weight_too_high(run: _Run) -> Trouble | None:
+    weights, tokens = run.lately("world_model_weight"), run.lately("world_model_accuracy")
+    # With separate adapters the world-model loss never reaches the policy, whatever its weight.
+    if run.config.coupling == "separate" or not run.learns_policy or not weights or not tokens or not run.val:
+        return None
+    weight, lost = weights[-1], max(run.val) - run.val[-1]
+    if weight < HIGH_WEIGHT or fmean(tokens) < GOOD_TOKENS or run.success >= SOLVED or (run.gains and lost < LOST):
+        return None
+    return Trouble(
+        name="weight too high",
+        figure=f"with weight {weight:g} the world model is right in {fmean(tokens):.0%} of tokens, while success on "
+        f"val is {run.val[-1]:.0%} (best {max(run.val):.0%})",
+        knob="lower world_model.weight (0.01 to 0.05 where one adapter carries both losses), or let "
+        "world_model.adaptive_weight=true do it",
+    )
+
+
+def _losses_flat(run: _Run) -> Trouble | None:
+    policy = run.early("policy_loss"), run.lately("policy_loss")
+    world = run.early("world_model_loss"), run.lately("world_model_loss")
+    if not all((*policy, *world)) or not (_flat(*policy) and _flat(*world)):
+        return None
+    meaning = _meaning(run)
+    if run.gains or run.success >= SOLVED or (meaning is not None and meaning >= SOLVED):
+        return None
+    rates = f"{run.config.policy.learning_rate:g} and {run.config.world_model.learning_rate:g}"
+    return Trouble(
+        name="both losses flat",
+        figure=f"policy loss {fmean(policy[0]):.3f} to {fmean(policy[1]):.3f}, world-model loss {fmean(world[0]):.3f} "
+        f"to {fmean(world[1]):.3f}, success {run.success:.0%}, at learning rates {rates}",
+        knob="raise policy.learning_rate and world_model.learning_rate: LoRA wants 1e-4 and more, 1e-6 does not learn",
+    )
+
+
+def _gradient_imbalance(run: _Run) -> Trouble | None:
+    pairs = [
+        (row["gradient_norm/policy"], row["gradient_norm/world_model"])
+        for row in run.training[-(len(run.training) // 3) :]
+        if _numbers([row], "gradient_norm/policy") and _numbers([row], "gradient_norm/world_model")
+    ]
+    ratios = [policy / world for policy, world in pairs if policy > 0 and world > 0]
+    if not ratios or run.success >= SOLVED:
+        return None
+    ratio = median(ratios)
+    if 1 / MOST <= ratio <= MOST:
+        return None
+    if ratio < 1:
+        return Trouble(
+            name="gradient imbalance",
+            figure=f"the gradient of the world model was {1 / ratio:.0f} times the policy's, {_over(ratios)}",
+            knob="raise policy.learning_rate, or lower world_model.weight where the adapters meet (coupling=shared or "
+            "stacked)",
+        )
+    return Trouble(
+        name="gradient imbalance",
+        figure=f"the gradient of the policy was {ratio:.0f} times the world model's, {_over(ratios)}",
+        knob="raise world_model.learning_rate or world_model.examples_per_mini_batch",
+    )
+
+
+_LOOKS: Sequence[Callable[[_Run], Trouble | None]] = (
+    _environment_fails,
+    _nothing_to_learn_from,
+    _entropy_collapse,
+    _losses_flat,
+    _world_model_not_learning,
+    _weight_too_high,
+    _gradient_imbalance,
+)
+
+# A trouble is not told again by its consequence.
+_EXPLAINED_BY: Mapping[str, set[str]] = {
+    "world model not learning": {"both losses flat"},
+    "gradient imbalance": {"nothing to learn from"},
+}
+
+
+# Figures
+
+
+def _meaning(run: _Run) -> float | None:
+    """How many replies the world model understands at the last evaluation; None where nobody asked it honestly."""
+    for key in ACCURACY_KEYS:
+        values = _numbers(run.rows, key)
+        honest = key.startswith("world_model_eval/") or run.config.lookahead_source == "world_model"
+        if values and honest:
+            return values[-1]
+    return None
+
+
+def _flat(early: Sequence[float], lately: Sequence[float]) -> bool:
+    """No change that stands out: less than a twentieth, or within two standard errors of none."""
+    change = abs(fmean(lately) - fmean(early))
+    error = math.sqrt(sum(variance(each) / len(each) for each in (early, lately) if len(each) > 1))
+    return change <= FLAT * abs(fmean(early)) or change <= 2 * error
+
+
+def _over(values: Sequence[float]) -> str:
+    return f"in the median of {len(values)} steps"
+
+
+def _numbers(rows: Rows, key: str) -> list[float]:
+    """The values of a key, in order, where a row has one."""
+    return [row[key] for row in rows if isinstance(row.get(key), int | float)]

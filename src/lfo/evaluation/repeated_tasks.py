@@ -1,0 +1,69 @@
+"""Several rollouts of each task -> how often and how reliably tasks are solved, with intervals.
+
+A rollout solves its task when its reward is 1. Per task, of n rollouts of which c solved it:
+
+    success   c / n                         would one more try work?
+    pass^k    C(c, k) / C(n, k)             would k more tries all work?
+
+Both are unbiased estimates for that task, and the figure of a split is the mean over its tasks. pass^k asks for
+reliability: unlike pass@k, which is content with one success in k, it falls as k grows.
+
+Intervals are Wilson's, 95 %, with one trial for each task. Rollouts of one task are not independent, so they do not
+count as trials of their own; where a task's figure is a fraction, the interval is a little too wide, never too narrow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from lfo.evaluation.success import rollout_metrics, wilson
+from lfo.types import Rollout, RolloutGroup
+
+
+def pass_hat_k(successes: int, trials: int, k: int) -> float:
+    """The share of all choices of k among the trials in which every one succeeded.
+
+    >>> pass_hat_k(3, 4, 2)  # of the 6 pairs among 4 trials, 3 hold successes only
+    0.5
+    """
+    if not 1 <= k <= trials:
+        raise ValueError(f"pass^{k} needs at least {k} trials of each task, not {trials}")
+    return math.comb(successes, k) / math.comb(trials, k)
+
+
+def solved(rollout: Rollout) -> bool:
+    return rollout.reward >= 1.0
+
+
+def judge(groups: Sequence[RolloutGroup], levels: Sequence[Any]) -> dict[str, Any]:
+    """What the groups of one split show; `levels` are those of their tasks, None where a world has no levels.
+
+    All groups have the same number n of rollouts; `pass_k` has every k up to n, where n is more than 1.
+    """
+    counts = [sum(map(solved, group.rollouts)) for group in groups]
+    trials = len(groups[0].rollouts)
+    by_level: dict[str, list[float]] = defaultdict(list)
+    for level, count in zip(levels, counts, strict=True):
+        if level is not None:
+            by_level[str(level)].append(count / trials)
+    behaviour = rollout_metrics([rollout for group in groups for rollout in group.rollouts])
+    for name in ("success", "success_by_level"):
+        behaviour.pop(name, None)
+    result: dict[str, Any] = {
+        "success": _share([count / trials for count in counts]),
+        "by_level": {level: _share(rates) for level, rates in sorted(by_level.items())},
+    }
+    if trials > 1:
+        result["pass_k"] = {
+            str(k): _share([pass_hat_k(count, trials, k) for count in counts]) for k in range(1, trials + 1)
+        }
+    return result | {"behaviour": behaviour}
+
+
+def _share(rates: Sequence[float]) -> dict[str, Any]:
+    """The mean over tasks: `{"rate": 0.9, "interval": [0.83, 0.94], "tasks": 100}`."""
+    return {"rate": fmean(rates), "interval": list(wilson(sum(rates), len(rates))), "tasks": len(rates)}

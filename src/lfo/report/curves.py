@@ -1,0 +1,172 @@
+"""Metrics of runs -> curves: one line a run, and for each group the mean over seeds with its t-interval.
+
+Seeds are put together step by step, because two runs that took the same step may have seen different numbers of tasks
+and spent different times. A mean stands where all counted runs of its group have a value, at their mean tasks and mean
+time. Pure functions of rows; which runs count is the caller's choice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+from lfo.evaluation.sample_efficiency import t_interval
+
+Rows = Sequence[Mapping[str, Any]]
+POINTS = 200  # on one line; more are not seen, and are drawn as means of neighbouring steps
+SMALL_CHART_POINTS = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Member:
+    """A run as a line of a group: `Member(run=3, group=0, rows=rows, seconds=training_seconds(rows), counts=True)`."""
+
+    run: int
+    group: int
+    rows: Rows
+    seconds: Sequence[float]  # spent until each row
+    counts: bool  # in the mean of its group
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    step: float
+    tasks: float
+    seconds: float
+    value: float
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None for anything else that a file may hold."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    return None
+
+
+def training_seconds(rows: Rows) -> list[float]:
+    """Seconds of training up to each row, evaluation not counted.
+
+    >>> training_seconds([{"seconds/eval": 9.0}, {"seconds/rollout": 2.0, "seconds/update": 1.0}, {"step": 2}])
+    [0.0, 3.0, 3.0]
+    """
+    total, sums = 0.0, []
+    for row in rows:
+        for key, value in row.items():
+            if key.startswith("seconds/") and key != "seconds/eval":
+                total += number(value) or 0.0
+        sums.append(total)
+    return sums
+
+
+def points(rows: Rows, times: Sequence[float], key: str, limit: int = POINTS) -> list[Point]:
+    """The values of one metric; of more than `limit`, means of neighbouring steps."""
+    found = []
+    for row, seconds in zip(rows, times, strict=True):
+        if key not in row:
+            continue
+        tasks, value = number(row.get("tasks_seen")), number(row.get(key))
+        if tasks is not None and value is not None:
+            found.append(Point(step=row["step"], tasks=tasks, seconds=seconds, value=value))
+    if len(found) < 2:
+        return found
+    spacing = min(later.step - point.step for point, later in pairwise(found)) or 1
+    steps = (found[-1].step - found[0].step) / spacing + 1
+    if steps <= limit:
+        return found
+    # By step and in powers of two, so that runs of one group are cut at the same places.
+    together = spacing * 2 ** math.ceil(math.log2(steps / limit))
+    buckets: dict[int, list[Point]] = {}
+    for point in found:
+        buckets.setdefault(math.ceil(point.step / together), []).append(point)
+    return [
+        Point(
+            step=place * together,
+            tasks=bucket[-1].tasks,
+            seconds=bucket[-1].seconds,
+            value=fmean(each.value for each in bucket),
+        )
+        for place, bucket in buckets.items()
+    ]
+
+
+def curve(
+    title: str,
+    key: str,
+    members: Sequence[Member],
+    form: str,
+    *,
+    ceiling: float | None = None,
+    limit: int = POINTS,
+) -> dict[str, Any]:
+    """One chart; it has no lines where no run has the metric.
+
+    `form` is how values are written: a "share" of 1 on an axis up to 100 %, a "fraction" in % on an axis that fits, or
+    a "number".
+    """
+    lines = []
+    for group in sorted({member.group for member in members}):
+        own = [(member, points(member.rows, member.seconds, key, limit)) for member in members if member.group == group]
+        own = [(member, found) for member, found in own if found]
+        if own:
+            counted = [found for member, found in own if member.counts] or [found for _, found in own]
+            runs = [{"run": member.run, "open": not member.counts, **_stream(found)} for member, found in own]
+            lines.append({"group": group, "runs": runs, "mean": mean_line(counted, form)})
+    return {"title": title, "format": form, "ceiling": _rounded(ceiling), "lines": lines}
+
+
+def mean_line(runs: Sequence[Sequence[Point]], form: str) -> dict[str, list[Any]]:
+    """Mean and interval at the steps that all runs share; the interval of a share ends at 0 and 1."""
+    by_step = [{point.step: point for point in run} for run in runs]
+    steps = sorted(set.intersection(*(set(each) for each in by_step)))
+    line: dict[str, list[Any]] = {"tasks": [], "seconds": [], "y": [], "low": [], "high": []}
+    for step in steps:
+        together = [each[step] for each in by_step]
+        mean, low, high = interval([point.value for point in together], form)
+        line["tasks"].append(_rounded(fmean(point.tasks for point in together)))
+        line["seconds"].append(_rounded(fmean(point.seconds for point in together)))
+        line["y"].append(mean)
+        line["low"].append(low)
+        line["high"].append(high)
+    return line
+
+
+def interval(values: Sequence[float], form: str) -> tuple[Any, Any, Any]:
+    """Mean and t-interval, None where seeds show no deviation to judge by.
+
+    >>> interval([0.7, 0.8, 0.9], "share")
+    (0.8, 0.55159, 1)
+    >>> interval([0.5], "share")
+    (0.5, None, None)
+    """
+    mean, low, high = (float(each) for each in t_interval(list(values)))
+    if math.isnan(low):
+        return _rounded(mean), None, None
+    if form == "share":
+        low, high = max(low, 0.0), min(high, 1.0)
+    return _rounded(mean), _rounded(low), _rounded(high)
+
+
+def mark(group: int | None, values: Sequence[float], form: str) -> dict[str, Any]:
+    """A dot with its seeds, for charts without an axis of time."""
+    mean, low, high = interval(values, form)
+    return {"group": group, "values": [_rounded(value) for value in values], "mean": mean, "low": low, "high": high}
+
+
+def _stream(found: Sequence[Point]) -> dict[str, list[Any]]:
+    return {
+        "tasks": [_rounded(point.tasks) for point in found],
+        "seconds": [_rounded(point.seconds) for point in found],
+        "y": [_rounded(point.value) for point in found],
+    }
+
+
+def _rounded(value: float | None) -> float | int | None:
+    """Five digits are more than an eye sees, and half of the page's size."""
+    if value is None:
+        return None
+    short = float(f"{value:.5g}") if abs(value) < 10_000 else round(value)
+    return int(short) if short == int(short) else short

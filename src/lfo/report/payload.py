@@ -1,0 +1,474 @@
+"""Run folders -> everything that the page shows, as one JSON value. Reads files; draws, trains and plays nothing.
+
+    payload, problems = build(find_runs([Path("runs/level2")]))
+
+A run that cannot be used is named with the reason and costs only itself. Runs of one experiment are one group
+(`sample_efficiency`), and runs that were evaluated on different tasks never share a chart.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from lfo import __version__
+from lfo.config import RunConfig, fingerprint
+from lfo.errors import LfoError, UsageError
+from lfo.evaluation.runs import RunRecord, read_run
+from lfo.evaluation.sample_efficiency import TARGET_SHARE, Comparison, Reached, compare, group_names, tasks_to
+from lfo.evaluation.sample_efficiency import curve as curve_of
+from lfo.report.curves import POINTS, SMALL_CHART_POINTS, Member, curve, mark, number, training_seconds
+from lfo.report.samples import BUDGET, ROLLOUTS_PER_RUN, Texts, read_predictions, read_rollouts
+from lfo.report.text import shown
+from lfo.report.words import headline, page_names, percent, table
+
+COLOURS = 8  # that the page can tell apart
+ABLATION_FILE = "ablation.json"
+SPLITS = {"val": "new tasks, known companies", "test_unseen_companies": "companies never seen in training"}
+
+# Metric -> title and form, in the order of the page; those that no run has are left out.
+WORLD_MODEL = {
+    "world_model_eval/semantic_accuracy": ("meaning right, held-out calls", "share"),
+    "world_model_eval/token_accuracy": ("tokens right, held-out calls", "share"),
+    "world_model_eval/exact": ("text exactly right, held-out calls", "share"),
+    "world_model_eval/bleu": ("BLEU, held-out calls", "number"),
+    "world_model_eval/perplexity": ("perplexity, held-out calls", "number"),
+    "eval/val/lookahead_accuracy": ("look-ahead right, on val", "share"),
+    "eval/test_unseen_companies/lookahead_accuracy": ("look-ahead right, unseen companies", "share"),
+    "world_model_accuracy": ("tokens right, in training", "share"),
+}
+CATEGORIES = {
+    "semantic_accuracy": ("meaning right", "share"),
+    "token_accuracy": ("tokens right", "share"),
+    "bleu": ("BLEU", "number"),
+    "perplexity": ("perplexity", "number"),
+}
+TRAINING = {
+    "success": ("success of training rollouts", "share"),
+    "entropy": ("entropy of the policy", "number"),
+    "policy_loss": ("policy loss", "number"),
+    "world_model_loss": ("world-model loss", "number"),
+    "gradient_norm/policy": ("gradient norm, policy", "number"),
+    "gradient_norm/world_model": ("gradient norm, world model", "number"),
+    "gradient_ratio": ("gradient ratio, policy over world model", "number"),
+    "clip_fraction": ("clipped tokens", "fraction"),
+    "groups_kept": ("groups that taught the policy", "number"),
+    "turns": ("turns of a rollout", "number"),
+    "tokens_per_second": ("sampled tokens a second", "number"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Study:
+    """An ablation: a folder of runs that differ in one setting, and what became of each."""
+
+    path: Path
+    setting: str
+    cells: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """What lies in the folders that were given."""
+
+    runs: tuple[Path, ...]
+    studies: tuple[Study, ...]
+    problems: tuple[str, ...]
+
+
+def find_runs(paths: Iterable[Path]) -> Found:
+    """Runs and ablations in these folders and in the folders below them."""
+    runs: dict[Path, None] = {}
+    studies, problems = [], []
+    for path in paths:
+        if not path.is_dir():
+            raise UsageError(f"there is no folder {path}")
+        before = len(runs)
+        for folder in _folders(path):
+            if (folder / ABLATION_FILE).is_file():
+                try:
+                    studies.append(_read_study(folder))
+                except (OSError, ValueError, KeyError, TypeError) as error:
+                    problems.append(f"{folder / ABLATION_FILE} cannot be read: {error}")
+            if _holds_run(folder):
+                runs[folder] = None
+        if len(runs) == before and not any(study.path.is_relative_to(path) for study in studies):
+            problems.append(f"{path} holds no run")
+    if not runs and not studies:
+        raise UsageError(f"there is no run in {', '.join(map(str, paths))}: no folder in it holds a config.yaml")
+    return Found(runs=tuple(runs), studies=tuple(studies), problems=tuple(problems))
+
+
+def build(found: Found, progress: Callable[[Sequence[Path]], Iterable[Path]] = iter) -> dict[str, Any]:
+    """The payload of the page."""
+    page = _Page(list(found.problems))
+    for path in progress(found.runs):
+        page.add(read_run(path))
+    page.group({study.path for study in found.studies})
+    texts, items, examples, about = page.samples()
+    first, second, tables = page.comparison()
+    return {
+        "title": "lfo report",
+        "headline": first,
+        "lede": second,
+        "problems": [shown(words) for words in page.problems],
+        "notes": [shown(words) for words in page.notes],
+        "groups": [{"name": shown(name, 200), "colour": colour} for name, colour in page.groups],
+        "runs": [page.describe(index) for index in range(len(page.records))],
+        "success": page.success(),
+        "comparison": tables,
+        "levels": page.levels(),
+        "world_model": page.curves(WORLD_MODEL, POINTS),
+        "categories": page.categories(),
+        "examples": examples,
+        "training": page.curves(TRAINING, SMALL_CHART_POINTS),
+        "ablations": [page.ablation(study) for study in found.studies],
+        "rollouts": {"texts": texts, "items": items, "about": about},
+        "foot": f"Written by lfo {__version__} on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. This page is one file, "
+        "loads nothing and sends nothing.",
+    }
+
+
+class _Page:
+    """Collects runs and gives each a place among the groups."""
+
+    def __init__(self, problems: list[str]) -> None:
+        self.records: list[RunRecord] = []
+        self.problems = problems  # what is wrong
+        self.notes: list[str] = []  # what a reader should know
+        self.groups: list[tuple[str, int]] = []  # name and colour
+        self.members: list[Member] = []
+
+    def add(self, record: RunRecord) -> None:
+        self.records.append(record)
+        if record.problem:
+            named = str(record.path) in record.problem
+            self.problems.append(record.problem if named else f"{record.path}: {record.problem}")
+
+    def group(self, studies: set[Path]) -> None:
+        """Put usable runs into groups; those of an ablation have a chart of their own and join only where alone."""
+        usable = [
+            index for index, record in enumerate(self.records) if record.rows and record.config and not record.problem
+        ]
+        main = [index for index in usable if self.records[index].path.parent not in studies] or usable
+        groups: dict[str, list[int]] = {}
+        for index in main:
+            groups.setdefault(_group_key(self.records[index]), []).append(index)
+        kept = [self._without_twins(indices) for indices in groups.values()]
+        kept.sort(key=lambda indices: _order(self.records[indices[0]]))
+        names = page_names(group_names([self._config(indices[0]) for indices in kept]))
+        for group, (name, indices) in enumerate(zip(names, kept, strict=True)):
+            self.groups.append((name, _colour(group, [self._config(each[0]) for each in kept])))
+            ended = [index for index in indices if self.records[index].finished]
+            counted = set(ended or indices)
+            for index in indices:
+                rows = self.records[index].rows
+                seconds = training_seconds(rows)
+                self.members.append(Member(run=index, group=group, rows=rows, seconds=seconds, counts=index in counted))
+                note = self.records[index].note
+                if note and index not in counted:
+                    note += "; until then it is drawn dashed and left out of means"
+                self.notes += [note] if note else []
+
+    def _without_twins(self, indices: Sequence[int]) -> list[int]:
+        by_seed: dict[int, int] = {}
+        for index in indices:
+            twin = by_seed.setdefault(self._config(index).seed, index)
+            if twin != index:
+                paths = self.records[index].path, self.records[twin].path
+                self.notes.append(f"{paths[0]} has the settings and the seed of {paths[1]} and is left out")
+        return list(by_seed.values())
+
+    def _config(self, index: int) -> RunConfig:
+        config = self.records[index].config
+        assert config is not None, "unusable runs have no group"
+        return config
+
+    # The parts of the page
+
+    def describe(self, index: int) -> dict[str, Any]:
+        """A row of the table of runs."""
+        record = self.records[index]
+        success = list(curve_of(record.rows).values())
+        group = next((member.group for member in self.members if member.run == index), None)
+        last = record.rows[-1] if record.rows else {}
+        words = record.problem
+        if not words and record.config is not None and not record.finished:
+            words = f"step {last.get('step')} of {record.config.steps}"
+        warnings = [warning for row in record.rows for warning in row.get("warnings") or ()]
+        if warnings:
+            words = f"{words} {len(warnings)} warnings, the last: {warnings[-1]}".strip()
+        return {
+            "name": shown(_short_name(record.path, self.records), 120),
+            "path": shown(str(record.path), 300),
+            "group": group,
+            "seed": record.config.seed if record.config else None,
+            "state": "unusable" if record.problem else "finished" if record.finished else "not ended",
+            "words": shown(words, 400),
+            "tasks": number(last.get("tasks_seen")),
+            "seconds": training_seconds(record.rows)[-1] if record.rows else None,
+            "success": success[-1] if success else None,
+        }
+
+    def success(self) -> list[dict[str, Any]]:
+        """A learning curve for each set of tasks that runs were evaluated on."""
+        charts = []
+        for split in _splits(self.members):
+            for data, members in self._by_tasks(split):
+                ceiling = number(_split(data, split).get("ceiling"))
+                title = self._split_title(split, data)
+                charts.append(curve(title, f"eval/{split}/success", members, "share", ceiling=ceiling))
+        return [chart for chart in charts if chart["lines"]]
+
+    def curves(self, metrics: Mapping[str, tuple[str, str]], limit: int) -> list[dict[str, Any]]:
+        charts = (curve(title, key, self.members, form, limit=limit) for key, (title, form) in metrics.items())
+        return [chart for chart in charts if chart["lines"]]
+
+    def levels(self) -> list[dict[str, Any]]:
+        """Success at the last evaluation of each split: overall, and by level where there are several."""
+        rows = []
+        for split in _splits(self.members):
+            for data, members in self._by_tasks(split):
+                ceiling = number(_split(data, split).get("ceiling"))
+                key = f"eval/{split}/success"
+                label, _, about = self._split_title(split, data).partition(": ")
+                overall = self._marks(members, lambda row, key=key: row.get(key))
+                levels = sorted({level for member in members for level in _last(member, f"{key}_by_level", dict) or ()})
+                one = f"level {levels[0]}" if len(levels) == 1 else "all levels" if levels else ""
+                note = ", ".join(filter(None, (about, one)))
+                rows.append({"label": label, "note": note, "ceiling": ceiling, "marks": overall})
+                if len(levels) > 1:
+                    for level in levels:
+                        by_level = f"{key}_by_level"
+                        marks = self._marks(members, lambda row, k=by_level, at=level: (row.get(k) or {}).get(at))
+                        rows.append({"label": "", "note": f"level {level}", "ceiling": None, "marks": marks})
+        return [row for row in rows if row["marks"]]
+
+    def categories(self) -> list[dict[str, Any]]:
+        """Each measure of the world model by kind of reply, at the last evaluation."""
+        key = "world_model_eval/by_category"
+        counts: dict[str, int] = {}
+        for member in self.members:
+            for name, found in (_last(member, key, dict) or {}).items():
+                if isinstance(found, dict):
+                    counts[name] = int(number(found.get("count")) or counts.get(name, 0))
+        charts = []
+        for measure, (title, form) in CATEGORIES.items():
+            rows = []
+            for name in sorted(counts, key=lambda name: -counts[name]):
+                marks = self._marks(
+                    self.members,
+                    lambda row, name=name, measure=measure: ((row.get(key) or {}).get(name) or {}).get(measure),
+                    form,
+                )
+                if marks:
+                    label = shown(name.replace("_", " "), 60)
+                    rows.append({"label": label, "note": f"{counts[name]:,} replies", "ceiling": None, "marks": marks})
+            if rows:
+                charts.append({"title": title, "format": form, "rows": rows})
+        return charts
+
+    def comparison(self) -> tuple[str, str, list[dict[str, Any]]]:
+        """Headline, what it rests on, and a table for each set of tasks; words where runs cannot be compared."""
+        if not self.members:
+            return "None of these runs can be used: each says why below.", "", []
+        found, tables = [], []
+        for data, members in self._by_tasks("val"):
+            evaluated = [self.records[each.run] for each in members if each.counts and len(curve_of(each.rows)) > 1]
+            title = self._split_title("val", data)
+            if not evaluated:
+                continue
+            try:
+                comparison = self._with_page_names(compare(evaluated))
+            except LfoError as error:
+                tables.append({"title": title, "columns": [], "rows": [], "words": shown(f"Not compared: {error}.")})
+                continue
+            found.append((len(evaluated), *headline(comparison)))
+            places = {group.name: self._group_of(group.runs[0]) for group in comparison.groups}
+            tables.append({"title": title, **table(comparison, places)})
+        if not tables:
+            return "Nothing has been evaluated after training yet.", "", []
+        if not found:
+            return f"Runs evaluated so far: {len(self.members)}.", tables[0]["words"], tables
+        _, first, second = max(found, key=lambda each: each[0])
+        if len(tables) > 1:
+            second += " This is about the largest of several sets of runs that were evaluated on different tasks."
+        return shown(first), shown(second.strip()), tables
+
+    def ablation(self, study: Study) -> dict[str, Any]:
+        """Success at the end against the value of the setting."""
+        by_path = {record.path: record for record in self.records}
+        values: dict[str, list[RunRecord]] = {}
+        failed = []
+        for cell in study.cells:
+            value, seed, status = shown(cell["value"], 60), cell.get("seed"), cell.get("status")
+            record = by_path.get(study.path / str(cell.get("run")))
+            values.setdefault(value, [])
+            if status == "done" and record is not None and curve_of(record.rows):
+                values[value].append(record)
+            else:
+                why = {"failed": f"failed: {cell.get('error') or 'it said nothing'}", "done": "holds no evaluation"}
+                failed.append(
+                    shown(f"{study.setting}={value}, seed {seed}: {why.get(str(status), 'not run yet')}", 400)
+                )
+        rows = []
+        for value, records in values.items():
+            ends = [list(curve_of(record.rows).values())[-1] for record in records]
+            marks = [mark(None, ends, "share")] if ends else []
+            rows.append({"label": value, "note": _to_target(records), "ceiling": _ceiling(records), "marks": marks})
+        return {
+            "title": shown(study.setting, 100),
+            "about": f"Success on val at the end, for each value of {shown(study.setting, 100)}.",
+            "rows": rows,
+            "failed": failed,
+        }
+
+    def samples(self) -> tuple[list[str], list[dict[str, Any]], list[dict[str, Any]], str]:
+        texts, items, examples, cut = Texts(), [], [], []
+        places = {member.run: member.group for member in self.members}
+        for index in sorted(range(len(self.records)), key=lambda index: places.get(index, len(self.groups))):
+            record = self.records[index]
+            kept = read_rollouts(record.path, index, texts, BUDGET // len(self.records))
+            items += kept.items
+            self.problems += kept.problems
+            examples += read_predictions(record.path, index, self.problems)
+            if kept.left_out:
+                cut.append(_short_name(record.path, self.records))
+        about = (
+            "Sample rollouts, the latest step of each run first. Look-ahead is what the world model expects to hear."
+        )
+        if cut:
+            about += (
+                f" To keep the page small, at most {ROLLOUTS_PER_RUN} rollouts of a run are here, from steps spread "
+                f"over the whole run; {len(cut)} {'run has' if len(cut) == 1 else 'runs have'} more on disk."
+            )
+        return texts.all, items, examples, about
+
+    # Helpers
+
+    def _by_tasks(self, split: str) -> list[tuple[Mapping[str, Any], list[Member]]]:
+        """Members together that were evaluated on the same tasks of a split, with the description of these."""
+        sets: dict[str, tuple[Mapping[str, Any], list[Member]]] = {}
+        for member in self.members:
+            data = self.records[member.run].data or {"environment": self._config(member.run).env}
+            tasks = _split(data, split).get("fingerprint")
+            sets.setdefault(json.dumps([data.get("environment"), tasks]), (data, []))[1].append(member)
+        return list(sets.values())
+
+    def _split_title(self, split: str, data: Mapping[str, Any]) -> str:
+        words = f"{split}: {SPLITS[split]}" if split in SPLITS else split
+        if len(self._by_tasks(split)) > 1:
+            levels = ",".join(map(str, data.get("levels") or ()))
+            tasks = _split(data, split).get("tasks")
+            own = (data.get("environment"), levels and f"level {levels}", tasks and f"{tasks} tasks")
+            words += f" ({', '.join(str(each) for each in own if each)})"
+        return shown(words, 120)
+
+    def _marks(
+        self, members: Sequence[Member], value: Callable[[Mapping[str, Any]], Any], form: str = "share"
+    ) -> list[dict[str, Any]]:
+        by_group: dict[int, list[float]] = {}
+        for member in members:
+            found = [each for row in member.rows if (each := number(value(row))) is not None]
+            if member.counts and found:
+                by_group.setdefault(member.group, []).append(found[-1])
+        return [mark(group, values, form) for group, values in sorted(by_group.items())]
+
+    def _group_of(self, record: RunRecord) -> int:
+        return next(member.group for member in self.members if self.records[member.run] is record)
+
+    def _with_page_names(self, comparison: Comparison) -> Comparison:
+        groups = [replace(group, name=self.groups[self._group_of(group.runs[0])][0]) for group in comparison.groups]
+        names = {old.name: new.name for old, new in zip(comparison.groups, groups, strict=True)}
+        baseline = comparison.baseline and names[comparison.baseline]
+        groups.sort(key=lambda group: self._group_of(group.runs[0]))
+        return replace(comparison, groups=tuple(groups), baseline=baseline)
+
+
+def _folders(path: Path) -> Iterable[Path]:
+    """A folder and those below it, without the insides of runs."""
+    yield path
+    if not _holds_run(path):
+        for child in sorted(path.iterdir()):
+            if child.is_dir() and not child.name.startswith("."):
+                yield from _folders(child)
+
+
+def _holds_run(folder: Path) -> bool:
+    return (folder / "config.yaml").is_file() or (folder / "metrics.jsonl").is_file()
+
+
+def _read_study(folder: Path) -> Study:
+    content = json.loads((folder / ABLATION_FILE).read_bytes())
+    cells = [cell for cell in content["cells"] if isinstance(cell, dict) and "value" in cell]
+    return Study(path=folder, setting=str(content["setting"]), cells=cells)
+
+
+def _group_key(record: RunRecord) -> str:
+    """One experiment on one set of tasks: the world behind the same settings may have changed."""
+    assert record.config is not None
+    splits = (record.data or {}).get("splits", {})
+    return fingerprint(record.config) + json.dumps(
+        {split: _split(record.data, split).get("fingerprint") for split in splits}
+    )
+
+
+def _split(data: Mapping[str, Any] | None, split: str) -> Mapping[str, Any]:
+    """What a run's description says about a split; nothing where it is damaged or missing."""
+    found = ((data or {}).get("splits") or {}).get(split)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _order(record: RunRecord) -> tuple[bool, bool]:
+    """What was learned first, then controls, the baseline last; else as the folders came."""
+    assert record.config is not None
+    return record.config.algo == "dapo", record.config.lookahead_source != "world_model"
+
+
+def _colour(group: int, configs: Sequence[RunConfig]) -> int:
+    """The baseline is always the second colour, so that pages look alike; the others take the rest in turn."""
+    if configs[group].algo == "dapo" and sum(config.algo == "dapo" for config in configs) == 1:
+        return 1
+    rest = [colour for colour in range(COLOURS) if colour != 1]
+    return rest[sum(config.algo != "dapo" for config in configs[:group]) % len(rest)]
+
+
+def _splits(members: Sequence[Member]) -> list[str]:
+    """Splits that were evaluated, val first."""
+    found = {
+        key.split("/")[1]
+        for member in members
+        for row in member.rows
+        for key in row
+        if key.startswith("eval/") and key.endswith("/success")
+    }
+    return sorted(found, key=lambda split: (split != "val", split))
+
+
+def _last(member: Member, key: str, kind: type) -> Any:
+    return next((row[key] for row in reversed(member.rows) if isinstance(row.get(key), kind)), None)
+
+
+def _short_name(path: Path, records: Sequence[RunRecord]) -> str:
+    """The folder's name, with its parent's where another run has the same."""
+    twins = sum(record.path.name == path.name for record in records)
+    return path.name if twins == 1 else str(Path(path.parent.name, path.name))
+
+
+def _ceiling(records: Sequence[RunRecord]) -> float | None:
+    return number(_split(records[0].data, "val").get("ceiling")) if records else None
+
+
+def _to_target(records: Sequence[RunRecord]) -> str:
+    target = TARGET_SHARE * (_ceiling(records) or 1.0)
+    found: list[Reached] = [tasks_to(curve_of(record.rows), target) for record in records]
+    there = sorted(int(each.tasks) for each in found if not each.censored)
+    if not found:
+        return ""
+    if not there:
+        return f"{percent(TARGET_SHARE)} of ceiling not reached"
+    return f"{percent(TARGET_SHARE)} of ceiling: {', '.join(map(str, there))} tasks"

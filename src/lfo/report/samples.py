@@ -1,0 +1,150 @@
+"""What runs said, for the page: sample rollouts and prediction examples, read leniently and within a budget.
+
+A damaged file or record costs itself and a sentence, never the page.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lfo.errors import DataError
+from lfo.report.text import as_script_json, shown
+from lfo.rundir import read_json_lines
+
+ROLLOUTS_PER_RUN = 200
+BUDGET = 18_000_000  # characters of all rollouts of the page together
+
+
+class Texts:
+    """Every text once: rollouts share prompts and repeat replies, and point at them by number."""
+
+    def __init__(self) -> None:
+        self.all: list[str] = []
+        self.size = 0  # characters that they add to the page, with the frame that rollouts put around them
+        self._numbers: dict[str, int] = {}
+
+    def number(self, text: Any) -> int:
+        words = shown(text)
+        if words not in self._numbers:
+            self._numbers[words] = len(self.all)
+            self.all.append(words)
+            self.size += len(as_script_json(words))
+        return self._numbers[words]
+
+
+@dataclass(kw_only=True, slots=True)
+class Kept:
+    """The rollouts of one run that the page shows, and what stayed out."""
+
+    items: list[dict[str, Any]] = field(default_factory=list)
+    left_out: bool = False
+    problems: list[str] = field(default_factory=list)
+
+
+def read_rollouts(run: Path, number: int, texts: Texts, budget: int) -> Kept:
+    """Sample rollouts of a run, from files spread evenly over its steps until enough are kept."""
+    kept, start = Kept(), texts.size
+    for path in spread(sorted((run / "rollouts").glob("step-*.jsonl"))):
+        if len(kept.items) >= ROLLOUTS_PER_RUN or texts.size - start >= budget:
+            kept.left_out = True
+            break
+        unusable = 0
+        for record in _records(path, kept.problems):
+            if len(kept.items) >= ROLLOUTS_PER_RUN or texts.size - start >= budget:
+                kept.left_out = True
+                break
+            try:
+                kept.items.append(_rollout(record, number, _step(path), texts))
+                texts.size += 200 + 100 * len(record["turns"])  # the frame around the texts
+            except (KeyError, TypeError, ValueError, AttributeError):
+                unusable += 1
+        if unusable:
+            kept.problems.append(f"{path}: {unusable} of its records are no rollouts and are left out")
+    kept.items.sort(key=lambda item: -item["step"])  # stable: the latest step first, in the order of its file
+    return kept
+
+
+def read_predictions(run: Path, number: int, problems: list[str]) -> list[dict[str, Any]]:
+    """The prediction examples of a run's last evaluation that has some."""
+    for path in sorted((run / "predictions").glob("step-*.jsonl"), reverse=True):
+        examples = []
+        for record in _records(path, problems)[:5]:
+            try:
+                examples.append(
+                    {
+                        **{key: shown(record[key]) for key in ("state", "action", "predicted", "actual")},
+                        "run": number,
+                        "step": _step(path),
+                        "category": shown(record.get("category") or ""),
+                        "same_meaning": record.get("same_meaning") is True,
+                    }
+                )
+            except KeyError as error:
+                problems.append(f"{path}: a prediction example without {error}")
+        if examples:
+            return examples
+    return []
+
+
+def spread(files: Sequence[Path]) -> Iterator[Path]:
+    """The last file, the first, the one in the middle, and so on into the gaps.
+
+    >>> [path.name for path in spread([Path(name) for name in "abcde"])]
+    ['e', 'a', 'c', 'b', 'd']
+    """
+    if files:
+        yield files[-1]
+    if len(files) > 1:
+        yield files[0]
+    gaps = deque([(0, len(files) - 1)])
+    while gaps:
+        low, high = gaps.popleft()
+        middle = (low + high) // 2
+        if low < middle:
+            yield files[middle]
+            gaps += [(low, middle), (middle, high)]
+
+
+def _rollout(record: Mapping[str, Any], run: int, step: int, texts: Texts) -> dict[str, Any]:
+    level, reward = record.get("level"), record.get("reward")
+    return {
+        "run": run,
+        "step": step,
+        "split": shown(record.get("split") or "", 80),
+        "task": shown(record["task_id"], 120),
+        "reward": float(reward) if isinstance(reward, int | float) else 0.0,
+        "stop": shown(record.get("stop") or "unknown", 40),
+        "error": shown(record.get("error") or "", 500),
+        "blind": record.get("blind") is True,
+        "level": None if level is None else shown(level, 40),
+        "opening": [[shown(each["role"], 40), texts.number(each["content"])] for each in record["opening"]],
+        "turns": [
+            {
+                "predicted": turn.get("predicted") is True,
+                "tool": None if turn.get("tool") is None else shown(turn["tool"], 80),
+                "action": texts.number(turn["action"]),
+                "observation": texts.number(turn["observation"]),
+                "category": None if turn.get("category") is None else shown(turn["category"], 80),
+                "facts": [shown(fact, 80) for fact in turn.get("facts") or ()],
+            }
+            for turn in record["turns"]
+        ],
+    }
+
+
+def _records(path: Path, problems: list[str]) -> list[dict[str, Any]]:
+    try:
+        return read_json_lines(path)
+    except DataError as error:
+        problems.append(str(error))
+        return []
+
+
+def _step(path: Path) -> int:
+    found = re.search(r"step-(\d+)", path.name)
+    return int(found[1]) if found else 0

@@ -1,0 +1,257 @@
+"""A comparison of groups -> the headline, the sentence under it, and the table. Words and cells, no markup.
+
+Groups come with the names that the page gives them (`page_names`).
+
+The headline says what was seen and no more: on how many seeds a target was reached, within how many tasks, and where it
+was not reached that it was not. A ratio that runs out of its data is called a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lfo.evaluation.sample_efficiency import (
+    SHARES,
+    TARGET_SHARE,
+    Comparison,
+    Group,
+    Ratio,
+    Reached,
+    curve,
+    tasks_to,
+)
+
+# Words of `group_names` that have a better one; settings without one stay `name=value`.
+SPOKEN = {
+    "dapo": "plain DAPO",
+    "dual-lora": "dual-LoRA",
+    "lookahead=false": "no look-ahead",
+    "lookahead_source=truth": "true look-ahead",
+    "lookahead_source=shuffled": "shuffled look-ahead",
+    "coupling=shared": "one shared adapter",
+    "coupling=stacked": "stacked adapters",
+}
+
+
+def page_names(names: Sequence[str]) -> list[str]:
+    """Names of groups as people would say them, without the number of steps where that tells nothing apart.
+
+    >>> page_names(["dapo", "dual-lora steps=60", "dual-lora coupling=shared rank=8 steps=60"])
+    ['plain DAPO', 'dual-LoRA', 'dual-LoRA, one shared adapter, rank=8']
+    """
+    full = [[SPOKEN.get(word, word) for word in name.split(" ")] for name in names]
+    brief = [[word for word in words if not word.startswith("steps=")] for words in full]
+    chosen = [short if brief.count(short) == 1 else words for short, words in zip(brief, full, strict=True)]
+    return [", ".join(words) for words in chosen]
+
+
+def headline(comparison: Comparison) -> tuple[str, str]:
+    """One sentence to remember, and one with what it rests on."""
+    base = next((group for group in comparison.groups if group.name == comparison.baseline), None)
+    others = [group for group in comparison.groups if group is not base and not is_control(group)]
+    best = min(others, key=lambda group: _eagerness(group, comparison.target), default=None)
+    if best is None:
+        return _capital(_alone(base or comparison.groups[0], comparison)), ""
+    if base is None:
+        return _capital(_alone(best, comparison)), _choice(others, best)
+    target = _target_words(comparison)
+    if best.ratio.value is not None and not best.ratio.censored:
+        ratio = best.ratio.value
+        how = f"{ratio:.1f} times fewer" if ratio >= 1 else f"{1 / ratio:.1f} times more"
+        first = f"{best.name} needs {how} tasks than {base.name} to get to {target}."
+        basis = [
+            f"{_seeds(len(best.ratio.seeds))} of each, paired{_interval_words(best.ratio)}.",
+            f"{_capital(best.name)} got there {_reached_words(best, comparison.target)}, "
+            f"{base.name} {_reached_words(base, comparison.target)}.",
+        ]
+    else:
+        first = (
+            f"{best.name} {_verb(best, comparison.target)} {target} "
+            f"{_reached_words(best, comparison.target)}; {base.name} "
+            f"{_continued(base, comparison.target)}."
+        )
+        basis = [_bound_words(best.ratio)]
+    basis.append(_unseen_words(best))
+    basis.append(_choice(others, best))
+    return _capital(first), " ".join(words for words in basis if words)
+
+
+def table(comparison: Comparison, numbers: dict[str, int]) -> dict[str, Any]:
+    """The comparison as cells; `numbers` are the groups' places on the page."""
+    of = "success" if comparison.ceiling is None else "ceiling"
+    top = "success" if comparison.ceiling is None else "of the ceiling"
+    unseen = next((group.zero_shot for group in comparison.groups if group.zero_shot), None)
+    columns = [
+        "",
+        *(f"tasks to {percent(share)} {top}" for share in SHARES),
+        "times fewer tasks",
+        "success at the end",
+        *(["unseen companies"] if unseen else []),
+    ]
+    rows = []
+    for group in comparison.groups:
+        cells = [_reached_cell(group.tasks_to[of][share], len(group.runs)) for share in SHARES]
+        cells.append(_ratio_cell(group, comparison))
+        cells.append({"text": percent(group.success), "note": f"after {group.tasks_seen:,} tasks"})
+        if unseen:
+            zero = group.zero_shot
+            note = "" if zero is None or zero.baseline is None else _beside_words(zero.baseline, zero.tasks)
+            if group.name == comparison.baseline:
+                note = ""
+            cells.append({"text": percent(zero.success) if zero else "-", "note": note})
+        seeds = sorted(run.config.seed for run in group.runs if run.config)
+        note = f"{_seeds(len(seeds))}: {', '.join(map(str, seeds))}" if seeds else ""
+        rows.append({"group": numbers[group.name], "note": note, "cells": cells})
+    words = _correlations(comparison)
+    controls = [group.name for group in comparison.groups if is_control(group)]
+    if controls:
+        words.insert(0, f"Controls, which show what is possible and not what was learned: {', '.join(controls)}.")
+    return {"columns": columns, "rows": rows, "words": " ".join(words)}
+
+
+def is_control(group: Group) -> bool:
+    """Look-ahead that tells the truth or lies by design says what is possible, not what was learned."""
+    config = group.runs[0].config
+    return config is not None and config.lookahead_source != "world_model"
+
+
+def percent(value: float) -> str:
+    return f"{value:.0%}".replace("%", " %")
+
+
+def _eagerness(group: Group, target: float) -> tuple[bool, float, float]:
+    found = _reached(group, target)
+    return any(each.censored for each in found), max(each.tasks for each in found), -group.success
+
+
+def _reached(group: Group, target: float) -> list[Reached]:
+    return [tasks_to(curve(run.rows), target) for run in group.runs]
+
+
+def _target_words(comparison: Comparison) -> str:
+    share = percent(TARGET_SHARE)
+    return f"{share} success" if comparison.ceiling is None else f"{share} of the ceiling"
+
+
+def _verb(group: Group, target: float) -> str:
+    return "did not get to" if all(each.censored for each in _reached(group, target)) else "got to"
+
+
+def _reached_words(group: Group, target: float) -> str:
+    """within 320 tasks on all 3 seeds"""
+    found = _reached(group, target)
+    n, there = len(found), [each.tasks for each in found if not each.censored]
+    if not there:
+        return f"in {_tasks(min(each.tasks for each in found))} on {_of_seeds(0, n)}"
+    return f"within {_tasks(max(there))} on {_of_seeds(len(there), n)}"
+
+
+def _continued(group: Group, target: float) -> str:
+    """The second half of a sentence that has named the target."""
+    return ("did not " if _verb(group, target) != "got to" else "did ") + _reached_words(group, target)
+
+
+def _of_seeds(some: int, n: int) -> str:
+    if n == 1:
+        return "one seed"
+    if some == n:
+        return "both seeds" if n == 2 else f"all {n} seeds"
+    if some == 0:
+        return "either seed" if n == 2 else f"any of {n} seeds"
+    return f"{some} of {n} seeds"
+
+
+def _tasks(tasks: float) -> str:
+    return f"{tasks:,.0f} tasks"
+
+
+def _capital(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
+
+
+def _seeds(n: int) -> str:
+    return "1 seed" if n == 1 else f"{n} seeds"
+
+
+def _alone(group: Group, comparison: Comparison) -> str:
+    ceiling = "" if comparison.ceiling is None else f", where {percent(comparison.ceiling)} is the ceiling"
+    return (
+        f"{group.name} succeeds in {percent(group.success)} of val after {group.tasks_seen:,} tasks"
+        f"{ceiling} ({_seeds(len(group.runs))})."
+    )
+
+
+def _choice(others: Sequence[Group], best: Group) -> str:
+    if len(others) < 2:
+        return ""
+    return f"Of {len(others)} ways of training besides the baseline, {best.name} did best here."
+
+
+def _bound_words(ratio: Ratio) -> str:
+    if ratio.note:
+        return f"No ratio can be given: {ratio.note}."
+    if ratio.value is None or ratio.bound is None:
+        return ""
+    few = "" if ratio.interval else ", too few for an interval"
+    return (
+        f"That is {ratio.bound} {ratio.value:.1f} times fewer tasks: a bound, because runs that ended before the "
+        f"target allow no more ({len(ratio.seeds)} paired seed{'s' if len(ratio.seeds) != 1 else ''}{few})."
+    )
+
+
+def _interval_words(ratio: Ratio) -> str:
+    if ratio.interval is None:
+        return "; too few, or too much alike, for an interval"
+    low, high = ratio.interval
+    return f"; 95 % interval {_times(low)} to {_times(high)} times"
+
+
+def _times(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.1f}"
+
+
+def _unseen_words(group: Group) -> str:
+    zero = group.zero_shot
+    if zero is None or zero.baseline is None:
+        return ""
+    return (
+        f"On companies that no training task was about it succeeds in {percent(zero.success)}, the baseline in "
+        f"{percent(zero.baseline)}, both after {_tasks(zero.tasks)}."
+    )
+
+
+def _beside_words(baseline: float, tasks: int) -> str:
+    return f"baseline {percent(baseline)}, at {tasks:,} tasks"
+
+
+def _reached_cell(reached: Reached, n: int) -> dict[str, str]:
+    if reached.censored:
+        return {"text": f"> {reached.tasks:,.0f}", "note": "not reached" if n == 1 else "not reached by all seeds"}
+    return {"text": f"{reached.tasks:,.0f}", "note": ""}
+
+
+def _ratio_cell(group: Group, comparison: Comparison) -> dict[str, str]:
+    ratio = group.ratio
+    if group.name == comparison.baseline:
+        return {"text": "1", "note": "baseline"}
+    if ratio.value is None:
+        return {"text": "-", "note": ratio.note}
+    sign = {"at least": "≥ ", "at most": "≤ ", None: ""}[ratio.bound]
+    note = f"{len(ratio.seeds)} paired seed{'s' if len(ratio.seeds) != 1 else ''}"
+    if ratio.interval is not None:
+        low, high = ratio.interval
+        note += f", 95 %: {_times(low)} to {_times(high)}" if low and high else f", 95 %: ≥ {_times(low or high)}"
+    return {"text": f"{sign}{ratio.value:.1f}", "note": note}
+
+
+def _correlations(comparison: Comparison) -> list[str]:
+    words = []
+    for group in comparison.groups:
+        found = group.correlation
+        if found is not None and found.with_success is not None:
+            words.append(
+                f"{group.name}: world-model accuracy and success {found.steps} steps later correlate with "
+                f"r = {found.with_success:.2f}, over {found.n} evaluations that are not independent."
+            )
+    return words

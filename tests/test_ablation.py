@@ -1,0 +1,279 @@
+"""Ablations: the cells of each study, and a real grid that is stopped, killed and goes on without repeating itself."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lfo.cli import main
+from lfo.config import differences, load_config
+from lfo.errors import ConfigError, UsageError
+from lfo.evaluation.ablation import STUDIES, Cell, as_json, done_before, grid, results, settings_of, table
+from lfo.report.picture import draw_curves, mean_curve, spread_out
+from lfo.rundir import read_metrics
+
+BASE = ("preset=tiny", "steps=60")
+
+# The grid
+
+
+def test_the_grid_has_every_value_with_every_seed_and_all_values_of_a_seed_before_the_next():
+    cells = grid("weight", ["0", "0.5"], 2)
+    assert [(cell.value, cell.seed, cell.run) for cell in cells] == [
+        ("0", 0, "0-s0"),
+        ("0.5", 0, "0.5-s0"),
+        ("0", 1, "0-s1"),
+        ("0.5", 1, "0.5-s1"),
+    ]
+    assert {cell.status for cell in cells} == {"missing"}
+    assert len(grid("weight", None, 3)) == 6 * 3
+    assert len(grid("coupling", None, 1)) == 6
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_every_cell_of_every_study_is_a_valid_run_and_only_its_own_settings_vary(study: str):
+    varied = {
+        "weight": {"world_model.weight"},
+        "predict": {"world_model.predict"},
+        "rank": {"lora.rank", "lora.alpha"},
+        "schedule": {"world_model.schedule", "world_model.first_steps", "world_model.every"},
+        "coupling": {"coupling", "lookahead"},
+    }[study]
+    configs = [load_config(settings_of(study, cell, BASE)) for cell in grid(study, None, 2)]
+    found = {name for one in configs for other in configs for name in differences(one, other)}
+    assert found == varied | {"seed"}
+    assert len({str(config) for config in configs}) == len(configs)
+
+
+def test_a_value_may_stand_for_several_settings():
+    def config(study: str, value: str):
+        return load_config(settings_of(study, Cell(value=value, seed=3, run=""), BASE))
+
+    assert config("rank", "64").lora.alpha == 128
+    assert config("schedule", "world_model_first").world_model.first_steps == 12
+    assert config("schedule", "hierarchical").world_model.every == 2
+    assert (config("coupling", "shared").coupling, config("coupling", "shared").lookahead) == ("shared", False)
+    assert config("coupling", "stacked+lookahead").lookahead is True
+    assert config("weight", "0").lookahead is True  # a control, not plain DAPO
+    assert config("weight", "0").seed == 3
+
+
+@pytest.mark.parametrize(
+    ("study", "value", "words"),
+    [
+        ("weight", "5", "world_model.weight must be at least 0 and at most 2"),
+        ("predict", "fax", "world_model.predict must be one of"),
+        ("rank", "big", "a rank is a whole number"),
+        ("coupling", "shared+lookback", "a coupling is written shared or shared\\+lookahead"),
+        ("coupling", "glued", "coupling must be one of"),
+    ],
+)
+def test_a_value_that_means_nothing_is_refused(study: str, value: str, words: str):
+    with pytest.raises(ConfigError, match=words):
+        load_config(settings_of(study, Cell(value=value, seed=0, run=""), BASE))
+
+
+def test_a_grid_refuses_what_cannot_name_a_folder():
+    for values in ([], ["../x"], ["0", "0"], ["a b"]):
+        with pytest.raises(UsageError):
+            grid("weight", values, 1)
+
+
+def test_runs_of_earlier_commands_are_found_and_unfinished_ones_left_alone(tmp_path: Path):
+    for name in ("0.3-s1/adapters", "0.5-s0/adapters", "1-s0/checkpoints", "notes/adapters"):
+        (tmp_path / name).mkdir(parents=True)
+    assert done_before(tmp_path, grid("weight", ["0.5"], 1)) == [Cell(value="0.3", seed=1, run="0.3-s1", status="done")]
+
+
+# The picture
+
+
+def test_the_mean_is_over_the_evaluations_that_all_runs_have():
+    assert mean_curve([{0: 0.0, 8: 0.2, 16: 0.5}, {0: 0.2, 8: 0.4}]) == {0: 0.1, 8: pytest.approx(0.3)}
+    assert mean_curve([{0: 0.0}, {8: 0.4}]) == {0: 0.0}
+
+
+def test_the_picture_names_every_group_and_trusts_no_text():
+    drawn = draw_curves(
+        {"<b>": [{0: 0.0, 80: 0.5}], "empty": [{}], "two": [{0: 0.1}, {0: 0.2}]}, title="a & b", ceiling=0.9
+    )
+    assert "&lt;b&gt; (1 seed)" in drawn
+    assert "two (2 seeds)" in drawn
+    assert "a &amp; b" in drawn
+    assert "<b>" not in drawn
+    assert "empty" not in drawn
+    assert drawn.count("information ceiling") == 1
+    assert "information ceiling" not in draw_curves({}, title="nothing yet")
+
+
+def test_labels_are_kept_apart_and_inside():
+    assert spread_out([10, 12, 50], gap=5, last=100) == [10, 15, 50]
+    assert spread_out([98, 98, 98], gap=5, last=100) == [90, 95, 100]
+
+
+# The real thing
+
+SMALL = (
+    "rollout.prompts=1",
+    "rollout.group_size=2",
+    "rollout.mini_batch_prompts=1",
+    "rollout.max_context=420",
+    "eval.tasks=2",
+    "eval.every=6",
+    "checkpoint_every=1",
+)
+COMMAND = (
+    sys.executable,
+    "-c",
+    "from lfo.cli import main; main()",
+    "ablate",
+    "weight",
+    "--values",
+    "0,0.5",
+    "--seeds",
+    "1",
+)
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*COMMAND, "--jobs", "1", "--steps", "6", "--output-dir", str(folder), *SMALL],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def wait_for(happened: Callable[[], object], process: subprocess.Popen[str] | None = None) -> None:
+    for _ in range(30_000):
+        if happened():
+            return
+        assert process is None or process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    raise AssertionError("it never happened")
+
+
+def steps(run: Path) -> list[int]:
+    return [row["step"] for row in read_metrics(run)] if (run / "metrics.jsonl").is_file() else []
+
+
+def writer(run: Path) -> int:
+    return int((run / ".lock").read_text())
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="looks for processes in /proc")
+def test_a_grid_that_is_stopped_and_killed_goes_on_without_repeating_finished_cells(tmp_path: Path):
+    study = tmp_path / "weight"
+    first, second = study / "0-s0", study / "0.5-s0"
+
+    process = start(tmp_path)  # stopped by a person, in the second cell
+    wait_for(lambda: len(steps(second)) > 2, process)
+    child = writer(second)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
+    assert (process.returncode, out) == (130, "")
+    assert "interrupted after 1 of 2 cells; the same command goes on" in err
+    assert not is_alive(child)
+    assert [cell["status"] for cell in json.loads((study / "ablation.json").read_text())["cells"]] == [
+        "done",
+        "missing",
+    ]
+    finished = {path: path.stat().st_mtime_ns for path in first.rglob("*")}
+    seen = len(steps(second))
+
+    process = start(tmp_path)  # killed where it stands, and its child too
+    wait_for(lambda: len(steps(second)) > seen and writer(second) != child, process)
+    child = writer(second)
+    process.kill()
+    with contextlib.suppress(ProcessLookupError):  # it may have seen its parent's end already
+        os.kill(child, signal.SIGKILL)
+    process.communicate()
+    wait_for(lambda: not is_alive(child))
+
+    process = start(tmp_path)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert "2 of 2: weight 0.5, seed 0: done" in err
+    assert "weight 0, seed 0" not in err, "a finished cell was run again"
+    assert {path: path.stat().st_mtime_ns for path in first.rglob("*")} == finished
+    assert steps(second) == list(range(7)), "each step once"
+    assert "world_model.weight" in out
+    assert "<polyline" in (study / "ablation.svg").read_text()
+
+
+def test_a_child_ends_with_its_parent():
+    waits = (
+        "import time; from lfo.cli import children; children.end_with_parent(); print(1, flush=True); time.sleep(600)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", waits], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with child:
+        assert child.stdout is not None
+        assert child.stdin is not None
+        assert child.stdout.readline() == b"1\n"
+        assert child.poll() is None
+        child.stdin.close()  # as the kernel does for a parent that is gone
+        assert child.wait() == -signal.SIGTERM
+
+
+@pytest.fixture
+def lfo(monkeypatch, capsys, tmp_path: Path):
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["lfo", "ablate", *arguments, "--output-dir", str(tmp_path), *SMALL])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        captured = capsys.readouterr()
+        return int(exit_.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+def test_a_failed_cell_is_shown_as_failed_and_does_not_stop_the_others(lfo, tmp_path: Path):
+    (tmp_path / "weight" / "0-s0").mkdir(parents=True)
+    (tmp_path / "weight" / "0-s0" / "notes.txt").write_text("not a run")
+    code, out, err = lfo("weight", "--values", "0,0.5", "--seeds", "1", "--steps", "1", "--json")
+    assert code == 1
+    result = json.loads(out)
+    failed, done = result["cells"]
+    assert (failed["status"], done["status"]) == ("failed", "done")
+    assert "is not empty; choose another output_dir" in failed["error"]
+    assert err.splitlines()[-1].startswith("lfo: 1 of 2 cells failed, ")
+    assert [value["value"] for value in result["values"]] == ["0.5"]
+    assert json.loads((tmp_path / "weight" / "ablation.json").read_text())["cells"] == result["cells"]
+
+    # Another command sees what is there, and refuses to mix it with other settings.
+    cells = grid("weight", ["1"], 1)
+    cells += done_before(tmp_path / "weight", cells)
+    found = results(tmp_path / "weight", cells)
+    assert [row[:2] for row in table("weight", cells, found)] == [
+        ("world_model.weight", "seeds"),
+        ("1", "0 of 1"),
+        ("0.5", "1"),
+    ]
+    assert [value["tasks_seen"] for value in as_json("weight", cells, found)["values"]] == [1]
+    code, _, err = lfo("weight", "--values", "1", "--seeds", "1", "--steps", "2")
+    assert code == 2
+    assert re.search(r"0\.5-s0 was trained with steps=1, not 2; choose another --output-dir", err)
+
+
+def test_nothing_starts_when_a_cell_is_wrong(lfo, tmp_path: Path):
+    code, _, err = lfo("weight", "--values", "0,9")
+    assert (code, err) == (2, "lfo: world_model.weight must be at least 0 and at most 2, not 9.0\n")
+    code, _, err = lfo("rank", "lora.rnak=3")
+    assert (code, err) == (2, "lfo: there is no setting 'lora.rnak'; the nearest is lora.rank\n")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,296 @@
+"""Advice: hand-made runs with one trouble each, and their healthy neighbours in which nothing must be seen."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lfo.cli import main
+from lfo.config import load_config, to_yaml
+from lfo.evaluation.advice import MIN_STEPS, Trouble, advise
+from lfo.evaluation.sample_efficiency import VAL
+
+DUAL = load_config(["preset=tiny"])
+SHARED = load_config(["preset=tiny", "coupling=shared"])
+DAPO = load_config(["preset=tiny", "algo=dapo"])
+MEANING = "world_model_eval/semantic_accuracy"
+
+
+def healthy(steps: int = 60) -> list[dict[str, Any]]:
+    """A run as dual-LoRA shows it on level 2: everything moves."""
+    rows = [{"step": 0, "tasks_seen": 0, VAL: 0.0, MEANING: 0.0}]
+    for step in range(1, steps + 1):
+        done = step / steps
+        rows.append(
+            {
+                "step": step,
+                "tasks_seen": 8 * step,
+                "success": 0.4 * done,
+                "stops": {"done": 64},
+                "policy_loss": 0.1 + 0.1 * done + 0.01 * (step % 3),
+                "world_model_loss": 0.4 - 0.3 * done + 0.01 * (step % 2),
+                "world_model_accuracy": 0.87 + 0.1 * done,
+                "world_model_weight": 1.0,
+                "entropy": 0.1,
+                "gradient_norm/policy": 0.2,
+                "gradient_norm/world_model": 0.4,
+                "groups_kept": 6,
+                "groups_all_failed": 2,
+                "groups_all_succeeded": 0,
+            }
+        )
+        if step % 10 == 0:
+            rows[-1] |= {VAL: 0.6 * done, MEANING: 0.6 * done}
+    return rows
+
+
+def changed(evaluated: dict[str, Any] | None = None, /, **columns: Any) -> list[dict[str, Any]]:
+    """A healthy run with some columns replaced: a value, or a function of the share of the run that is done."""
+    rows = healthy()
+    for row in rows:
+        for key, value in {key.replace("__", "/"): value for key, value in columns.items()}.items():
+            if key in row:
+                row[key] = value(row["step"] / 60) if callable(value) else value
+        if VAL in row:
+            row |= {k: v(row["step"] / 60) if callable(v) else v for k, v in (evaluated or {}).items()}
+    return rows
+
+
+def without(rows: list[dict[str, Any]], *keys: str) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key not in keys} for row in rows]
+
+
+def names(rows: list[dict[str, Any]], config: Any = DUAL) -> list[str]:
+    return [trouble.name for trouble in advise(rows, config)]
+
+
+def only(rows: list[dict[str, Any]], config: Any = DUAL) -> Trouble:
+    (trouble,) = advise(rows, config)
+    return trouble
+
+
+@pytest.mark.parametrize("config", [DUAL, SHARED, DAPO], ids=["dual", "shared", "dapo"])
+def test_a_healthy_run_has_no_trouble(config):
+    assert advise(healthy(), config) == []
+
+
+def test_nothing_is_said_of_a_run_that_is_too_short_or_empty():
+    assert advise([], DUAL) == []
+    bad = changed(groups_kept=0, groups_all_failed=8)
+    assert advise(bad[:MIN_STEPS], DUAL) == []
+    assert names(bad[: MIN_STEPS + 1]) == ["nothing to learn from"]
+
+
+# Nothing to learn from
+
+
+def test_groups_that_all_fail_teach_nothing():
+    trouble = only(changed({VAL: 0.02}, groups_kept=0, groups_all_failed=8), DAPO)
+    assert trouble.name == "nothing to learn from"
+    assert (
+        trouble.figure == "in 100% of the last 160 groups every rollout failed, so the policy learned from 0% of them"
+    )
+    assert "algo=dual-lora" in trouble.knob
+    assert "algo=dual-lora" not in only(changed(groups_kept=0, groups_all_failed=8)).knob
+
+
+def test_groups_that_failed_only_in_the_beginning_are_no_trouble():
+    rows = changed(
+        groups_kept=lambda done: 0 if done < 0.5 else 6, groups_all_failed=lambda done: 8 if done < 0.5 else 2
+    )
+    assert names(rows) == []
+
+
+def test_groups_that_all_succeed_are_no_trouble_once_val_is_good():
+    easy = {"groups_kept": 0, "groups_all_failed": 0, "groups_all_succeeded": 8}
+    assert names(changed({VAL: 0.9}, **easy)) == []
+    assert "harder levels" in only(changed({VAL: 0.3}, **easy)).knob
+
+
+def test_a_world_model_that_learns_alone_needs_no_groups():
+    config = load_config(["preset=tiny", "world_model.only=true"])
+    assert names(changed({VAL: 0.0}, groups_kept=0, groups_all_failed=8), config) == []
+
+
+# Entropy
+
+
+def test_a_policy_that_is_certain_and_wrong_has_collapsed():
+    trouble = only(changed({VAL: 0.19}, entropy=lambda done: 0.12 if done < 0.4 else 0.004), DAPO)
+    assert trouble.name == "entropy collapse"
+    assert trouble.figure.startswith("entropy went from 0.120 to 0.004 at 19% success")
+    assert "policy.entropy" in trouble.knob
+
+
+def test_a_policy_that_is_certain_and_right_has_not():
+    assert names(changed({VAL: 0.85}, entropy=0.004)) == []
+    assert names(changed({VAL: 0.19}, entropy=0.05)) == []
+
+
+# World model
+
+
+def test_a_world_model_whose_loss_does_not_fall_and_that_understands_nothing_does_not_learn():
+    rows = changed({MEANING: 0.02}, world_model_loss=lambda done: 0.4 + 0.12 * done)
+    trouble = only(rows)
+    assert trouble.name == "world model not learning"
+    assert trouble.figure == "its loss went from 0.421 to 0.501, and it understands 2% of the replies"
+    assert "world_model.learning_rate" in trouble.knob
+
+
+def test_it_is_judged_by_tokens_where_nobody_measured_meaning():
+    stuck = without(changed(world_model_loss=0.4, world_model_accuracy=0.85), MEANING)
+    assert only(stuck).figure.endswith("is right in 85% of tokens")
+    assert names(without(changed(world_model_loss=0.1, world_model_accuracy=0.97), MEANING)) == []
+
+
+def test_a_flat_loss_of_a_world_model_that_understands_is_no_trouble():
+    assert names(changed({MEANING: 0.9}, world_model_loss=0.05)) == []
+    assert names(changed({MEANING: 0.02})) == []  # the loss still falls
+
+
+def test_what_a_shuffled_look_ahead_said_is_not_held_against_the_world_model():
+    config = load_config(["preset=tiny", "lookahead_source=shuffled"])
+    rows = without(
+        changed({"eval/val/lookahead_accuracy": 0.0}, world_model_loss=0.1, world_model_accuracy=0.97), MEANING
+    )
+    assert names(rows, config) == []
+    assert names(rows, DUAL) == ["world model not learning"]
+
+
+def test_an_untrained_world_model_that_speaks_is_told():
+    rows = without(changed(world_model_weight=0.0), "world_model_loss", "world_model_accuracy")
+    for setting in ("world_model.weight=0", "world_model.predict=none"):
+        assert setting in only(rows, load_config(["preset=tiny", setting])).figure
+    assert names(rows, load_config(["preset=tiny", "world_model.weight=0", "lookahead=false"])) == []
+    truth = load_config(["preset=tiny", "world_model.weight=0", "lookahead_source=truth"])
+    assert names(rows, truth) == []
+
+
+# Weight
+
+
+def test_a_weight_that_pushes_the_policy_out_is_too_high_where_the_losses_meet():
+    fell = {VAL: lambda done: 0.5 if 0.3 < done < 0.6 else 0.2}
+    trouble = only(changed(fell), SHARED)
+    assert trouble.name == "weight too high"
+    assert trouble.figure == (
+        "with weight 1 the world model is right in 95% of tokens, while success on val is 20% (best 50%)"
+    )
+    assert "world_model.weight" in trouble.knob
+    assert names(changed(fell), DUAL) == []  # separate adapters: the weight never reaches the policy
+    assert names(changed(fell, world_model_weight=0.05), SHARED) == []
+    assert names(changed(fell, world_model_accuracy=0.5), SHARED) == []
+
+
+def test_a_high_weight_beside_a_policy_that_gains_is_no_trouble():
+    assert names(changed({VAL: lambda done: 0.4 * done}), SHARED) == []
+    assert names(changed({VAL: 0.8}), SHARED) == []
+
+
+# Flat losses
+
+
+def test_losses_that_do_not_move_want_a_higher_rate():
+    config = load_config(["preset=documents"])
+    rows = changed({VAL: 0.0, MEANING: 0.0}, world_model_loss=0.44, policy_loss=0.01)
+    trouble = only(rows, config)
+    assert trouble.name == "both losses flat"
+    assert "at learning rates 1e-06 and 1e-06" in trouble.figure
+    assert "policy.learning_rate" in trouble.knob
+
+
+def test_noise_around_a_level_is_flat_and_a_trend_in_either_loss_is_not():
+    still = {VAL: 0.0, MEANING: 0.0}
+    noise = changed(still, world_model_loss=lambda done: 0.4 + 0.1 * ((int(done * 60) * 7) % 5 - 2), policy_loss=0.0)
+    assert names(noise) == ["both losses flat"]
+    assert names(changed(still, policy_loss=0.0)) == []
+    assert names(changed(still, world_model_loss=0.4)) == ["world model not learning"]
+
+
+def test_flat_losses_of_a_run_that_gains_are_no_trouble():
+    assert names(changed({VAL: lambda done: 0.5 * done, MEANING: 0.5}, world_model_loss=0.1, policy_loss=0.1)) == []
+
+
+# Gradients
+
+
+@pytest.mark.parametrize(
+    ("policy", "world", "figure", "knob"),
+    [
+        (0.01, 0.5, "the gradient of the world model was 50 times the policy's", "policy.learning_rate"),
+        (0.5, 0.01, "the gradient of the policy was 50 times the world model's", "world_model.learning_rate"),
+    ],
+)
+def test_one_gradient_far_above_the_other_is_told(policy, world, figure, knob):
+    trouble = only(changed(gradient_norm__policy=policy, gradient_norm__world_model=world))
+    assert trouble.name == "gradient imbalance"
+    assert trouble.figure == f"{figure}, in the median of 20 steps"
+    assert knob in trouble.knob
+
+
+def test_gradients_within_ten_times_and_those_of_steps_without_a_policy_update_are_no_trouble():
+    assert names(changed(gradient_norm__policy=0.05)) == []  # 1:8
+    assert names(changed(gradient_norm__policy=0.0)) == []  # no policy update at all is another trouble
+    assert names(changed(gradient_norm__policy=lambda done: 0.001 if done < 0.6 else 0.2)) == []
+    assert names(changed({VAL: 0.9}, gradient_norm__policy=0.001)) == []
+
+
+def test_an_imbalance_that_comes_from_having_nothing_to_learn_is_not_told_twice():
+    assert names(changed(gradient_norm__policy=0.001, groups_kept=0, groups_all_failed=8)) == ["nothing to learn from"]
+
+
+# Environment
+
+
+def test_rollouts_that_the_environment_broke_off_are_counted():
+    trouble = only(changed(stops={"done": 48, "environment_error": 12, "environment_timeout": 4}))
+    assert trouble.name == "environment errors"
+    assert trouble.figure == "the environment broke off 320 of the last 1280 rollouts (25%)"
+    assert names(changed(stops={"done": 62, "environment_error": 2})) == []
+    assert names(changed(stops={"max_turns": 64})) == []
+
+
+# The command
+
+
+@pytest.fixture
+def lfo(monkeypatch, capsys):
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["lfo", "advise", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        captured = capsys.readouterr()
+        return int(exit_.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+def written(folder: Path, rows: list[dict[str, Any]], config: Any = DUAL) -> str:
+    folder.mkdir()
+    (folder / "config.yaml").write_text(to_yaml(config))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder)
+
+
+def test_the_command_says_what_it_sees(lfo, tmp_path: Path):
+    config = load_config(["preset=tiny", "steps=60"])
+    assert lfo(written(tmp_path / "good", healthy(), config)) == (0, "No trouble seen in 60 steps.\n", "")
+    run = written(tmp_path / "bad", changed(groups_kept=0, groups_all_failed=8))
+    code, out, _ = lfo(run)
+    assert code == 0
+    assert out.splitlines()[0] == f"{run} has not ended: step 60 of 100."
+    assert out.splitlines()[1].startswith("nothing to learn from: in 100% of the last 160 groups")
+    assert out.splitlines()[2].startswith("  -> ")
+    code, out, _ = lfo(run, "--json")
+    answer = json.loads(out)
+    assert (code, answer["steps"], answer["enough"]) == (0, 60, True)
+    assert [list(trouble) for trouble in answer["troubles"]] == [["name", "figure", "knob"]]
+    assert "Too early to tell: 9 steps" in lfo(written(tmp_path / "young", healthy()[:10]))[1]
+
+
+def test_the_command_has_words_for_a_folder_that_is_no_run(lfo, tmp_path: Path):
+    code, out, err = lfo(str(tmp_path))
+    assert (code, out, err) == (2, "", f"lfo: {tmp_path} holds no run: there is no config.yaml in it\n")
