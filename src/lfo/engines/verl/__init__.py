@@ -30,9 +30,7 @@ def train(config: RunConfig, *, resume: bool = False) -> dict[str, Any]:
     return create_trainer(config, environment_factory(config), load_tokenizer(config.model)).fit(resume=resume)
 
 
-def create_trainer(
-    config: RunConfig, environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase
-) -> Trainer:
+def create_trainer(config: RunConfig, environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase) -> Trainer:
     """A trainer for any environment; `environment` makes one environment per rollout, in whichever process it runs."""
     from lfo.engines.verl.trainer import Trainer
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 
 from lfo.config import RunConfig, from_mapping
@@ -45,7 +46,7 @@ class HeardOutput(AgentLoopOutput):
 
     def as_dict(self) -> dict[str, Any]:
         fields = super().as_dict()
-        fields["heard"] = self.heard  # as it is: the dump above would have taken it apart
+        fields["heard"] = msgspec.to_builtins(self.heard)  # plain data on the wire; `Cluster` puts it together again
         return fields
 
 
@@ -78,7 +79,9 @@ class ServedRows:
         limit = min(max_new_tokens[0], self.room(0))
         if limit <= 0:
             return [_Said(tokens=(), logprobs=(), stopped=False)]
-        said = self._loop.ask(self._tokens, self._loop.adapter, limit=limit, temperature=temperature, uniforms=uniforms[0])
+        said = self._loop.ask(
+            self._tokens, self._loop.adapter, limit=limit, temperature=temperature, uniforms=uniforms[0]
+        )
         self._tokens.extend(said.tokens)
         return [said]
 
@@ -198,9 +201,7 @@ class RunnerLoop(AgentLoopBase):
         )
         output = asyncio.run_coroutine_threadsafe(asking, self._event_loop).result()
         stopped = bool(output.token_ids) and output.token_ids[-1] == self._parts.codec.end_of_turn
-        return _Said(
-            tokens=tuple(output.token_ids), logprobs=tuple(output.log_probs or ()), stopped=stopped
-        )
+        return _Said(tokens=tuple(output.token_ids), logprobs=tuple(output.log_probs or ()), stopped=stopped)
 
 
 def _output(heard: Heard) -> HeardOutput:

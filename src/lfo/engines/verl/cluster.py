@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import ray
 import transfer_queue as tq
 from ray.exceptions import RayError
@@ -92,9 +93,13 @@ class Cluster:
         tq.kv_batch_put(keys=names, partition_id=partition, tags=tags)
         self._loops.generate_sequences(prompts)
         self._await(names, partition)
-        keys = [f"{name}_{member}_0" for name, group in zip(names, groups.values(), strict=True) for member in range(len(group))]
+        keys = [
+            f"{name}_{member}_0"
+            for name, group in zip(names, groups.values(), strict=True)
+            for member in range(len(group))
+        ]
         fields = tq.kv_batch_get(keys=keys, partition_id=partition, select_fields=["heard"])
-        heard = [getattr(each, "data", each) for each in fields["heard"]]
+        heard = [msgspec.convert(getattr(each, "data", each), Heard) for each in fields["heard"]]
         tq.kv_clear(keys=[*names, *keys], partition_id=partition)
         return heard
 
@@ -165,8 +170,8 @@ def in_one_sentence(work: Callable[[], Any], resume: str) -> Any:
         cause = getattr(error, "cause", None)
         if isinstance(cause, WorkError):
             raise cause from error
-        reason = str(cause or error).strip().splitlines()
+        (reason, *_) = [*str(cause or error).strip().splitlines(), ""]
         raise WorkError(
-            f"a process of the run was lost or failed ({type(cause or error).__name__}: {reason[0] if reason else ''}); "
+            f"a process of the run was lost or failed ({type(cause or error).__name__}: {reason[:200]}); "
             f"continue from the last checkpoint with: lfo train --resume {resume}"
         ) from error

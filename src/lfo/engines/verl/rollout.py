@@ -27,7 +27,7 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
 
 from lfo.config import from_mapping
-from lfo.engines.loading import load_base, load_tokenizer, pick_device
+from lfo.engines.loading import load_base, pick_device
 from lfo.engines.verl.settings import SAMPLER
 from lfo.model.adapters import POLICY, WORLD_MODEL, DualAdapterModel
 from lfo.model.sampler import Sampler
@@ -50,7 +50,7 @@ class _Request:
 class SamplerServer:
     """One base with its adapters. Lives in a process of its own, on the device of its trainer."""
 
-    def __init__(self, run: dict[str, Any], tokenizer: str, visible_devices: str) -> None:
+    def __init__(self, run: dict[str, Any], end_of_turn: int, visible_devices: str) -> None:
         os.environ[get_visible_devices_keyword()] = visible_devices
         config = from_mapping(run)
         torch.set_num_threads(config.threads or 1)
@@ -63,7 +63,6 @@ class SamplerServer:
             targets=config.lora.target_modules,
             with_world_model=config.algo == "dual-lora" or config.coupling == "stacked",
         )
-        end_of_turn = ChatCodec(load_tokenizer(tokenizer)).end_of_turn
         self._sampler = Sampler(self._model, max_context=config.rollout.max_context, eos_ids=[end_of_turn])
         self._waiting: list[_Request] = []
         self._serving: asyncio.Task[None] | None = None
@@ -72,14 +71,14 @@ class SamplerServer:
     async def ready(self) -> None:
         pass
 
-    @torch.no_grad()
     async def update_weights(self, tensors: dict[str, Any], step: int | None) -> None:
         expected = {f"{name}.{place}" for name in self._model.adapter_names for place in range(self._count(name))}
         if set(tensors) != expected:
             raise ValueError(f"the trainer sent {len(tensors)} tensors where {len(expected)} make up the adapters")
-        for name in self._model.adapter_names:
-            for place, parameter in enumerate(self._model.adapter_parameters(name)):
-                parameter.copy_(torch.from_numpy(tensors[f"{name}.{place}"]))
+        with torch.no_grad():
+            for name in self._model.adapter_names:
+                for place, parameter in enumerate(self._model.adapter_parameters(name)):
+                    parameter.copy_(torch.tensor(tensors[f"{name}.{place}"]))
         self._sampler.refresh()
         self._step = step
 
@@ -199,7 +198,8 @@ class SamplerReplica(RolloutReplica):
             runtime_env={"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}},
             max_concurrency=self.max_concurrency,
         )
-        self._server_handle = server.remote(dict(model.lora["run"]), model.tokenizer_path, ",".join(devices))
+        end_of_turn = ChatCodec(model.tokenizer).end_of_turn
+        self._server_handle = server.remote(dict(model.lora["run"]), end_of_turn, ",".join(devices))
         self._server_address = _server_name(self.config, self.replica_rank)
         self.servers = [self._server_handle]
         await self._server_handle.ready.remote()

@@ -1,0 +1,84 @@
+"""One rank of the verl engine, run as a process of its own by tests/test_verl_engine.py; not a test.
+
+    python tests/verl_ranks.py FOLDER RANK RANKS
+
+For each case in FOLDER/cases.json: make the engine as verl does, take the adapters that lie there, make the recorded
+updates, and write down losses, gradients of the first update and the adapters after the last one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from lfo.config import load_config
+from lfo.engines.verl.settings import prepare_environment, verl_config
+from lfo.types import TrainingSample
+
+FOLDER, RANK, RANKS = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+
+
+def read_samples(rows: list[dict[str, Any]]) -> list[TrainingSample]:
+    return [TrainingSample(**{**row, "adapters": tuple(row["adapters"])}) for row in rows]
+
+
+def make_engine(settings: list[str]) -> Any:
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.engine import EngineRegistry
+
+    import lfo.engines.verl.engine  # noqa: F401  registers
+
+    tree = verl_config(load_config(settings))
+    actor = omega_conf_to_dataclass(tree.actor_rollout_ref.actor)
+    actor.engine.max_token_len_per_gpu = actor.ppo_max_token_len_per_gpu  # as verl's worker does
+    engine = EngineRegistry.new(
+        model_type=tree.actor_rollout_ref.model.model_type,
+        backend=actor.strategy,
+        model_config=omega_conf_to_dataclass(tree.actor_rollout_ref.model),
+        engine_config=actor.engine,
+        optimizer_config=actor.optim,
+        checkpoint_config=actor.checkpoint,
+    )
+    engine.initialize()
+    return engine
+
+
+def run(name: str, case: dict[str, Any]) -> None:
+    engine = make_engine(case["settings"])
+    engine.model.load(FOLDER / name / "start")
+    results: dict[str, torch.Tensor] = {}
+    watched: list[dict[str, float]] = []
+    batches = [read_samples(rows) for rows in case["mini_batches"]]
+    logprobs = engine.policy_logprobs([row for row in batches[0] if any(row.policy_weights)])
+    for place, rows in enumerate(logprobs):
+        results[f"logprobs.{place}"] = rows
+    for number, samples in enumerate(batches):
+        watched.append(engine.learn(samples, weight=case["weight"], rate_factor=1.0))
+        if number == 0:
+            for adapter, weights in engine.learner.parameters.items():
+                for place, weight in enumerate(weights):
+                    if weight.grad is not None:
+                        results[f"gradient.{adapter}.{place}"] = weight.grad.clone()
+    for adapter, weights in engine.learner.parameters.items():
+        for place, weight in enumerate(weights):
+            results[f"weight.{adapter}.{place}"] = weight.detach().clone()
+    (FOLDER / name / f"{RANKS}").mkdir(exist_ok=True)
+    engine.save_checkpoint(str(FOLDER / name / f"{RANKS}"))
+    if RANK == 0:
+        save_file(results, FOLDER / name / f"results-{RANKS}.safetensors")
+        (FOLDER / name / f"watched-{RANKS}.json").write_text(json.dumps(watched))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    prepare_environment(load_config(["preset=tiny", "engine=verl"]))
+    store = torch.distributed.FileStore(str(FOLDER / f"store-{RANKS}"), RANKS)
+    torch.distributed.init_process_group("gloo", store=store, rank=RANK, world_size=RANKS)
+    for name, case in json.loads((FOLDER / "cases.json").read_text()).items():
+        run(name, case)
+    torch.distributed.destroy_process_group()
