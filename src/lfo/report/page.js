@@ -117,7 +117,7 @@ function lineChart({ curve, axis, height, labels }) {
     const counted = (line) => line.runs.filter((run) => !run.open).length || line.runs.length;
     const nameOf = (line) => {
       const name = data.groups[line.group].name;
-      return `${name.length > 40 ? `${name.slice(0, 39)}…` : name}, ${seeds(counted(line))}`;
+      return `${name.length > 46 ? `${name.slice(0, 45)}…` : name}, ${seeds(counted(line))}`;
     };
     const several = (line) => line.runs.length > 1 && line.mean.y.length > 0;
     const drawn = (line) => (several(line) ? line.mean : line.runs[0]);
@@ -182,8 +182,10 @@ function placeNames(svg, paths, { nameOf, lengthOf, bottom }) {
     const free = (at) => at > 8 && at < bottom - 4
       && !taken.some((other) => left < other.right && other.left < right && Math.abs(other.at - at) < 16)
       && !paths.some((other) => other.line !== line && crosses(other.points, left + 6, right, at));
-    const at = [0, -14, 14, -26, 26, -38, 38, -50, 50].map((shift) => end + shift).find(free) ?? end;
+    const shifts = Array.from({ length: 30 }, (_, index) => (index % 2 ? -7 : 7) * Math.ceil(index / 2));
+    const at = shifts.map((shift) => end + shift).find(free) ?? end;
     taken.push({ left, right, at });
+    if (Math.abs(at - end) > 20) svg.append(shape("line", { class: `leader ${colour(line.group)}`, x1: left + 2, y1: end, x2: left + 8, y2: at }));
     svg.append(shape("text", { class: `name ${colour(line.group)}`, x: left + 8, y: at + 4 }, nameOf(line)));
   }
 }
@@ -337,7 +339,7 @@ function comparison() {
       element("td", {}, element("span", { class: "swatch" }), data.groups[row.group].name, element("small", {}, row.note)),
       row.cells.map((cell) => element("td", { class: "number" }, cell.text, cell.note ? element("small", {}, cell.note) : null))));
     if (rows.length) node.append(element("div", { class: "scroll" }, element("table", {}, element("thead", {}, element("tr", {}, head)), element("tbody", {}, body))));
-    if (words) node.append(element("p", { class: "quiet" }, words));
+    node.append(...words.map((sentence) => element("p", { class: "quiet" }, sentence)));
   }
 }
 

@@ -285,7 +285,7 @@ class _Page:
             try:
                 comparison = self._with_page_names(compare(evaluated))
             except LfoError as error:
-                tables.append({"title": title, "columns": [], "rows": [], "words": shown(f"Not compared: {error}.")})
+                tables.append({"title": title, "columns": [], "rows": [], "words": [shown(f"Not compared: {error}.")]})
                 continue
             found.append((len(evaluated), *headline(comparison)))
             places = {group.name: self._group_of(group.runs[0]) for group in comparison.groups}
@@ -293,7 +293,7 @@ class _Page:
         if not tables:
             return "Nothing has been evaluated after training yet.", "", []
         if not found:
-            return f"Runs evaluated so far: {len(self.members)}.", tables[0]["words"], tables
+            return f"Runs evaluated so far: {len(self.members)}.", tables[0]["words"][0], tables
         _, first, second = max(found, key=lambda each: each[0])
         if len(tables) > 1:
             second += " This is about the largest of several sets of runs that were evaluated on different tasks."
