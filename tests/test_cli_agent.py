@@ -1,6 +1,7 @@
 """The trained agent at work, through the command line: a small real run, read back from its folder alone."""
 
 import json
+import runpy
 import shutil
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ from lfo.protocol.world_model import observed_calls
 from lfo.rollout.records import read_rollouts, rollout_from_texts
 from lfo.rollout.samples import world_model_sample
 from small_runs import randomised, small_trainer
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
 @pytest.fixture
@@ -117,7 +120,7 @@ def test_an_unknown_split_is_exit_2_with_the_known_ones(lfo, run: Path):
 
 # --- folders that cannot be used -------------------------------------------------------------------------------------
 
-COMMANDS = ("eval", "rollouts", "run", "inspect", "probe")
+COMMANDS = (("eval",), ("rollouts",), ("run",), ("inspect",), ("probe",), ("export", "--out", "never-written"))
 
 
 def fails_with_one_sentence(answer: tuple[int, str, str], words: str) -> None:
@@ -128,24 +131,24 @@ def fails_with_one_sentence(answer: tuple[int, str, str], words: str) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_folder_that_is_no_run(lfo, tmp_path: Path, command: str):
-    fails_with_one_sentence(lfo(command, tmp_path), f"{tmp_path} holds no run")
+def test_a_folder_that_is_no_run(lfo, tmp_path: Path, command: tuple[str, ...]):
+    fails_with_one_sentence(lfo(*command, tmp_path), f"{tmp_path} holds no run")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_run_without_weights_yet(lfo, run: Path, tmp_path: Path, command: str):
+def test_a_run_without_weights_yet(lfo, run: Path, tmp_path: Path, command: tuple[str, ...]):
     shutil.copytree(run, tmp_path / "young", ignore=shutil.ignore_patterns("checkpoints", "adapters"))
-    fails_with_one_sentence(lfo(command, tmp_path / "young"), "holds no adapters")
+    fails_with_one_sentence(lfo(*command, tmp_path / "young"), "holds no adapters")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_corrupt_adapter(lfo, run: Path, tmp_path: Path, command: str):
+def test_a_corrupt_adapter(lfo, run: Path, tmp_path: Path, command: tuple[str, ...]):
     shutil.copytree(run / "adapters", tmp_path / "torn" / "adapters")
     shutil.copytree(run / "rollouts", tmp_path / "torn" / "rollouts")
     shutil.copy(run / "config.yaml", tmp_path / "torn")
     weights = tmp_path / "torn" / "adapters" / "policy" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    fails_with_one_sentence(lfo(command, tmp_path / "torn"), "is damaged")
+    fails_with_one_sentence(lfo(*command, tmp_path / "torn"), "is damaged")
 
 
 def test_best_needs_an_evaluation(lfo, plain: Path):
@@ -326,3 +329,23 @@ def test_a_failed_case_is_an_error_only_when_strict(lfo, run: Path, tmp_path: Pa
 
 def test_probe_needs_a_world_model(lfo, plain: Path):
     fails_with_one_sentence(lfo("probe", plain), "has no world model")
+
+
+# --- the names of the documents --------------------------------------------------------------------------------------
+
+
+def test_the_scripts_are_the_commands(run: Path, tmp_path: Path, monkeypatch, capsys):
+    def script(name: str, *arguments: str | Path) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            runpy.run_path(str(SCRIPTS / name), run_name="__main__")
+        return int(exit_.value.code or 0), capsys.readouterr().out
+
+    file, checkpoint = tmp_path / "samples.jsonl", run / "checkpoints" / "step-000001"
+    options = ("--checkpoint", checkpoint, "--num_samples", "2", "--output", file, "--greedy")
+    assert script("save_trajectories.py", *options)[0] == 0
+    assert len(file.read_text().splitlines()) == 2
+    code, out = script("inspect_world_model.py", "--checkpoint", checkpoint, "--rollout", file, "--json")
+    assert code == 0
+    assert json.loads(out)["rollouts"] == str(file)
+    assert script("inspect_world_model.py", "--checkpoint", tmp_path)[0] == 2
