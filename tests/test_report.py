@@ -135,6 +135,17 @@ def test_groups_runs_and_the_headline(payload):
     assert payload["problems"] == payload["notes"] == []
 
 
+def test_every_group_can_be_told_apart_and_those_of_more_seeds_come_first(tmp_path: Path):
+    for rank in range(1, 12):
+        write_run(tmp_path / f"rank-{rank}", f"lora.rank={rank}")
+    write_run(tmp_path / "plain", "algo=dapo")
+    write_run(tmp_path / "second", "lora.rank=5", "seed=1")
+    groups = payload_of(tmp_path)["groups"]
+    assert (groups[0]["name"], groups[-1]["name"]) == ("dual-LoRA, rank=5", "plain DAPO")
+    assert (groups[-1]["colour"], groups[-1]["dash"]) == (1, 0)
+    assert len({(group["colour"], group["dash"]) for group in groups}) == len(groups) == 12
+
+
 def test_the_comparison_table(payload):
     (table,) = payload["comparison"]
     rows = table["rows"]
