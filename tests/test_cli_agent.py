@@ -13,6 +13,8 @@ from lfo.cli.common import visible
 from lfo.engines.agent import load_agent
 from lfo.engines.learner import Learner
 from lfo.engines.surprise import inspect_calls, surprise_of_target
+from lfo.env.oracle import OracleCodes
+from lfo.errors import UsageError
 from lfo.protocol.world_model import observed_calls
 from lfo.rollout.records import read_rollouts, rollout_from_texts
 from lfo.rollout.samples import world_model_sample
@@ -97,7 +99,7 @@ def test_eval_for_people(lfo, run: Path):
 
 def test_the_adapters_and_the_seed_matter(run: Path):
     trained, bare = load_agent(run), load_agent(run, adapter="none")
-    tasks = trained.tasks("val")[:2]
+    tasks = trained.tasks("val")[:1]
     one = trained.roll_out(tasks, greedy=False, samples=2)
     assert trained.roll_out(tasks, greedy=False, samples=2) == one
     assert trained.roll_out(tasks, greedy=False, samples=2, seed=1) != one
@@ -141,18 +143,24 @@ def test_a_run_without_weights_yet(lfo, run: Path, tmp_path: Path, command: tupl
     fails_with_one_sentence(lfo(*command, tmp_path / "young"), "holds no adapters")
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_corrupt_adapter(lfo, run: Path, tmp_path: Path, command: tuple[str, ...]):
+def test_a_corrupt_adapter(lfo, run: Path, tmp_path: Path):
     shutil.copytree(run / "adapters", tmp_path / "torn" / "adapters")
-    shutil.copytree(run / "rollouts", tmp_path / "torn" / "rollouts")
     shutil.copy(run / "config.yaml", tmp_path / "torn")
     weights = tmp_path / "torn" / "adapters" / "policy" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    fails_with_one_sentence(lfo(*command, tmp_path / "torn"), "is damaged")
+    fails_with_one_sentence(lfo("run", tmp_path / "torn"), "is damaged")
 
 
 def test_best_needs_an_evaluation(lfo, plain: Path):
     fails_with_one_sentence(lfo("eval", plain, "--adapter", "best"), "has no best checkpoint")
+
+
+def test_a_world_of_ones_own_is_given_in_python(run: Path):
+    """A run of `create_trainer` with an environment that its config cannot name."""
+    agent = load_agent(run, environment=OracleCodes)
+    assert agent.tasks("test_unseen_oracles")
+    with pytest.raises(UsageError, match="test_unseen_oracles"):
+        agent.tasks("frob")
 
 
 def test_one_checkpoint_can_be_named(run: Path):

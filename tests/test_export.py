@@ -50,6 +50,19 @@ def load_as_the_card_says(folder: Path, monkeypatch) -> dict[str, Any]:
     return names
 
 
+def check_card(out: Path, files: list[str], *, for_vllm: bool) -> None:
+    """The card names what lies there, and nothing of this machine."""
+    card = (out / "README.md").read_text()
+    for folder in ("policy", "world_model", "base"):
+        assert (out / folder).is_dir() == (f"- `{folder}/`" in card), folder
+        assert (f" {folder}={folder}" in card) <= (out / folder).is_dir()
+    assert (" policy=policy" in card or "vllm serve . " in card) == for_vllm  # it activates one adapter at a time
+    assert "(expected) " in card
+    for file in files:
+        if file.endswith((".json", ".md")):
+            assert str(Path(__file__).parents[1]) not in (out / file).read_text(), file
+
+
 def far_apart(one: torch.Tensor, other: torch.Tensor) -> bool:
     return (one - other).abs().max().item() > 0.05
 
@@ -67,7 +80,8 @@ def test_the_exported_weights_give_the_logits_of_the_run(run_of, tmp_path: Path,
     if coupling == "stacked":
         assert far_apart(policy, agent.model.logits(TOKENS, ("policy",)))
 
-    export(agent, tmp_path / "out", run=run_of(coupling), form=form)
+    files = export(agent, tmp_path / "out", run=run_of(coupling), form=form)
+    check_card(tmp_path / "out", files, for_vllm=(coupling, form) != ("stacked", "adapters"))
     loaded = load_as_the_card_says(tmp_path / "out", monkeypatch)
     model = loaded["policy"] if form == "merged" else loaded["model"]
     torch.testing.assert_close(model(TOKENS).logits, policy, atol=1e-4, rtol=0)
@@ -96,23 +110,6 @@ def test_a_sum_of_adapters_has_the_sum_of_their_ranks(run_of, tmp_path: Path):
     settings = json.loads((tmp_path / "out" / "policy" / "adapter_config.json").read_text())
     assert settings["r"] == 2 * agent.config.lora.rank == settings["lora_alpha"]
     assert "--max-lora-rank 32" in (tmp_path / "out" / "README.md").read_text()
-
-
-@pytest.mark.parametrize(("coupling", "form"), FORMS)
-def test_the_card_names_what_lies_there_and_nothing_of_this_machine(run_of, tmp_path: Path, coupling, form):
-    out = tmp_path / "out"
-    files = export(load_agent(run_of(coupling)), out, run=run_of(coupling), form=form)
-    card = (out / "README.md").read_text()
-    assert {"README.md"} < set(files)
-    for folder in ("policy", "world_model", "base"):
-        assert (out / folder).is_dir() == (f"- `{folder}/`" in card), folder
-        assert (f" {folder}={folder}" in card) <= (out / folder).is_dir()
-    served = " policy=policy" in card or "vllm serve . " in card
-    assert served == (not (coupling == "stacked" and form == "adapters"))  # vLLM activates one adapter at a time
-    assert "(expected) " in card
-    for file in files:
-        if file.endswith((".json", ".md")):
-            assert str(Path(__file__).parents[1]) not in (out / file).read_text(), file
 
 
 def test_the_card_tells_the_figures_of_the_weights(run_of, tmp_path: Path):
