@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import pytest
 from lfo.cli import main
 from lfo.config import differences, load_config
 from lfo.errors import ConfigError, UsageError
-from lfo.evaluation.ablation import STUDIES, Cell, as_json, done_before, grid, results, settings_of, table
+from lfo.evaluation.ablation import STUDIES, Cell, done_before, grid, results, settings_of, table
 from lfo.report.picture import draw_curves, mean_curve, spread_out
 from lfo.rundir import read_metrics
 
@@ -130,22 +129,13 @@ SMALL = (
     "eval.every=6",
     "checkpoint_every=1",
 )
-COMMAND = (
-    sys.executable,
-    "-c",
-    "from lfo.cli import main; main()",
-    "ablate",
-    "weight",
-    "--values",
-    "0,0.5",
-    "--seeds",
-    "1",
-)
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
+def start(folder: Path, *options: str) -> subprocess.Popen[str]:
+    """`lfo ablate weight` with one small run for each value."""
+    arguments = ("--seeds", "1", "--steps", "6", "--output-dir", str(folder), *options, *SMALL)
     return subprocess.Popen(
-        [*COMMAND, "--jobs", "1", "--steps", "6", "--output-dir", str(folder), *SMALL],
+        [sys.executable, "-c", "from lfo.cli import main; main()", "ablate", "weight", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -166,8 +156,12 @@ def steps(run: Path) -> list[int]:
     return [row["step"] for row in read_metrics(run)] if (run / "metrics.jsonl").is_file() else []
 
 
-def writer(run: Path) -> int:
-    return int((run / ".lock").read_text())
+def read_cells(study: Path) -> list[dict]:
+    return json.loads((study / "ablation.json").read_text())["cells"]
+
+
+def children_of(process: subprocess.Popen[str]) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 
 
 def is_alive(pid: int) -> bool:
@@ -175,60 +169,6 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="looks for processes in /proc")
-def test_a_grid_that_is_stopped_and_killed_goes_on_without_repeating_finished_cells(tmp_path: Path):
-    study = tmp_path / "weight"
-    first, second = study / "0-s0", study / "0.5-s0"
-
-    process = start(tmp_path)  # stopped by a person, in the second cell
-    wait_for(lambda: len(steps(second)) > 2, process)
-    child = writer(second)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate()
-    assert (process.returncode, out) == (130, "")
-    assert "interrupted after 1 of 2 cells; the same command goes on" in err
-    assert not is_alive(child)
-    assert [cell["status"] for cell in json.loads((study / "ablation.json").read_text())["cells"]] == [
-        "done",
-        "missing",
-    ]
-    finished = {path: path.stat().st_mtime_ns for path in first.rglob("*")}
-    seen = len(steps(second))
-
-    process = start(tmp_path)  # killed where it stands, and its child too
-    wait_for(lambda: len(steps(second)) > seen and writer(second) != child, process)
-    child = writer(second)
-    process.kill()
-    with contextlib.suppress(ProcessLookupError):  # it may have seen its parent's end already
-        os.kill(child, signal.SIGKILL)
-    process.communicate()
-    wait_for(lambda: not is_alive(child))
-
-    process = start(tmp_path)
-    out, err = process.communicate()
-    assert process.returncode == 0, err
-    assert "2 of 2: weight 0.5, seed 0: done" in err
-    assert "weight 0, seed 0" not in err, "a finished cell was run again"
-    assert {path: path.stat().st_mtime_ns for path in first.rglob("*")} == finished
-    assert steps(second) == list(range(7)), "each step once"
-    assert "world_model.weight" in out
-    assert "<polyline" in (study / "ablation.svg").read_text()
-
-
-def test_a_child_ends_with_its_parent():
-    waits = (
-        "import time; from lfo.cli import children; children.end_with_parent(); print(1, flush=True); time.sleep(600)"
-    )
-    child = subprocess.Popen([sys.executable, "-c", waits], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    with child:
-        assert child.stdout is not None
-        assert child.stdin is not None
-        assert child.stdout.readline() == b"1\n"
-        assert child.poll() is None
-        child.stdin.close()  # as the kernel does for a parent that is gone
-        assert child.wait() == -signal.SIGTERM
 
 
 @pytest.fixture
@@ -243,32 +183,76 @@ def lfo(monkeypatch, capsys, tmp_path: Path):
     return run
 
 
-def test_a_failed_cell_is_shown_as_failed_and_does_not_stop_the_others(lfo, tmp_path: Path):
-    (tmp_path / "weight" / "0-s0").mkdir(parents=True)
-    (tmp_path / "weight" / "0-s0" / "notes.txt").write_text("not a run")
-    code, out, err = lfo("weight", "--values", "0,0.5", "--seeds", "1", "--steps", "1", "--json")
-    assert code == 1
+@pytest.mark.skipif(not Path(f"/proc/self/task/{os.getpid()}/children").is_file(), reason="looks for children in /proc")
+def test_a_grid_that_is_stopped_and_killed_goes_on_and_a_failed_cell_does_not_stop_the_others(lfo, tmp_path: Path):
+    study = tmp_path / "weight"
+    first, second, broken = study / "0-s0", study / "0.5-s0", study / "1-s0"
+    one_by_one = ("--values", "0,0.5", "--jobs", "1")
+
+    process = start(tmp_path, *one_by_one)  # stopped by a person, as soon as the first cell has begun
+    wait_for(lambda: children_of(process), process)
+    (child,) = children_of(process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
+    assert (process.returncode, out) == (130, "")
+    assert "interrupted after 0 of 2 cells; the same command goes on" in err
+    wait_for(lambda: not is_alive(child))
+    assert [cell["status"] for cell in read_cells(study)] == ["missing", "missing"]
+
+    process = start(tmp_path, *one_by_one)  # killed in the second cell, and its child too
+    wait_for(lambda: len(steps(second)) > 2, process)
+    (child,) = children_of(process)
+    process.kill()
+    with contextlib.suppress(ProcessLookupError):  # it may have seen its parent's end already
+        os.kill(child, signal.SIGKILL)
+    process.communicate()
+    wait_for(lambda: not is_alive(child))
+    assert [cell["status"] for cell in read_cells(study)] == ["done", "missing"]
+    finished = {path: path.stat().st_mtime_ns for path in first.rglob("*")}
+
+    broken.mkdir()
+    (broken / "notes.txt").write_text("not a run")
+    process = start(tmp_path, "--values", "0,0.5,1", "--jobs", "2", "--json")
+    out, err = process.communicate()
+    assert process.returncode == 1
+    assert "weight 0.5, seed 0: done" in err
+    assert "weight 0, seed 0" not in err, "a finished cell was run again"
+    assert {path: path.stat().st_mtime_ns for path in first.rglob("*")} == finished
+    assert steps(second) == list(range(7)), "each step once"
     result = json.loads(out)
-    failed, done = result["cells"]
-    assert (failed["status"], done["status"]) == ("failed", "done")
-    assert "is not empty; choose another output_dir" in failed["error"]
-    assert err.splitlines()[-1].startswith("lfo: 1 of 2 cells failed, ")
-    assert [value["value"] for value in result["values"]] == ["0.5"]
-    assert json.loads((tmp_path / "weight" / "ablation.json").read_text())["cells"] == result["cells"]
+    assert [cell["status"] for cell in result["cells"]] == ["done", "done", "failed"]
+    assert "is not empty; choose another output_dir" in result["cells"][2]["error"]
+    assert err.splitlines()[-1].startswith(f"lfo: 1 of 3 cells failed, {broken} with: ")
+    assert [(value["value"], value["tasks_seen"]) for value in result["values"]] == [("0", 6), ("0.5", 6)]
+    assert read_cells(study) == result["cells"]
+    assert "0.5 (1 seed)" in (study / "ablation.svg").read_text()
 
     # Another command sees what is there, and refuses to mix it with other settings.
-    cells = grid("weight", ["1"], 1)
-    cells += done_before(tmp_path / "weight", cells)
-    found = results(tmp_path / "weight", cells)
-    assert [row[:2] for row in table("weight", cells, found)] == [
+    cells = grid("weight", ["2"], 1)
+    cells += done_before(study, cells)
+    assert [row[:2] for row in table("weight", cells, results(study, cells))] == [
         ("world_model.weight", "seeds"),
-        ("1", "0 of 1"),
+        ("2", "0 of 1"),
+        ("0", "1"),
         ("0.5", "1"),
     ]
-    assert [value["tasks_seen"] for value in as_json("weight", cells, found)["values"]] == [1]
-    code, _, err = lfo("weight", "--values", "1", "--seeds", "1", "--steps", "2")
-    assert code == 2
-    assert re.search(r"0\.5-s0 was trained with steps=1, not 2; choose another --output-dir", err)
+    code, _, err = lfo("weight", "--values", "2", "--seeds", "1", "--steps", "2")
+    assert (code, "0-s0 was trained with steps=6, not 2; choose another --output-dir" in err) == (2, True)
+    assert not (study / "2-s0").exists()
+
+
+def test_a_child_ends_with_its_parent():
+    waits = (
+        "import time; from lfo.cli import children; children.end_with_parent(); print(1, flush=True); time.sleep(600)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", waits], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with child:
+        assert child.stdout is not None
+        assert child.stdin is not None
+        assert child.stdout.readline() == b"1\n"
+        assert child.poll() is None
+        child.stdin.close()  # as the kernel does for a parent that is gone
+        assert child.wait() == -signal.SIGTERM
 
 
 def test_nothing_starts_when_a_cell_is_wrong(lfo, tmp_path: Path):

@@ -1,6 +1,7 @@
 """The trained agent at work, through the command line: a small real run, read back from its folder alone."""
 
 import json
+import runpy
 import shutil
 import sys
 from pathlib import Path
@@ -12,10 +13,14 @@ from lfo.cli.common import visible
 from lfo.engines.agent import load_agent
 from lfo.engines.learner import Learner
 from lfo.engines.surprise import inspect_calls, surprise_of_target
+from lfo.env.oracle import OracleCodes
+from lfo.errors import UsageError
 from lfo.protocol.world_model import observed_calls
 from lfo.rollout.records import read_rollouts, rollout_from_texts
 from lfo.rollout.samples import world_model_sample
 from small_runs import randomised, small_trainer
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
 @pytest.fixture
@@ -94,7 +99,7 @@ def test_eval_for_people(lfo, run: Path):
 
 def test_the_adapters_and_the_seed_matter(run: Path):
     trained, bare = load_agent(run), load_agent(run, adapter="none")
-    tasks = trained.tasks("val")[:2]
+    tasks = trained.tasks("val")[:1]
     one = trained.roll_out(tasks, greedy=False, samples=2)
     assert trained.roll_out(tasks, greedy=False, samples=2) == one
     assert trained.roll_out(tasks, greedy=False, samples=2, seed=1) != one
@@ -117,7 +122,7 @@ def test_an_unknown_split_is_exit_2_with_the_known_ones(lfo, run: Path):
 
 # --- folders that cannot be used -------------------------------------------------------------------------------------
 
-COMMANDS = ("eval", "rollouts", "run", "inspect", "probe")
+COMMANDS = (("eval",), ("rollouts",), ("run",), ("inspect",), ("probe",), ("export", "--out", "never-written"))
 
 
 def fails_with_one_sentence(answer: tuple[int, str, str], words: str) -> None:
@@ -128,28 +133,34 @@ def fails_with_one_sentence(answer: tuple[int, str, str], words: str) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_folder_that_is_no_run(lfo, tmp_path: Path, command: str):
-    fails_with_one_sentence(lfo(command, tmp_path), f"{tmp_path} holds no run")
+def test_a_folder_that_is_no_run(lfo, tmp_path: Path, command: tuple[str, ...]):
+    fails_with_one_sentence(lfo(*command, tmp_path), f"{tmp_path} holds no run")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_run_without_weights_yet(lfo, run: Path, tmp_path: Path, command: str):
+def test_a_run_without_weights_yet(lfo, run: Path, tmp_path: Path, command: tuple[str, ...]):
     shutil.copytree(run, tmp_path / "young", ignore=shutil.ignore_patterns("checkpoints", "adapters"))
-    fails_with_one_sentence(lfo(command, tmp_path / "young"), "holds no adapters")
+    fails_with_one_sentence(lfo(*command, tmp_path / "young"), "holds no adapters")
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_corrupt_adapter(lfo, run: Path, tmp_path: Path, command: str):
+def test_a_corrupt_adapter(lfo, run: Path, tmp_path: Path):
     shutil.copytree(run / "adapters", tmp_path / "torn" / "adapters")
-    shutil.copytree(run / "rollouts", tmp_path / "torn" / "rollouts")
     shutil.copy(run / "config.yaml", tmp_path / "torn")
     weights = tmp_path / "torn" / "adapters" / "policy" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    fails_with_one_sentence(lfo(command, tmp_path / "torn"), "is damaged")
+    fails_with_one_sentence(lfo("run", tmp_path / "torn"), "is damaged")
 
 
 def test_best_needs_an_evaluation(lfo, plain: Path):
     fails_with_one_sentence(lfo("eval", plain, "--adapter", "best"), "has no best checkpoint")
+
+
+def test_a_world_of_ones_own_is_given_in_python(run: Path):
+    """A run of `create_trainer` with an environment that its config cannot name."""
+    agent = load_agent(run, environment=OracleCodes)
+    assert agent.tasks("test_unseen_oracles")
+    with pytest.raises(UsageError, match="test_unseen_oracles"):
+        agent.tasks("frob")
 
 
 def test_one_checkpoint_can_be_named(run: Path):
@@ -326,3 +337,23 @@ def test_a_failed_case_is_an_error_only_when_strict(lfo, run: Path, tmp_path: Pa
 
 def test_probe_needs_a_world_model(lfo, plain: Path):
     fails_with_one_sentence(lfo("probe", plain), "has no world model")
+
+
+# --- the names of the documents --------------------------------------------------------------------------------------
+
+
+def test_the_scripts_are_the_commands(run: Path, tmp_path: Path, monkeypatch, capsys):
+    def script(name: str, *arguments: str | Path) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            runpy.run_path(str(SCRIPTS / name), run_name="__main__")
+        return int(exit_.value.code or 0), capsys.readouterr().out
+
+    file, checkpoint = tmp_path / "samples.jsonl", run / "checkpoints" / "step-000001"
+    options = ("--checkpoint", checkpoint, "--num_samples", "2", "--output", file, "--greedy")
+    assert script("save_trajectories.py", *options)[0] == 0
+    assert len(file.read_text().splitlines()) == 2
+    code, out = script("inspect_world_model.py", "--checkpoint", checkpoint, "--rollout", file, "--json")
+    assert code == 0
+    assert json.loads(out)["rollouts"] == str(file)
+    assert script("inspect_world_model.py", "--checkpoint", tmp_path)[0] == 2

@@ -135,6 +135,17 @@ def test_groups_runs_and_the_headline(payload):
     assert payload["problems"] == payload["notes"] == []
 
 
+def test_every_group_can_be_told_apart_and_those_of_more_seeds_come_first(tmp_path: Path):
+    for rank in range(1, 12):
+        write_run(tmp_path / f"rank-{rank}", f"lora.rank={rank}")
+    write_run(tmp_path / "plain", "algo=dapo")
+    write_run(tmp_path / "second", "lora.rank=5", "seed=1")
+    groups = payload_of(tmp_path)["groups"]
+    assert (groups[0]["name"], groups[-1]["name"]) == ("dual-LoRA, rank=5", "plain DAPO")
+    assert (groups[-1]["colour"], groups[-1]["dash"]) == (1, 0)
+    assert len({(group["colour"], group["dash"]) for group in groups}) == len(groups) == 12
+
+
 def test_the_comparison_table(payload):
     (table,) = payload["comparison"]
     rows = table["rows"]
@@ -144,6 +155,8 @@ def test_the_comparison_table(payload):
     assert [row["cells"][1]["text"] for row in rows] == ["395", "1,184"]
     assert [row["cells"][2]["text"] for row in rows] == ["> 800", "> 1,600"]
     assert [row["cells"][3]["text"] for row in rows] == ["3.0", "1"]
+    assert [row["cells"][1]["note"] for row in rows] == ["", ""]
+    assert [row["cells"][2]["note"] for row in rows] == ["not reached", "not reached"]
     assert rows[0]["note"] == "3 seeds: 0, 1, 2"
 
 
@@ -232,7 +245,7 @@ def test_controls_are_never_the_headline(tmp_path: Path):
     write_run(tmp_path / "plain", "algo=dapo", success=lambda step: 0.7 * (step > 10))
     payload = payload_of(tmp_path)
     assert payload["headline"].startswith("Dual-LoRA needs 1.0 times")
-    assert "what was learned: dual-LoRA, true look-ahead." in payload["comparison"][0]["words"]
+    assert "what was learned: dual-LoRA, true look-ahead." in payload["comparison"][0]["words"][0]
 
 
 def test_runs_of_different_tasks_share_neither_chart_nor_table(tmp_path: Path):
@@ -262,7 +275,7 @@ def test_runs_of_an_unknown_world_have_curves_but_no_comparison(tmp_path: Path):
     payload = payload_of(tmp_path)
     assert len(payload["success"]) == 1
     assert payload["success"][0]["ceiling"] is None
-    assert "Not compared: nobody can tell on which tasks" in payload["comparison"][0]["words"]
+    assert "Not compared: nobody can tell on which tasks" in payload["comparison"][0]["words"][0]
     assert payload["headline"] == "Runs evaluated so far: 1."
 
 

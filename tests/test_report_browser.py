@@ -160,6 +160,17 @@ def test_the_axis_switches_between_tasks_and_time(page: Page):
     assert "800" in texts(page, "#learning-chart text")
 
 
+def test_a_name_in_the_legend_hides_and_shows_its_line(browser: Browser, report: Path):
+    page = browser.open(report, width=500)
+    assert len(drawn(page, "#learning-chart")) == 2
+    click(page, "#learning-chart .legend button")
+    assert len(drawn(page, "#learning-chart")) == 1
+    assert page.evaluate("document.querySelector('#learning-chart .legend button').ariaPressed") == "false"
+    click(page, "#learning-chart .legend button")
+    assert len(drawn(page, "#learning-chart")) == 2
+    page.close()
+
+
 def test_pointing_at_a_curve_tells_its_figures(page: Page):
     page.evaluate(
         """(() => {

@@ -69,6 +69,13 @@ def test_a_run_is_never_overwritten_and_the_message_names_the_option(run):
         RunDirectory.create(run.path, CONFIG)
 
 
+def test_a_run_killed_before_its_first_file_was_named_can_start_again(tmp_path: Path):
+    (tmp_path / ".lock").write_text("1\n")
+    (tmp_path / ".config.yaml.1.tmp").write_text("seed:")
+    with RunDirectory.create(tmp_path, CONFIG):
+        assert names(tmp_path) == {".lock", "config.yaml"}
+
+
 def test_a_folder_with_other_things_in_it_is_refused_and_left_alone(tmp_path: Path):
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(UsageError, match="is not empty; choose another output_dir"):

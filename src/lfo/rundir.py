@@ -71,14 +71,15 @@ class RunDirectory:
                 raise UsageError(
                     f"{path} already holds a run; continue it with --resume {path} or choose another output_dir"
                 )
-            if not resume and any(entry.name != ".lock" for entry in path.iterdir()):
+            # A run that was killed before its first file had its name leaves the lock and temporary files.
+            if not resume and any(not re.fullmatch(r"\.lock|\..*\.tmp", entry.name) for entry in path.iterdir()):
                 raise UsageError(f"{path} is not empty; choose another output_dir")
             run = cls(path, _take_lock(path))
             try:
                 if resume:
                     _check_resumable(from_yaml(path / "config.yaml"), config)
-                    _remove_leftovers(path)
-                    run._point_at_checkpoints()
+                _remove_leftovers(path)
+                run._point_at_checkpoints()
                 write_text_atomic(path / "config.yaml", to_yaml(config))
             except BaseException:
                 run.close()

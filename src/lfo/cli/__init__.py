@@ -27,6 +27,7 @@ from lfo.cli import (
     demo,
     environment,
     evaluate,
+    export,
     inspect,
     models,
     play,
@@ -62,6 +63,7 @@ app.command("run")(run.run)
 app.command("rollouts")(rollouts.rollouts)
 app.command("inspect")(inspect.inspect)
 app.command("probe")(probe.probe)
+app.command("export")(export.export)
 app.command("generate")(environment.generate)
 app.command("check-env")(environment.check_env)
 app.command("play")(play.play)

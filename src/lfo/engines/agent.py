@@ -169,12 +169,18 @@ def _predictor(agent: Agent) -> Predictor:
 
 
 def load_agent(
-    run: str | Path, *, adapter: AdapterChoice = "last", device: str = "auto", levels: Sequence[int] | None = None
+    run: str | Path,
+    *,
+    adapter: AdapterChoice = "last",
+    device: str = "auto",
+    levels: Sequence[int] | None = None,
+    environment: EnvironmentFactory | None = None,
 ) -> Agent:
     """The agent of a run's folder, or of one checkpoint in it (`runs/x/checkpoints/step-000050`).
 
     `adapter` chooses the weights: of the best checkpoint by evaluation, of the newest one (else of `adapters/`), or
-    none at all, which is the untrained base. `levels` sets other levels of the phone-call world than the run's.
+    none at all, which is the untrained base. `levels` sets other levels of the phone-call world than the run's. A run
+    that was given its environment in Python is given it here too.
     """
     run, checkpoint = _run_and_checkpoint(Path(run))
     config = saved_config(run)
@@ -184,7 +190,8 @@ def load_agent(
     if config.threads:
         torch.set_num_threads(config.threads)
     base = load_base(config.model, pick_device(device))
-    agent = build_agent(config, environment_factory(config), load_tokenizer(config.model), base)
+    environment = environment_factory(config) if environment is None else environment
+    agent = build_agent(config, environment, load_tokenizer(config.model), base)
     if weights is not None:
         agent.model.load(weights)
     return dataclasses.replace(agent, weights=weights)

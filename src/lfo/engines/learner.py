@@ -106,7 +106,7 @@ class Learner:
         }
         groups = [{"params": parameters, "rate": self._rate_of(name)} for name, parameters in self.parameters.items()]
         settings = config.optimizer
-        options = {"lr": 0.0, "betas": settings.betas, "weight_decay": settings.weight_decay}
+        options = {"lr": 0.0, "betas": settings.betas, "weight_decay": settings.weight_decay, "fused": True}
         parts = [[group] for group in groups] if settings.separate else [groups]
         self.optimizers = [torch.optim.AdamW(part, **options) for part in parts]
 
@@ -264,8 +264,7 @@ class Learner:
                 prefix = f"{name}.{place}."
                 state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
                 if state:
-                    # AdamW keeps its step count on the CPU.
-                    moved = {key: value if key == "step" else value.to(parameter) for key, value in state.items()}
+                    moved = {key: value.to(parameter) for key, value in state.items()}
                     self._optimizer_of(parameter).state[parameter] = moved
 
     def _optimizer_of(self, parameter: torch.nn.Parameter) -> torch.optim.Optimizer:

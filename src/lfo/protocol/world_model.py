@@ -158,17 +158,17 @@ class WorldModelCodec:
         """Shrinks one part after the other, each as little as needed: older actions, the newest observation, the
         task, and, where even that is not enough, the newest call and the collected values."""
         for size, shrink in _SHRINKS:
-            if self._fits(state):
+            if self._size(state) <= self._state_tokens:
                 break
             keep = partial(shrink, state)
-            state = keep(_largest(size(state), lambda n, keep=keep: self._fits(keep(n))))
+            state = keep(_most(size(state), lambda n, keep=keep: self._size(keep(n)), self._state_tokens))
         return state
 
     def prompt_ids(self, state: WorldModelState, call: ToolCall) -> list[int]:
         """The ids of `render_prompt`, with the state compressed and an overlong call cut."""
         body = _call_body(call)[:_MAX_CHARS]
         if len(self._encode(body)) > self._text_tokens:
-            body = _cut(body, _largest(len(body), lambda n: len(self._encode(body[:n])) <= self._text_tokens))
+            body = _cut(body, _most(len(body), lambda n: len(self._encode(body[:n])), self._text_tokens))
         return self._start + self._encode(_prompt(self.compress(state), body))
 
     def target_ids(self, reply: str) -> list[int]:
@@ -197,8 +197,8 @@ class WorldModelCodec:
         calls = observed_calls(rollout, predict=predict)
         return [self.example(seen.state, seen.call, seen.reply, asked=seen.asked) for seen in calls]
 
-    def _fits(self, state: WorldModelState) -> bool:
-        return len(self._encode(render_state(state))) <= self._state_tokens
+    def _size(self, state: WorldModelState) -> int:
+        return len(self._encode(render_state(state)))
 
 
 def _keep_newest_actions(state: WorldModelState, count: int) -> WorldModelState:
@@ -235,12 +235,25 @@ _SHRINKS: tuple[tuple[Callable[[WorldModelState], int], Callable[[WorldModelStat
 )
 
 
-def _largest(limit: int, fits: Callable[[int], bool]) -> int:
-    """The largest n up to `limit` that fits, or 0; bisection, so every answer but 0 was tried."""
+def _most(limit: int, tokens: Callable[[int], int], budget: int) -> int:
+    """How much may be kept, up to `limit`, in at most `budget` tokens; less than one token of it goes to waste.
+
+    Interpolates, because tokens grow evenly with text, and halves in turn, because they need not.
+    """
     low, high = 0, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    used, over = tokens(low), tokens(high)
+    if over <= budget:
+        return high
+    halve = False
+    while high - low > 1 and used < budget:
+        guess = (low + high) // 2 if halve else low + (high - low) * (budget - used) // (over - used)
+        guess = min(max(guess, low + 1), high - 1)
+        count = tokens(guess)
+        if count <= budget:
+            low, used = guess, count
+        else:
+            high, over = guess, count
+        halve = not halve
     return low
 
 

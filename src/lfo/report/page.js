@@ -65,11 +65,27 @@ const AXES = {
   seconds: { title: "time spent training, evaluation not counted", format: duration },
 };
 const seeds = (count) => (count === 1 ? "1 seed" : `${count} seeds`);
-const colour = (group) => (group === null ? "c0" : `c${data.groups[group].colour}`);
+const colour = (group) => (group === null ? "c0" : `c${data.groups[group].colour} d${data.groups[group].dash}`);
 
-function legend(groups) {
-  return element("ul", { class: "legend" }, groups.map((group) =>
-    element("li", { class: colour(group) }, element("i"), data.groups[group].name)));
+/** The names of groups with their colours; with `onToggle` a click on one hides or shows it. */
+function legend(groups, hidden, onToggle) {
+  return element("ul", { class: "legend" }, groups.map((group) => {
+    const words = [element("i"), data.groups[group].name];
+    const toggle = onToggle && element("button", { type: "button", "aria-pressed": String(!hidden.has(group)), click: () => onToggle(group) }, words);
+    return element("li", { class: colour(group) }, toggle || words);
+  }));
+}
+
+const pen = document.createElement("canvas").getContext("2d");
+function textWidth(words, weight = 400) {
+  pen.font = `${weight} 12px ${getComputedStyle(document.body).fontFamily}`;
+  return pen.measureText(words).width;
+}
+/** As much of a text as fits into a width. */
+function fitted(words, width) {
+  let text = words;
+  while (text && textWidth(text === words ? text : `${text}…`) > width) text = text.slice(0, -1);
+  return text === words ? words : `${text}…`;
 }
 
 // Charts ------------------------------------------------------------------------------------------------------------
@@ -101,10 +117,11 @@ const pathOf = (points) => points.map(([x, y], index) => `${index ? "L" : "M"}${
 
 /** A line for each group: the mean over its runs with its interval, each run as a thin line behind it. */
 function lineChart({ curve, axis, height, labels }) {
-  return responsive((box, width) => {
-    const lines = curve().lines;
-    const x_axis = axis();
+  const hidden = new Set();
+  return responsive(function draw(box, width) {
     const spec = curve();
+    const lines = spec.lines.filter((line) => !hidden.has(line.group));
+    const x_axis = axis();
     const format = FORMATS[spec.format];
     const direct = labels && width >= 620;
     const margin = { top: 14, right: direct ? 24 : 10, bottom: labels ? 44 : 26, left: 46 };
@@ -117,11 +134,11 @@ function lineChart({ curve, axis, height, labels }) {
     const counted = (line) => line.runs.filter((run) => !run.open).length || line.runs.length;
     const nameOf = (line) => {
       const name = data.groups[line.group].name;
-      return `${name.length > 40 ? `${name.slice(0, 39)}…` : name}, ${seeds(counted(line))}`;
+      return `${name.length > 46 ? `${name.slice(0, 45)}…` : name}, ${seeds(counted(line))}`;
     };
     const several = (line) => line.runs.length > 1 && line.mean.y.length > 0;
     const drawn = (line) => (several(line) ? line.mean : line.runs[0]);
-    const lengthOf = (line) => nameOf(line).length * 6.8 + 12;
+    const lengthOf = (line) => textWidth(nameOf(line), 600) + 12;
     if (direct) {
       // As wide as the plot can be while each name still fits behind the end of its line.
       const space = width - margin.left;
@@ -168,7 +185,12 @@ function lineChart({ curve, axis, height, labels }) {
       paths.push({ line, points: points(drawn(line)) });
     }
     if (direct) placeNames(svg, paths, { nameOf, lengthOf, bottom: margin.top + inner.height });
-    box.replaceChildren(...(labels && !direct ? [legend(lines.map((line) => line.group))] : []), svg);
+    const toggle = (group) => {
+      if (!hidden.delete(group)) hidden.add(group);
+      draw(box, width);
+    };
+    const crowded = labels && (!direct || spec.lines.length > 6);
+    box.replaceChildren(...(crowded ? [legend(spec.lines.map((line) => line.group), hidden, toggle)] : []), svg);
     pointAt(box, svg, { lines, axis: x_axis, format, x, y, margin, inner, width });
   });
 }
@@ -182,8 +204,10 @@ function placeNames(svg, paths, { nameOf, lengthOf, bottom }) {
     const free = (at) => at > 8 && at < bottom - 4
       && !taken.some((other) => left < other.right && other.left < right && Math.abs(other.at - at) < 16)
       && !paths.some((other) => other.line !== line && crosses(other.points, left + 6, right, at));
-    const at = [0, -14, 14, -26, 26, -38, 38, -50, 50].map((shift) => end + shift).find(free) ?? end;
+    const shifts = Array.from({ length: 30 }, (_, index) => (index % 2 ? -7 : 7) * Math.ceil(index / 2));
+    const at = shifts.map((shift) => end + shift).find(free) ?? end;
     taken.push({ left, right, at });
+    if (Math.abs(at - end) > 20) svg.append(shape("line", { class: `leader ${colour(line.group)}`, x1: left + 2, y1: end, x2: left + 8, y2: at }));
     svg.append(shape("text", { class: `name ${colour(line.group)}`, x: left + 8, y: at + 4 }, nameOf(line)));
   }
 }
@@ -243,7 +267,7 @@ function dotPlot(rows, format) {
     groups.sort((one, other) => one - other);
     const narrow = width < 440;
     const words = FORMATS[format];
-    const labelWidth = narrow ? 0 : Math.min(270, Math.max(...rows.map((row) => Math.max(row.label.length * 7, (row.note || "").length * 6))) + 16);
+    const labelWidth = narrow ? 0 : Math.min(270, Math.max(...rows.map((row) => Math.max(textWidth(row.label), textWidth(row.note || "")))) + 10);
     const margin = { left: labelWidth + 8, right: 56, top: 8, bottom: 24 };
     const every = rows.flatMap((row) => row.marks.flatMap((mark) => mark.values.concat(mark.high ?? [])));
     const high = format === "share" ? 1 : largest(every, 1e-9) * 1.05;
@@ -266,9 +290,9 @@ function dotPlot(rows, format) {
       let middle = tops[index] + 12;
       const side = narrow ? { x: margin.left, "text-anchor": "start" } : { x: labelWidth - 4, "text-anchor": "end" };
       const line = narrow && row.note ? [row.label, row.note].filter(Boolean).join(", ") : row.label;
-      const fits = Math.floor((narrow ? width - margin.left : labelWidth) / 6);
-      svg.append(shape("text", { class: "row", ...side, y: middle + 4 }, line.length > fits ? `${line.slice(0, fits - 1)}…` : line));
-      if (!narrow && row.note) svg.append(shape("text", { ...side, y: middle + 20, "font-size": 11 }, row.note));
+      const room = narrow ? width - margin.left : labelWidth - 4;
+      svg.append(shape("text", { class: "row", ...side, y: middle + 4 }, fitted(line, room)));
+      if (!narrow && row.note) svg.append(shape("text", { ...side, y: middle + 20, "font-size": 11 }, fitted(row.note, room)));
       if (narrow) middle += 22;
       if (row.ceiling !== null && row.ceiling !== undefined) {
         const bottom = middle - 10 + Math.max(1, row.marks.length) * lane;
@@ -337,7 +361,7 @@ function comparison() {
       element("td", {}, element("span", { class: "swatch" }), data.groups[row.group].name, element("small", {}, row.note)),
       row.cells.map((cell) => element("td", { class: "number" }, cell.text, cell.note ? element("small", {}, cell.note) : null))));
     if (rows.length) node.append(element("div", { class: "scroll" }, element("table", {}, element("thead", {}, element("tr", {}, head)), element("tbody", {}, body))));
-    if (words) node.append(element("p", { class: "quiet" }, words));
+    node.append(...words.map((sentence) => element("p", { class: "quiet" }, sentence)));
   }
 }
 

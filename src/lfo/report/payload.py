@@ -117,7 +117,10 @@ def build(found: Found, progress: Callable[[Sequence[Path]], Iterable[Path]] = i
         "lede": second,
         "problems": [shown(words) for words in page.problems],
         "notes": [shown(words) for words in page.notes],
-        "groups": [{"name": shown(name, 200), "colour": colour} for name, colour in page.groups],
+        "groups": [
+            {"name": shown(name, 200), "colour": place % COLOURS, "dash": place // COLOURS}
+            for name, place in page.groups
+        ],
         "runs": [page.describe(index) for index in range(len(page.records))],
         "success": page.success(),
         "comparison": tables,
@@ -140,7 +143,7 @@ class _Page:
         self.records: list[RunRecord] = []
         self.problems = problems  # what is wrong
         self.notes: list[str] = []  # what a reader should know
-        self.groups: list[tuple[str, int]] = []  # name and colour
+        self.groups: list[tuple[str, int]] = []  # name and place among colours, which begin again with another dash
         self.members: list[Member] = []
 
     def add(self, record: RunRecord) -> None:
@@ -159,10 +162,10 @@ class _Page:
         for index in main:
             groups.setdefault(_group_key(self.records[index]), []).append(index)
         kept = [self._without_twins(indices) for indices in groups.values()]
-        kept.sort(key=lambda indices: _order(self.records[indices[0]]))
+        kept.sort(key=lambda indices: (*_order(self._config(indices[0])), -len(indices)))
         names = page_names(group_names([self._config(indices[0]) for indices in kept]))
         for group, (name, indices) in enumerate(zip(names, kept, strict=True)):
-            self.groups.append((name, _colour(group, [self._config(each[0]) for each in kept])))
+            self.groups.append((name, _colour_place(group, [self._config(each[0]) for each in kept])))
             ended = [index for index in indices if self.records[index].finished]
             counted = set(ended or indices)
             for index in indices:
@@ -285,7 +288,7 @@ class _Page:
             try:
                 comparison = self._with_page_names(compare(evaluated))
             except LfoError as error:
-                tables.append({"title": title, "columns": [], "rows": [], "words": shown(f"Not compared: {error}.")})
+                tables.append({"title": title, "columns": [], "rows": [], "words": [shown(f"Not compared: {error}.")]})
                 continue
             found.append((len(evaluated), *headline(comparison)))
             places = {group.name: self._group_of(group.runs[0]) for group in comparison.groups}
@@ -293,7 +296,7 @@ class _Page:
         if not tables:
             return "Nothing has been evaluated after training yet.", "", []
         if not found:
-            return f"Runs evaluated so far: {len(self.members)}.", tables[0]["words"], tables
+            return f"Runs evaluated so far: {len(self.members)}.", tables[0]["words"][0], tables
         _, first, second = max(found, key=lambda each: each[0])
         if len(tables) > 1:
             second += " This is about the largest of several sets of runs that were evaluated on different tasks."
@@ -423,18 +426,18 @@ def _split(data: Mapping[str, Any] | None, split: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _order(record: RunRecord) -> tuple[bool, bool]:
-    """What was learned first, then controls, the baseline last; else as the folders came."""
-    assert record.config is not None
-    return record.config.algo == "dapo", record.config.lookahead_source != "world_model"
+def _order(config: RunConfig) -> tuple[bool, bool]:
+    """What was learned first, then controls, the baseline last; the caller puts groups of more seeds before others."""
+    return config.algo == "dapo", config.lookahead_source != "world_model"
 
 
-def _colour(group: int, configs: Sequence[RunConfig]) -> int:
-    """The baseline is always the second colour, so that pages look alike; the others take the rest in turn."""
-    if configs[group].algo == "dapo" and sum(config.algo == "dapo" for config in configs) == 1:
-        return 1
-    rest = [colour for colour in range(COLOURS) if colour != 1]
-    return rest[sum(config.algo != "dapo" for config in configs[:group]) % len(rest)]
+def _colour_place(group: int, configs: Sequence[RunConfig]) -> int:
+    """A lone baseline always has the second colour, so that pages look alike; the others take the rest in turn."""
+    baselines = [index for index, config in enumerate(configs) if config.algo == "dapo"]
+    if len(baselines) != 1:
+        return group
+    place = group - (group > baselines[0])
+    return 1 if group == baselines[0] else place + (place >= 1)
 
 
 def _splits(members: Sequence[Member]) -> list[str]:

@@ -35,13 +35,17 @@ SPOKEN = {
 
 
 def page_names(names: Sequence[str]) -> list[str]:
-    """Names of groups as people would say them, without the number of steps where that tells nothing apart.
+    """Names of groups as people would say them, without what tells nothing apart: steps, and how to explore blindly
+    where nobody looks ahead.
 
-    >>> page_names(["dapo", "dual-lora steps=60", "dual-lora coupling=shared rank=8 steps=60"])
-    ['plain DAPO', 'dual-LoRA', 'dual-LoRA, one shared adapter, rank=8']
+    >>> page_names(["dapo", "dual-lora steps=60", "dual-lora lookahead=false rank=8 blind_share=0 steps=60"])
+    ['plain DAPO', 'dual-LoRA', 'dual-LoRA, no look-ahead, rank=8']
     """
     full = [[SPOKEN.get(word, word) for word in name.split(" ")] for name in names]
-    brief = [[word for word in words if not word.startswith("steps=")] for words in full]
+    brief = []
+    for words in full:
+        idle = ("steps=", "blind_") if SPOKEN["lookahead=false"] in words else ("steps=",)
+        brief.append([word for word in words if not word.startswith(idle)])
     chosen = [short if brief.count(short) == 1 else words for short, words in zip(brief, full, strict=True)]
     return [", ".join(words) for words in chosen]
 
@@ -91,14 +95,14 @@ def table(comparison: Comparison, numbers: dict[str, int]) -> dict[str, Any]:
     ]
     rows = []
     for group in comparison.groups:
-        cells = [_reached_cell(group.tasks_to[of][share], len(group.runs)) for share in SHARES]
+        highest = comparison.ceiling or 1.0
+        cells = [_reached_cell(group, group.tasks_to[of][share], share * highest) for share in SHARES]
         cells.append(_ratio_cell(group, comparison))
         cells.append({"text": percent(group.success), "note": f"after {group.tasks_seen:,} tasks"})
         if unseen:
             zero = group.zero_shot
-            note = "" if zero is None or zero.baseline is None else _beside_words(zero.baseline, zero.tasks)
-            if group.name == comparison.baseline:
-                note = ""
+            other = zero.baseline if zero and group.name != comparison.baseline else None
+            note = "" if other is None else f"baseline {percent(other)}"
             cells.append({"text": percent(zero.success) if zero else "-", "note": note})
         seeds = sorted(run.config.seed for run in group.runs if run.config)
         note = f"{_seeds(len(seeds))}: {', '.join(map(str, seeds))}" if seeds else ""
@@ -107,7 +111,7 @@ def table(comparison: Comparison, numbers: dict[str, int]) -> dict[str, Any]:
     controls = [group.name for group in comparison.groups if is_control(group)]
     if controls:
         words.insert(0, f"Controls, which show what is possible and not what was learned: {', '.join(controls)}.")
-    return {"columns": columns, "rows": rows, "words": " ".join(words)}
+    return {"columns": columns, "rows": rows, "words": words}
 
 
 def is_control(group: Group) -> bool:
@@ -221,14 +225,12 @@ def _unseen_words(group: Group) -> str:
     )
 
 
-def _beside_words(baseline: float, tasks: int) -> str:
-    return f"baseline {percent(baseline)}, at {tasks:,} tasks"
-
-
-def _reached_cell(reached: Reached, n: int) -> dict[str, str]:
-    if reached.censored:
-        return {"text": f"> {reached.tasks:,.0f}", "note": "not reached" if n == 1 else "not reached by all seeds"}
-    return {"text": f"{reached.tasks:,.0f}", "note": ""}
+def _reached_cell(group: Group, reached: Reached, target: float) -> dict[str, str]:
+    if not reached.censored:
+        return {"text": f"{reached.tasks:,.0f}", "note": ""}
+    each = _reached(group, target)
+    there = sum(not one.censored for one in each)
+    return {"text": f"> {reached.tasks:,.0f}", "note": f"{there} of {_seeds(len(each))}" if there else "not reached"}
 
 
 def _ratio_cell(group: Group, comparison: Comparison) -> dict[str, str]:
@@ -236,7 +238,7 @@ def _ratio_cell(group: Group, comparison: Comparison) -> dict[str, str]:
     if group.name == comparison.baseline:
         return {"text": "1", "note": "baseline"}
     if ratio.value is None:
-        return {"text": "-", "note": ratio.note}
+        return {"text": "-", "note": "both fell short" if ratio.censored else ratio.note}
     sign = {"at least": "≥ ", "at most": "≤ ", None: ""}[ratio.bound]
     note = f"{len(ratio.seeds)} paired seed{'s' if len(ratio.seeds) != 1 else ''}"
     if ratio.interval is not None:

@@ -1,0 +1,44 @@
+"""`lfo export`: a run's weights as PEFT or vLLM serve them, with a model card."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lfo.cli.common import Adapter, Json, Run, open_agent, progress_bar
+from lfo.errors import UsageError
+
+
+def export(
+    run: Run,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write; must not hold anything yet.")],
+    merged: Annotated[bool, typer.Option("--merged", help="The policy as a whole model, adapters merged in.")] = False,
+    stacked: Annotated[
+        bool, typer.Option("--stacked", help="For coupling=stacked: both adapters as one LoRA.")
+    ] = False,
+    adapter: Adapter = "last",
+    as_json: Json = False,
+) -> None:
+    """Write adapters, or a merged model, to be served: lfo export runs/x --out served/x
+
+    Without an option: the policy and the world model as two PEFT folders. The
+    README.md beside them says how to serve them with vLLM or PEFT, and how
+    look-ahead is done.
+    """
+    if merged and stacked:
+        raise UsageError("--merged and --stacked are two different forms; choose one")
+    if adapter == "none":
+        raise UsageError("--adapter none has nothing to export; choose best or last")
+    agent = open_agent(run, adapter=adapter, device="cpu")
+    from lfo.engines import export as exporting
+
+    form = "merged" if merged else "stacked" if stacked else "adapters"
+    with progress_bar(f"Writing {out}", None, hidden=as_json):
+        files = exporting.export(agent, out, run=run, form=form)
+    if as_json:
+        typer.echo(json.dumps({"run": str(run), "out": str(out), "form": form, "files": files}))
+        return
+    typer.echo(f"Wrote {out} ({form}): {len(files)} files. How to serve them stands in {out / 'README.md'}.")

@@ -1,0 +1,88 @@
+"""A run's weights in the form that PEFT or vLLM serves, with a model card. What `lfo export` writes.
+
+    form       policy                                              world model
+    adapters   policy/        the LoRA as it was trained           world_model/   a LoRA on the base
+    stacked    policy/        one LoRA of rank r1 + r2: the sum    world_model/   a LoRA on the base
+               of both adapters (coupling=stacked only)
+    merged     the folder itself: a whole model, base + whatever   world_model/   a LoRA on the *unmerged* base;
+               adapters the policy runs on                         with coupling=shared the merged model itself
+
+The embedded base, which no hub has, comes along as `base/`. The card (`README.md`) says how to serve what lies there,
+and how to look ahead, which is the caller's part.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from transformers import AutoConfig
+
+from lfo.engines.agent import Agent
+from lfo.engines.loading import EMBEDDED, model_source
+from lfo.engines.model_card import BASE, model_card
+from lfo.errors import UsageError, WorkError
+from lfo.model.adapters import POLICY, WORLD_MODEL
+from lfo.rundir import write_folder_atomic, write_text_atomic
+
+Form = Literal["adapters", "merged", "stacked"]
+
+
+def export(agent: Agent, out: str | Path, *, run: str | Path, form: Form = "adapters") -> list[str]:
+    """Write `out`, which must not hold anything yet; answers the files. `merged` uses the agent up."""
+    out = Path(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} exists already; choose another folder")
+    if form == "stacked" and agent.config.coupling != "stacked":
+        raise UsageError(
+            f"--stacked is for coupling=stacked, and {run} has coupling={agent.config.coupling}: "
+            "its policy adapter is complete without it"
+        )
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_folder_atomic(out, _writer(agent, Path(run), form))
+    except OSError as error:
+        raise WorkError(f"cannot write {out}: {error.strerror or error}") from error
+    return sorted(str(file.relative_to(out)) for file in out.rglob("*") if file.is_file())
+
+
+def has_own_world_model(agent: Agent, form: Form) -> bool:
+    """Whether the world model is a folder of its own: merged and shared, the model is both."""
+    return bool(agent.model.world_model_adapters) and not (form == "merged" and agent.config.coupling == "shared")
+
+
+def _writer(agent: Agent, run: Path, form: Form) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        model = agent.model
+        if has_own_world_model(agent, form):
+            _write_adapter(agent, folder / WORLD_MODEL, model.world_model_adapters)
+        if form != "merged":
+            _write_adapter(agent, folder / POLICY, model.policy_adapters if form == "stacked" else (POLICY,))
+        if agent.config.model == EMBEDDED and any(folder.iterdir()):
+            shutil.copytree(model_source(EMBEDDED), folder / BASE)
+        write_text_atomic(folder / "README.md", model_card(agent, run, form, has_own_world_model(agent, form)))
+        if form == "merged":
+            _write_merged(agent, folder)
+
+    return write
+
+
+def _write_adapter(agent: Agent, folder: Path, adapters: tuple[str, ...]) -> None:
+    agent.model.export(folder, adapters)
+    path = folder / "adapter_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    settings["base_model_name_or_path"] = BASE if agent.config.model == EMBEDDED else agent.config.model
+    write_text_atomic(path, json.dumps(settings, indent=2, sort_keys=True) + "\n")
+
+
+def _write_merged(agent: Agent, folder: Path) -> None:
+    """The policy as a whole model, merged in the precision of the loaded base and saved in that of the base's files."""
+    merged: Any = cast(Any, agent.model.peft_model).merge_and_unload(adapter_names=list(agent.model.policy_adapters))
+    # The embedded base is stored in halves but always computed in fp32, so its sum with an adapter is kept in fp32.
+    stored = AutoConfig.from_pretrained(model_source(agent.config.model)).dtype or torch.float32
+    merged.to(torch.float32 if agent.config.model == EMBEDDED else stored).save_pretrained(folder)
+    agent.tokenizer.save_pretrained(folder)

@@ -1,0 +1,228 @@
+"""The README.md of an export: what the weights are, what they reached, and how to run them, look-ahead included."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lfo import __version__
+from lfo.engines.agent import MAX_REPLY_TOKENS, Agent
+from lfo.engines.loading import EMBEDDED
+from lfo.env.tool_environment import format_tool_call
+from lfo.evaluation.runs import RunRecord, read_run
+from lfo.evaluation.success import wilson
+from lfo.model.adapters import POLICY, WORLD_MODEL
+from lfo.protocol.world_model import WorldModelState, render_prompt, render_target
+from lfo.rollout.runner import EXPECTED
+from lfo.types import ToolCall
+
+BASE = "base"
+VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for
+
+
+def model_card(agent: Agent, run: Path, form: str, own_world_model: bool) -> str:
+    record = read_run(run.parent.parent if run.parent.name == "checkpoints" else run)
+    parts = [
+        _front_matter(agent, form),
+        _what_it_is(agent, record.name, form),
+        _figures(record, "" if agent.weights is None else agent.weights.name),
+        _files(agent, form, own_world_model),
+        _serving(agent, form, own_world_model),
+    ]
+    if agent.model.world_model_adapters and agent.config.world_model.input == "state":
+        parts.append(_lookahead(agent, record.path, own_world_model))
+    return "\n\n".join(part.strip() for part in parts if part) + "\n"
+
+
+def _base_name(agent: Agent) -> str:
+    """As a reader of the card types it, standing in the folder of the card."""
+    return BASE if agent.config.model == EMBEDDED else agent.config.model
+
+
+def _front_matter(agent: Agent, form: str) -> str:
+    base = [] if agent.config.model == EMBEDDED else [f"base_model: {json.dumps(agent.config.model)}"]
+    library = "transformers" if form == "merged" else "peft"
+    return "\n".join(["---", *base, f"library_name: {library}", "tags: [lora, tool-use, world-model]", "---"])
+
+
+def _what_it_is(agent: Agent, name: str, form: str) -> str:
+    config = agent.config
+    base = "the tiny base that ships with lfo (in `base/`)" if config.model == EMBEDDED else f"`{config.model}`"
+    what = {
+        "adapters": "The LoRA adapters",
+        "stacked": "The LoRA adapters, with both summed into one for the policy,",
+        "merged": "The policy, merged into a whole model,",
+    }[form]
+    learned = (
+        "two jobs: a policy that calls tools (DAPO), and a world model that predicts what the environment will answer"
+        if agent.model.world_model_adapters
+        else "one job: a policy that calls tools (plain DAPO)"
+    )
+    weights = "untrained weights" if agent.weights is None else f"weights of `{agent.weights.name}`"
+    rows = {
+        "environment": f"`{config.env}`" + (f", levels {list(config.levels)}" if config.env == "phone-calls" else ""),
+        "algorithm": f"{config.algo}, coupling={config.coupling}",
+        "look-ahead in training": f"yes, from {config.lookahead_source}" if config.lookahead else "no",
+        "LoRA": f"rank {config.lora.rank}, alpha {config.lora.alpha:g}, targets {config.lora.targets}",
+        "world-model weight": f"{config.world_model.weight:g}, predicts {config.world_model.predict}",
+        "sampling temperature": f"{config.rollout.temperature:g}",
+        "seed": str(config.seed),
+    }
+    table = "\n".join(f"| {setting} | {value} |" for setting, value in rows.items())
+    return (
+        f"# {name}\n\n{what} of the run `{name}`, {weights}, on {base}. It was trained for {learned}.\n\n"
+        f"| setting | value |\n|---|---|\n{table}\n\nWritten by learn-from-observation {__version__}."
+    )
+
+
+def _figures(record: RunRecord, weights: str) -> str:
+    """Of the evaluation at the step of these weights, else of the last one."""
+    rows = [row for row in record.rows if any(name.startswith("eval/") for name in row)]
+    rows = [row for row in rows if weights == f"step-{row['step']:06d}"] or rows
+    if not rows:
+        return "## Figures\n\nThe run was not evaluated."
+    splits = (record.data or {}).get("splits", {})
+    last, lines = rows[-1], []
+    for name in last:
+        _, _, rest = name.partition("eval/")
+        split, _, metric = rest.partition("/")
+        if not name.startswith("eval/") or metric != "success":
+            continue
+        tasks = splits.get(split, {}).get("tasks", record.config.eval.tasks if record.config else 0)
+        low, high = wilson(last[name] * tasks, tasks)
+        ceiling = splits.get(split, {}).get("ceiling")
+        lines.append(
+            f"| {split} | {tasks} | {last[name]:.1%} | {low:.1%} - {high:.1%} | "
+            f"{'-' if ceiling is None else f'{ceiling:.1%}'} |"
+        )
+    return (
+        f"## Figures\n\nGreedy, at the run's evaluation after step {last['step']} ({last['tasks_seen']} training tasks "
+        "seen). One run with one seed; the interval is over tasks (Wilson, 95 %).\n\n"
+        "| split | tasks | success | interval | information ceiling |\n|---|---|---|---|---|\n" + "\n".join(lines)
+    )
+
+
+def _files(agent: Agent, form: str, own_world_model: bool) -> str:
+    rank = agent.config.lora.rank
+    lines = []
+    if form == "merged":
+        lines.append("- this folder itself: the policy, a whole model with tokenizer and chat template")
+    else:
+        summed = " (world model and policy summed: use it alone)" if form == "stacked" else ""
+        lines.append(f"- `policy/`: a LoRA of rank {2 * rank if form == 'stacked' else rank}{summed}")
+    if own_world_model:
+        unmerged = ", for the base and not for the merged model" if form == "merged" else ""
+        lines.append(f"- `world_model/`: a LoRA of rank {rank}{unmerged}")
+    if agent.config.model == EMBEDDED and (own_world_model or form != "merged"):
+        lines.append("- `base/`: the base, which is on no hub; compute it in fp32, as in training")
+    text = "## Files\n\n" + "\n".join(lines)
+    if agent.config.coupling == "stacked" and form == "adapters":
+        text += (
+            "\n\nThe policy of this run acts with **both** adapters active. A server that activates one adapter at a "
+            "time needs the form of `lfo export --stacked`."
+        )
+    if agent.config.coupling == "shared" and form != "merged":
+        text += "\n\nThe run has one adapter for both jobs, so `policy/` and `world_model/` hold the same weights."
+    return text
+
+
+def _serving(agent: Agent, form: str, own_world_model: bool) -> str:
+    base, dtype = _base_name(agent), " --dtype float32" if agent.config.model == EMBEDDED else ""
+    text = "## Serving\n\nRun these in this folder.\n\n"
+    needs_both = form == "adapters" and agent.config.coupling == "stacked"
+    modules = [] if form == "merged" or needs_both else [f"{POLICY}={POLICY}"]
+    modules += [f"{WORLD_MODEL}={WORLD_MODEL}"] if own_world_model else []
+    commands = []
+    if form == "merged":
+        commands.append(f"vllm serve . --served-model-name {POLICY}{dtype}")
+    if modules:
+        rank = agent.config.lora.rank * (2 if form == "stacked" else 1)
+        most = next((each for each in VLLM_RANKS if each >= rank), rank)
+        port = " --port 8001" if form == "merged" else ""
+        commands.append(
+            f"vllm serve {base}{dtype} --enable-lora --max-lora-rank {most} --lora-modules {' '.join(modules)}{port}"
+        )
+    text += "With vLLM:\n\n" + "\n".join(f"    {command}" for command in commands)
+    if needs_both:
+        text += "\n\nThe policy is not among the modules, because vLLM activates one adapter at a time: see Files."
+    text += "\n\nGive the tools with each request. The policy writes one call a message, in `<tool_call>` tags."
+    return text + "\n\nIn Python:\n\n" + _indented(_python(agent, form, base, needs_both, own_world_model))
+
+
+def _python(agent: Agent, form: str, base: str, needs_both: bool, own_world_model: bool) -> str:
+    dtype = '"float32"' if agent.config.model == EMBEDDED else '"auto"'
+    lines = ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
+    if form == "merged":
+        lines.append(f'policy = AutoModelForCausalLM.from_pretrained(".", dtype={dtype})')
+        lines.append('tokenizer = AutoTokenizer.from_pretrained(".")')
+        return "\n".join(lines)
+    lines.insert(1, "from peft import PeftModel")
+    lines.append(f'base = AutoModelForCausalLM.from_pretrained("{base}", dtype={dtype})')
+    lines.append(f'tokenizer = AutoTokenizer.from_pretrained("{base}")')
+    lines.append(f'model = PeftModel.from_pretrained(base, "{POLICY}", adapter_name="{POLICY}")')
+    if own_world_model:
+        lines.append(f'model.load_adapter("{WORLD_MODEL}", adapter_name="{WORLD_MODEL}")')
+    active = f'["{WORLD_MODEL}", "{POLICY}"]' if needs_both else f'"{POLICY}"'
+    switch = "model.base_model.set_adapter" if needs_both else "model.set_adapter"
+    lines.append(f"{switch}({active})  # to act" + (f'; "{WORLD_MODEL}" to predict' if own_world_model else ""))
+    return "\n".join(lines)
+
+
+def _lookahead(agent: Agent, run: Path, own_world_model: bool) -> str:
+    state, call = _example()
+    state_tokens = agent.config.world_model.state_tokens
+    imagined = [
+        {"role": "assistant", "content": format_tool_call(call)},
+        {"role": "tool", "content": EXPECTED + "For security purposes, I need your account number."},
+    ]
+    asked = (
+        "The policy was trained with look-ahead and expects it."
+        if agent.config.lookahead
+        else "The policy of this run was trained without look-ahead; showing it one is an experiment."
+    )
+    answers = f"`{WORLD_MODEL}`" if own_world_model else "the model"
+    return f"""
+## Look-ahead
+
+{asked} It is the caller's part, before each turn of the policy:
+
+1. Choose a call that the policy might make, from what it has seen alone. In the phone-call world that is a call without
+   details to the department whose service the user named, once the directory was seen and before the form is spent.
+2. Ask {answers} what will be heard. The prompt is plain text to complete, without the chat template; the tags are
+   ordinary text. The state is compressed to {state_tokens} tokens. Decode greedily, at most {MAX_REPLY_TOKENS} tokens,
+   and stop at `{render_target("").removeprefix("<|csr|>")}`.
+3. Write call and reply into the conversation as an exchange of the shape that a real one has, the reply marked
+   `{EXPECTED.strip()}`. It stays there. Then let the policy speak.
+
+The prompt of step 2:
+
+{_indented(render_prompt(state, call))}
+
+The exchange of step 3:
+
+{_indented(json.dumps(imagined, indent=2))}
+
+`lfo run {run}` does exactly this and shows it turn by turn. In Python, the package builds the prompts:
+
+    from lfo.protocol.world_model import WorldModelCodec, parse_prediction
+    codec = WorldModelCodec(tokenizer, state_tokens={state_tokens})
+    prompt = codec.prompt_ids(state, call)      # a WorldModelState and a ToolCall -> token ids
+    reply = parse_prediction(text)              # what the server answered -> the reply without its tags
+"""
+
+
+def _example() -> tuple[WorldModelState, ToolCall]:
+    directory = "Acme Bank, bank; Billing 555-0100: invoice copy, payment change"
+    state = WorldModelState(
+        task="I need the invoice copy from Acme Bank.",
+        step=2,
+        actions=(('search_company("Acme Bank")', directory),),
+        collected={},
+    )
+    arguments: dict[str, Any] = {"phone_number": "555-0100", "auth_info": {}}
+    return state, ToolCall(name="make_phone_call", arguments=arguments)
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}".rstrip() for line in text.rstrip("\n").split("\n"))

@@ -1,0 +1,178 @@
+"""What is exported computes what the run computes, for every coupling and form, loaded as the model card says."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lfo.cli import main
+from lfo.engines.agent import load_agent
+from lfo.engines.export import export
+from lfo.errors import UsageError
+from small_runs import randomised, small_trainer
+
+COUPLINGS = ("separate", "shared", "stacked")
+TOKENS = torch.tensor([[1, 40, 300, 7, 512, 90, 33, 801]])
+FORMS = [(coupling, form) for coupling in COUPLINGS for form in ("adapters", "merged")] + [("stacked", "stacked")]
+
+
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory) -> Callable[[str], Path]:
+    """A small real run of each coupling, whose two adapters do quite different things."""
+    made: dict[str, Path] = {}
+
+    def run_of(coupling: str) -> Path:
+        if coupling not in made:
+            made[coupling] = tmp_path_factory.mktemp("runs") / coupling
+            trainer = small_trainer(f"coupling={coupling}", "steps=1", f"output_dir={made[coupling]}")
+            randomised(trainer.model, scale=0.05)
+            trainer.fit()
+        return made[coupling]
+
+    return run_of
+
+
+def python_of(card: str) -> str:
+    """The code under `In Python` of a model card."""
+    block = card.partition("In Python:\n\n")[2].partition("\n## ")[0]
+    return "\n".join(line.removeprefix("    ") for line in block.splitlines())
+
+
+def load_as_the_card_says(folder: Path, monkeypatch) -> dict[str, Any]:
+    monkeypatch.chdir(folder)
+    names: dict[str, Any] = {}
+    exec(python_of((folder / "README.md").read_text()), names)
+    return names
+
+
+def check_card(out: Path, files: list[str], *, for_vllm: bool) -> None:
+    """The card names what lies there, and nothing of this machine."""
+    card = (out / "README.md").read_text()
+    for folder in ("policy", "world_model", "base"):
+        assert (out / folder).is_dir() == (f"- `{folder}/`" in card), folder
+        assert (f" {folder}={folder}" in card) <= (out / folder).is_dir()
+    assert (" policy=policy" in card or "vllm serve . " in card) == for_vllm  # it activates one adapter at a time
+    assert "(expected) " in card
+    for file in files:
+        if file.endswith((".json", ".md")):
+            assert str(Path(__file__).parents[1]) not in (out / file).read_text(), file
+
+
+def far_apart(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (one - other).abs().max().item() > 0.05
+
+
+@pytest.mark.parametrize(("coupling", "form"), FORMS)
+@torch.no_grad()
+def test_the_exported_weights_give_the_logits_of_the_run(run_of, tmp_path: Path, monkeypatch, coupling, form):
+    agent = load_agent(run_of(coupling))
+    policy = agent.model.logits(TOKENS, agent.model.policy_adapters)
+    world_model = agent.model.logits(TOKENS, agent.model.world_model_adapters)
+    untrained = agent.model.logits(TOKENS, ())
+    # What the test could mistake for the policy is far from it.
+    assert far_apart(policy, untrained)
+    assert far_apart(policy, world_model) or coupling == "shared"
+    if coupling == "stacked":
+        assert far_apart(policy, agent.model.logits(TOKENS, ("policy",)))
+
+    files = export(agent, tmp_path / "out", run=run_of(coupling), form=form)
+    check_card(tmp_path / "out", files, for_vllm=(coupling, form) != ("stacked", "adapters"))
+    loaded = load_as_the_card_says(tmp_path / "out", monkeypatch)
+    model = loaded["policy"] if form == "merged" else loaded["model"]
+    torch.testing.assert_close(model(TOKENS).logits, policy, atol=1e-4, rtol=0)
+    assert loaded["tokenizer"].chat_template
+    if form != "merged":
+        model.set_adapter("world_model")
+        torch.testing.assert_close(model(TOKENS).logits, world_model, atol=1e-4, rtol=0)
+
+
+@torch.no_grad()
+def test_beside_a_merged_policy_lies_a_world_model_for_the_unmerged_base(run_of, tmp_path: Path):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    agent = load_agent(run_of("stacked"))
+    world_model = agent.model.logits(TOKENS, agent.model.world_model_adapters)
+    export(agent, tmp_path / "out", run=run_of("stacked"), form="merged")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "base", dtype=torch.float32)
+    served = PeftModel.from_pretrained(base, str(tmp_path / "out" / "world_model"))
+    torch.testing.assert_close(served(TOKENS).logits, world_model, atol=1e-4, rtol=0)
+
+
+def test_a_sum_of_adapters_has_the_sum_of_their_ranks(run_of, tmp_path: Path):
+    agent = load_agent(run_of("stacked"))
+    export(agent, tmp_path / "out", run=run_of("stacked"), form="stacked")
+    settings = json.loads((tmp_path / "out" / "policy" / "adapter_config.json").read_text())
+    assert settings["r"] == 2 * agent.config.lora.rank == settings["lora_alpha"]
+    assert "--max-lora-rank 32" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_the_card_tells_the_figures_of_the_weights(run_of, tmp_path: Path):
+    shutil.copytree(run_of("separate"), tmp_path / "run")
+    rows = [{"step": step, "tasks_seen": 2 * step, "eval/val/success": 2 / 3 / step} for step in (1, 2)]
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    export(load_agent(tmp_path / "run"), tmp_path / "out", run=tmp_path / "run")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "after step 1 (2 training tasks seen)" in card
+    assert "| val | 3 | 66.7% | 20.8% - 93.9% | " in card  # Wilson's interval of 2 of 3
+
+
+def test_plain_dapo_exports_a_policy_alone(tmp_path: Path):
+    small_trainer("algo=dapo", "steps=1", f"output_dir={tmp_path / 'run'}").fit()
+    files = export(load_agent(tmp_path / "run"), tmp_path / "out", run=tmp_path / "run")
+    assert not any(file.startswith("world_model") for file in files)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "world_model=" not in card
+    assert "## Look-ahead" not in card
+
+
+def test_nothing_is_overwritten_and_nothing_half_written(run_of, tmp_path: Path, monkeypatch):
+    agent = load_agent(run_of("separate"))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("x")
+    with pytest.raises(UsageError, match="exists already"):
+        export(agent, tmp_path / "full", run=run_of("separate"))
+    assert (tmp_path / "full" / "mine").read_text() == "x"
+    with pytest.raises(UsageError, match="--stacked is for coupling=stacked"):
+        export(agent, tmp_path / "out", run=run_of("separate"), form="stacked")
+
+    monkeypatch.setattr("lfo.engines.export.model_card", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        export(agent, tmp_path / "out", run=run_of("separate"))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["full"]
+
+
+def test_export_through_the_command_line(run_of, tmp_path: Path, monkeypatch, capsys):
+    def lfo(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["lfo", "export", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        captured = capsys.readouterr()
+        return int(exit_.value.code or 0), captured.out, captured.err
+
+    run, out = run_of("separate"), tmp_path / "served" / "x"
+    code, said, err = lfo(run, "--out", out)
+    assert (code, err) == (0, "")
+    assert str(out / "README.md") in said
+    code, said, err = lfo(run, "--out", tmp_path / "merged", "--merged", "--json")
+    assert (code, err) == (0, "")
+    result = json.loads(said)
+    assert result["form"] == "merged"
+    assert {"model.safetensors", "tokenizer.json", "chat_template.jinja", "README.md"} <= set(result["files"])
+
+    for arguments, words in [
+        ((run, "--out", out), "exists already"),
+        ((run, "--out", tmp_path / "y", "--merged", "--stacked"), "choose one"),
+        ((run, "--out", tmp_path / "y", "--adapter", "none"), "nothing to export"),
+        ((run, "--out", tmp_path / "y", "--stacked"), "coupling=separate"),
+        ((tmp_path, "--out", tmp_path / "y"), "holds no run"),
+    ]:
+        code, said, err = lfo(*arguments)
+        assert (code, said, err.count("\n")) == (2, "", 1)
+        assert words in err
+    assert not (tmp_path / "y").exists()
