@@ -5,6 +5,8 @@ those of the local engine; only the rows lie elsewhere (`ServedRows`). An enviro
 as data, in the runner; here nothing is caught.
 """
 
+# pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false
+
 from __future__ import annotations
 
 import asyncio
@@ -60,7 +62,7 @@ class _Said:
 class ServedRows:
     """One row that a server continues: what `lfo.rollout.runner.Rows` asks for, with the row held here."""
 
-    def __init__(self, loop: RunnerLoop) -> None:
+    def __init__(self, loop: Any) -> None:
         self._loop = loop
         self._tokens: list[int] = []
 
@@ -138,13 +140,13 @@ class RunnerLoop(AgentLoopBase):
         self._asked: list[tuple[Question, str]] = []
 
     async def run(self, sampling_params: dict[str, Any], **fields: Any) -> AgentLoopOutput:
-        """One rollout of `task`; `seeds` and the place in its group name its random numbers."""
+        """One rollout of `task`: the one whose place in its group is verl's session."""
         member = int(fields["session_id"])
         self._event_loop = asyncio.get_running_loop()
         self._request_id = f"{fields['uid']}-{member}"
         self.adapter = str(fields["adapter"])
         request = RolloutRequest(
-            task=fields["task"], seeds=(*fields["seeds"], member), blind=member < int(fields["blind"])
+            task=fields["task"], seeds=tuple(fields["seeds"][member]), blind=bool(fields["blind"][member])
         )
         greedy = float(sampling_params["temperature"]) == 0
         heard = await asyncio.to_thread(self._play, request, greedy)

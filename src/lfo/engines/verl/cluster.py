@@ -4,13 +4,16 @@ verl's synchronous trainer sets them up (roles, resource pool, worker group, ser
 not used. What a step does is the recipe of `lfo.engines.recipe`, called by `lfo.engines.verl.trainer`.
 """
 
+# pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false
+
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import ray
@@ -52,11 +55,11 @@ class Cluster:
     def __init__(self, config: Any) -> None:
         self._config = config
         tq.init(config.transfer_queue)
-        self._processes = _Processes(config)
+        self._processes: Any = cast(Any, _Processes)(config)  # verl's class is concrete by its decorator
         self._processes.init()
         self._workers = self._processes.actor_rollout_wg
         self._client = self._processes.get_llm_client()
-        self._loops = AgentLoopManagerTQ.create(
+        self._loops: Any = AgentLoopManagerTQ.create(
             config=config,
             llm_client=self._client,
             teacher_client=None,
@@ -71,21 +74,19 @@ class Cluster:
     def roll_out(
         self, requests: Sequence[RolloutRequest], *, step: int, greedy: bool = False, adapter: str = POLICY
     ) -> list[Heard]:
-        """One rollout for each request, in order; requests of one task stand side by side, blind ones first."""
-        groups: dict[tuple[int, ...], list[RolloutRequest]] = {}
-        for request in requests:
-            groups.setdefault(request.seeds[:-1], []).append(request)
+        """One rollout for each request, in order; requests of one task stand side by side."""
+        groups = [list(group) for _, group in itertools.groupby(requests, key=lambda request: id(request.task))]
         names = [uuid.uuid4().hex for _ in groups]
         partition = "val" if greedy else "train"
         prompts = tu.get_tensordict(
             {
                 "uid": names,
                 "index": list(range(len(groups))),
-                "task": [group[0].task for group in groups.values()],
-                "seeds": list(groups),
-                "blind": [sum(request.blind for request in group) for group in groups.values()],
+                "task": [group[0].task for group in groups],
+                "seeds": [[list(request.seeds) for request in group] for group in groups],
+                "blind": [[request.blind for request in group] for group in groups],
                 "adapter": [adapter] * len(groups),
-                "__rollout_n__": [len(group) for group in groups.values()],
+                "__rollout_n__": [len(group) for group in groups],
             },
             non_tensor_dict={"global_steps": step, "validate": greedy},
         )
@@ -93,11 +94,8 @@ class Cluster:
         tq.kv_batch_put(keys=names, partition_id=partition, tags=tags)
         self._loops.generate_sequences(prompts)
         self._await(names, partition)
-        keys = [
-            f"{name}_{member}_0"
-            for name, group in zip(names, groups.values(), strict=True)
-            for member in range(len(group))
-        ]
+        members = [(name, member) for name, group in zip(names, groups, strict=True) for member in range(len(group))]
+        keys = [f"{name}_{member}_0" for name, member in members]
         fields = tq.kv_batch_get(keys=keys, partition_id=partition, select_fields=["heard"])
         heard = [msgspec.convert(getattr(each, "data", each), Heard) for each in fields["heard"]]
         tq.kv_clear(keys=[*names, *keys], partition_id=partition)

@@ -9,6 +9,8 @@ verl knows one adapter and calls it "default". Here the adapters have names of t
 one (`get_per_tensor_param`, checkpoints) is overridden.
 """
 
+# pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -88,7 +90,7 @@ class DualLoraEngine(FSDPEngine):
         self.learner = RankedLearner(self.model, self.run, micro_batch_tokens=self.micro_batch_tokens)
         return None
 
-    def _build_lr_scheduler(self, optimizer: Any) -> None:
+    def _build_lr_scheduler(self, optimizer: Any) -> Any:
         return None  # the driver names the rate of each update
 
     @property

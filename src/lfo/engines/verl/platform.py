@@ -5,6 +5,8 @@ manage, so those calls do nothing; ranks talk by gloo; and what Ray calls a GPU 
 (`ray.init(num_gpus=ranks)`).
 """
 
+# pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false
+
 from __future__ import annotations
 
 import types
@@ -48,9 +50,9 @@ class _CpuModule(types.ModuleType):
 
 @PlatformRegistry.register(platform="cpu")
 class CpuPlatform(PlatformBase):
-    device_name = "cpu"
-    vendor_name = "cpu"
-    device_module = _CpuModule("lfo_cpu")
+    device_name = "cpu"  # pyright: ignore[reportAssignmentType]
+    vendor_name = "cpu"  # pyright: ignore[reportAssignmentType]
+    device_module = _CpuModule("lfo_cpu")  # pyright: ignore[reportAssignmentType]
 
     def is_available(self) -> bool:
         return True

@@ -9,6 +9,8 @@ A token is drawn at a number in [0, 1) that comes with the request, so that a ro
 engine, token by token.
 """
 
+# pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false
+
 from __future__ import annotations
 
 import asyncio
@@ -20,6 +22,7 @@ from typing import Any
 
 import ray
 import torch
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.device import get_resource_name, get_visible_devices_keyword
 from verl.workers.rollout import base as verl_rollouts
@@ -184,6 +187,7 @@ class SamplerReplica(RolloutReplica):
 
     async def launch_servers(self) -> None:
         model = omega_conf_to_dataclass(self.model_config)
+        worker: Any
         (worker,) = self.workers
         node, devices = await worker.__ray_call__.remote(
             lambda self: (
@@ -191,25 +195,25 @@ class SamplerReplica(RolloutReplica):
                 ray.get_runtime_context().get_accelerator_ids()[get_resource_name()],
             )
         )
-        server = ray.remote(SamplerServer).options(
+        server: Any = ray.remote(SamplerServer).options(
             name=_server_name(self.config, self.replica_rank),
             num_cpus=0,
-            scheduling_strategy=ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id=node, soft=False),
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
             runtime_env={"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}},
             max_concurrency=self.max_concurrency,
         )
         end_of_turn = ChatCodec(model.tokenizer).end_of_turn
-        self._server_handle = server.remote(dict(model.lora["run"]), end_of_turn, ",".join(devices))
+        handle: Any = server.remote(dict(model.lora["run"]), end_of_turn, ",".join(devices))
         self._server_address = _server_name(self.config, self.replica_rank)
-        self.servers = [self._server_handle]
-        await self._server_handle.ready.remote()
+        self._server_handle, self.servers = handle, [handle]
+        await handle.ready.remote()
 
 
 class SamplerPort(BaseRollout):
     """Lives beside the trainer, one on each rank, and pushes weights into that rank's server."""
 
     async def update_weights(self, weights: Iterator[tuple[str, torch.Tensor]], **options: Any) -> None:
-        server = ray.get_actor(_server_name(self.config, torch.distributed.get_rank()))
+        server: Any = ray.get_actor(_server_name(self.config, torch.distributed.get_rank()))
         tensors = {name: tensor.float().cpu().numpy() for name, tensor in weights}
         await server.update_weights.remote(tensors, options.get("global_steps"))
 

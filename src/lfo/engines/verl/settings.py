@@ -8,6 +8,8 @@ Where verl has no word for a setting (couplings, look-ahead, replay), our code r
 inside verl's as `actor_rollout_ref.model.lora.run`. Nothing here starts a process or loads a model.
 """
 
+# pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false
+
 from __future__ import annotations
 
 import contextlib
@@ -217,7 +219,7 @@ def _validate(tree: DictConfig) -> None:
 
     if tree.actor_rollout_ref.actor.strategy != "fsdp2":
         raise ConfigError("verl.actor_rollout_ref.actor.strategy must be fsdp2")
-    checked = tree
+    checked: Any = tree
     if tree.actor_rollout_ref.rollout.name == "vllm" and importlib.util.find_spec("vllm") is None:
         # verl's check imports vLLM; everything else can be checked on a machine without it.
         checked = OmegaConf.merge(tree, {"actor_rollout_ref": {"rollout": {"name": SAMPLER}}})

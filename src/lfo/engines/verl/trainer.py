@@ -7,6 +7,8 @@ The driver draws tasks, turns rewards into rows and writes the run's folder; it 
 checkpoints are those of the local engine.
 """
 
+# pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false
+
 from __future__ import annotations
 
 import os
@@ -159,6 +161,7 @@ class _RemoteModel:
 class _RemoteAgent:
     """As much of an `Agent` as an examination of the world model needs."""
 
+    config: RunConfig
     environment: EnvironmentFactory
     settings: RunnerSettings
     world_model_codec: WorldModelCodec
@@ -172,7 +175,7 @@ class _RemoteAgent:
 
 class _RemoteExamination(WorldModelExamination):
     def _untrained_rollouts(self, tasks: Sequence[Any]) -> list[Rollout]:
-        requests = [RolloutRequest(task=task, seeds=(0, place, 0), blind=True) for place, task in enumerate(tasks)]
+        requests = [RolloutRequest(task=task, seeds=(0, place), blind=True) for place, task in enumerate(tasks)]
         heard = self._agent.cluster.roll_out(requests, step=0, adapter="base")  # pyright: ignore
         return [each.rollout for each in heard]
 
@@ -200,6 +203,7 @@ class _Loop:
             environment_workers=config.rollout.environment_workers,
         )
         agent: Any = _RemoteAgent(
+            config=config,
             environment=trainer.environment,
             settings=settings,
             world_model_codec=trainer.codec,
@@ -267,10 +271,7 @@ class _Loop:
         records: list[dict[str, Any]] = []
         for split in config.eval.splits:
             tasks = self.recipe.known_tasks(split)[: config.eval.tasks]
-            requests = [
-                RolloutRequest(task=task, seeds=(0, place, 0), blind=not config.lookahead)
-                for place, task in enumerate(tasks)
-            ]
+            requests = [RolloutRequest(task=task, seeds=(0,), blind=not config.lookahead) for task in tasks]
             heard = self.cluster.roll_out(requests, step=self.recipe.state.step, greedy=True)
             rollouts = [each.rollout for each in heard]
             refuse_dead_environment(rollouts)

