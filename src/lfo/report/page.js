@@ -189,7 +189,7 @@ function lineChart({ curve, axis, height, labels }) {
       if (!hidden.delete(group)) hidden.add(group);
       draw(box, width);
     };
-    const crowded = labels && (!direct || spec.lines.length > 6);
+    const crowded = labels && (!direct || spec.lines.length > 8);
     box.replaceChildren(...(crowded ? [legend(spec.lines.map((line) => line.group), hidden, toggle)] : []), svg);
     pointAt(box, svg, { lines, axis: x_axis, format, x, y, margin, inner, width });
   });
