@@ -77,6 +77,26 @@ def bench_rollout(
     )
 
 
+@app.command("memory")
+def bench_memory(as_json: Json = False) -> None:
+    """What lfo plan says of an update on one GPU against measured peaks, for several shapes with random weights."""
+    from lfo.engines.loading import pick_device
+    from lfo.engines.memory import compare
+
+    pick_device("cuda")
+    with _working("peaks"):
+        rows = list(compare())
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    for row in rows:
+        typer.echo(
+            f"{row['model']:14} {row['micro_batch_tokens']:6} tokens{' with checkpointing' * row['checkpointing']}: "
+            f"computed {row['computed'] / 2**30:.2f} GiB, measured {row['measured'] / 2**30:.2f} GiB "
+            f"({row['error']:+.1%})"
+        )
+
+
 def _working(what: str) -> Any:
     from rich.console import Console
 
