@@ -4,9 +4,12 @@ import json
 import sys
 
 import pytest
+import torch
 
 from lfo.cli import main
-from lfo.engines import bench
+from lfo.engines import bench, speed
+from lfo.engines.loading import load_base
+from lfo.model.adapters import DualAdapterModel
 
 SMALL = ("rollout.prompts=2", "rollout.group_size=2", "rollout.mini_batch_prompts=1")
 
@@ -24,6 +27,10 @@ def test_a_step_is_the_sum_of_its_phases(step):
     for name in ("dual", "inline", "lookahead"):
         assert step[f"{name}_over_dapo"] == pytest.approx(totals[name] / totals["dapo"])
     assert step["phases"]["dual"]["rollout"] == step["phases"]["dapo"]["rollout"]
+    for name, total in totals.items():
+        assert step["floor_fraction"][name] == pytest.approx(sum(step["floors"][name].values()) / total)
+        assert 0 < step["floor_fraction"][name] < 1
+        assert step["peak_memory"][name] > 2**20
 
 
 def test_counts_show_the_work_of_each_variant(step):
@@ -53,9 +60,21 @@ def test_rollout_bench_counts_the_same_kind_of_tokens_on_both_sides(monkeypatch,
     assert result["batch"] == 4
     assert result["speedup"] == pytest.approx(result["tokens_per_second"] / result["generate_tokens_per_second"])
     assert result["speedup_fixed_length"] > 0
+    assert result["floor_fraction"] == pytest.approx(result["floor_step_seconds"] / result["step_seconds"])
+    assert result["floor_tokens_per_second"] == pytest.approx(4 / result["floor_step_seconds"])
 
-    monkeypatch.setattr(bench, "bench_rollout", lambda: result)
+    monkeypatch.setattr(bench, "bench_rollout", lambda **settings: result)
     monkeypatch.setattr(sys, "argv", ["lfo", "bench", "rollout", "--json"])
     with pytest.raises(SystemExit):
         main()
     assert {"tokens_per_second", "generate_tokens_per_second", "speedup"} <= set(json.loads(capsys.readouterr().out))
+
+
+def test_floors_count_what_must_be_read_and_multiplied():
+    model = DualAdapterModel.build(load_base("tiny", torch.device("cpu")), coupling="separate", seed=0)
+    layer = 128 * (4 + 2 + 2) * 32 + 4 * 32 * 128 + 3 * 128 * 384
+    assert speed.linear_parameters(model) == 4 * layer
+    # Keys and values of 4 layers, 2 heads of 32; fp32.
+    assert speed.bytes_of_a_step(model, 10) == 4 * (4 * layer + 1216 * 128 + 10 * 2 * 4 * 2 * 32)
+    assert speed.training_operations(model, tokens=3, predictions=1) == 4 * (4 * layer * 3 + 1216 * 128)
+    assert speed.copy_bandwidth(model.device, repeats=1) > 1e8

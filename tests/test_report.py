@@ -3,9 +3,12 @@
 import json
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lfo.cli import main
 from lfo.errors import UsageError
@@ -195,7 +198,7 @@ def test_the_world_model_over_training_by_category_and_in_examples(payload):
         "perplexity",
     ]
     first = payload["categories"][0]["rows"][0]
-    assert (first["label"], first["note"], first["marks"][0]["mean"]) == ("wrong department", "26 replies", 0.9)
+    assert (first["label"], first["note"], first["marks"][0]["mean"]) == ("wrong department", "26 heard", 0.9)
     assert [(example["step"], example["predicted"], example["same_meaning"]) for example in payload["examples"]] == [
         (100, "a pin", False)
     ] * 3
@@ -309,6 +312,25 @@ def test_an_ablation_has_its_own_chart_with_failed_and_missing_cells(tmp_path: P
 
 
 # What is missing, damaged or unfinished
+
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 2000) | st.floats(-1, 2) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["2", "success", "count"]), inner),
+    max_leaves=4,
+)
+METRICS = ("tasks_seen", "seconds/update", "warnings", "entropy", "eval/val/success", "eval/val/success_by_level")
+METRICS += ("world_model_eval/by_category", "world_model_eval/bleu", "eval/val/lookahead_accuracy")
+
+
+@settings(max_examples=30, deadline=None)
+@given(rows=st.lists(st.dictionaries(st.sampled_from(METRICS), junk), min_size=1, max_size=4), data=junk, record=junk)
+def test_whatever_a_file_holds_the_page_is_made(rows, data, record):
+    with TemporaryDirectory() as name:
+        run = write_run(Path(name) / "run", steps=1, every=1, rollouts={1: [{"task_id": record, "turns": [record]}]})
+        lines = [json.dumps({"step": step, **row}) + "\n" for step, row in enumerate(rows)]
+        (run / "metrics.jsonl").write_text("".join(lines))
+        (run / "data.json").write_text(json.dumps({"environment": data, "splits": {"val": data}}))
+        render(payload_of(Path(name)))
 
 
 def test_damaged_empty_and_unfinished_runs_cost_only_themselves(tmp_path: Path):

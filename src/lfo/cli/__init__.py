@@ -30,6 +30,7 @@ from lfo.cli import (
     export,
     inspect,
     models,
+    plan,
     play,
     pretrain,
     probe,
@@ -68,6 +69,7 @@ app.command("generate")(environment.generate)
 app.command("check-env")(environment.check_env)
 app.command("play")(play.play)
 app.command("pretrain")(pretrain.pretrain)
+app.command("plan")(plan.plan)
 app.add_typer(bench.app, name="bench")
 app.add_typer(models.app, name="models")
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings on top of preset=tiny, as for lfo train.")
 ]
+Device = Annotated[Literal["cpu", "cuda"], typer.Option(help="One core of the CPU, or the GPU.")]
 Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
 
 app = typer.Typer(help="Measure how fast a part is on this machine.", no_args_is_help=True)
@@ -29,11 +30,12 @@ def bench_environment(as_json: Json = False) -> None:
 
 
 @app.command("step")
-def bench_step(overrides: Overrides = None, as_json: Json = False) -> None:
+def bench_step(overrides: Overrides = None, device: Device = "cpu", as_json: Json = False) -> None:
     """A training step with a world model against a plain DAPO step: lfo bench step world_model.weight=0.5"""
     from lfo.engines import bench
 
-    result = bench.bench_step(overrides or [])
+    with _working("training steps"):
+        result = bench.bench_step(overrides or [], device=device)
     if as_json:
         typer.echo(json.dumps(result))
         return
@@ -44,20 +46,58 @@ def bench_step(overrides: Overrides = None, as_json: Json = False) -> None:
         ratio = f"{result[f'{name}_over_dapo']:.2f} x" if f"{name}_over_dapo" in result else "1 x"
         typer.echo(
             f"{name:10} {ratio:7} {seconds}; {tokens['policy_rows']} policy rows of {tokens['policy_row_tokens']} "
-            f"tokens, {tokens['world_model_rows']} world-model rows of {tokens['world_model_row_tokens']} tokens"
+            f"tokens, {tokens['world_model_rows']} world-model rows of {tokens['world_model_row_tokens']} tokens; "
+            f"{result['floor_fraction'][name]:.1%} of the arithmetic floor; "
+            f"peak {result['peak_memory'][name] / 2**30:.2f} GiB"
         )
     typer.echo(f"at most {result['examples_per_mini_batch']} world-model examples per mini-batch")
 
 
 @app.command("rollout")
-def bench_rollout(as_json: Json = False) -> None:
-    """Our sampler against transformers' generate(): 64 phone-call prompts on one CPU core."""
+def bench_rollout(
+    model: Annotated[str, typer.Option(help="The embedded base, one that was fetched, or a folder.")] = "tiny",
+    device: Device = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Our sampler against transformers' generate(): 64 phone-call prompts on one CPU core or a GPU."""
     from lfo.engines import bench
 
-    result = bench.bench_rollout()
+    with _working("sampling"):
+        result = bench.bench_rollout(model=model, device=device)
     if as_json:
         typer.echo(json.dumps(result))
         return
-    typer.echo(f"{result['tokens_per_second']:,.0f} sampled tokens a second, batch {result['batch']}, one core")
+    where = "one core" if device == "cpu" else "one GPU"
+    typer.echo(f"{result['tokens_per_second']:,.0f} sampled tokens a second, batch {result['batch']}, {where}")
     typer.echo(f"{result['generate_tokens_per_second']:,.0f} with transformers' generate(): {result['speedup']:.1f} x")
     typer.echo(f"{result['speedup_fixed_length']:.1f} x where all rows are equally long")
+    typer.echo(
+        f"a decode step takes {result['step_seconds'] * 1e3:.2f} ms; reading all weights and the cache once would take "
+        f"{result['floor_step_seconds'] * 1e3:.2f} ms ({result['floor_fraction']:.0%})"
+    )
+
+
+@app.command("memory")
+def bench_memory(as_json: Json = False) -> None:
+    """What lfo plan says of an update on one GPU against measured peaks, for several shapes with random weights."""
+    from lfo.engines.loading import pick_device
+    from lfo.engines.memory import compare
+
+    pick_device("cuda")
+    with _working("peaks"):
+        rows = list(compare())
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    for row in rows:
+        typer.echo(
+            f"{row['model']:14} {row['micro_batch_tokens']:6} tokens{' with checkpointing' * row['checkpointing']}: "
+            f"computed {row['computed'] / 2**30:.2f} GiB, measured {row['measured'] / 2**30:.2f} GiB "
+            f"({row['error']:+.1%})"
+        )
+
+
+def _working(what: str) -> Any:
+    from rich.console import Console
+
+    return Console(stderr=True).status(f"measuring {what}")

@@ -7,7 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from lfo.cli.common import Adapter, Device, Json, NoLookahead, Run, Split, open_agent, progress_bar, weights_in_words
+from lfo.cli.common import (
+    END_IN_WORDS,
+    Adapter,
+    Device,
+    Json,
+    NoLookahead,
+    Run,
+    Split,
+    open_agent,
+    progress_bar,
+    weights_in_words,
+)
 
 # Name in the metrics -> what a person reads; shares are shown in percent.
 BEHAVIOUR = {
@@ -90,14 +101,15 @@ def _show(result: dict[str, Any], title: str) -> None:
         cells = [_figure(name, half["behaviour"].get(name)) for half in (greedy, sampled)]
         if any(cells):
             table.add_row(words, *cells)
-    table.add_row("ended by", *(_stops(half["behaviour"]["stops"]) for half in (greedy, sampled)), style="dim")
     console = Console()
     console.print(Text(title, style="bold"), soft_wrap=True)
     look = "with look-ahead" if result["lookahead"] else "without look-ahead"
     console.print(f"Played {look}; sampled at temperature {result['temperature']:g}.", style="dim", highlight=False)
     console.print()
     console.print(table)
-    console.print("\n95 % intervals over tasks. pass^k: k tries at a task all succeed.", style="dim", highlight=False)
+    ends = [f"{name} {_stops(half['behaviour']['stops'])}" for name, half in (("Greedy", greedy), ("sampled", sampled))]
+    console.print(f"\n{'; '.join(ends)}.", style="dim", highlight=False)
+    console.print("95 % intervals over tasks. pass^k: k tries at a task all succeed.", style="dim", highlight=False)
 
 
 def _share(share: dict[str, Any]) -> str:
@@ -112,6 +124,5 @@ def _figure(name: str, value: float | None) -> str:
 
 
 def _stops(stops: dict[str, int]) -> str:
-    from lfo.cli.common import END_IN_WORDS
-
-    return "\n".join(f"{END_IN_WORDS[name]}: {count}" for name, count in stops.items())
+    """`{"done": 49, "max_turns": 1}` -> "rollouts were ended by the world (49), the limit of turns (1)"."""
+    return "rollouts were ended by " + ", ".join(f"{END_IN_WORDS[name]} ({count})" for name, count in stops.items())

@@ -1,15 +1,15 @@
-"""What a training step costs and how fast the sampler is, on this machine and one thread.
+"""What a training step costs and how fast the sampler is, on one thread of this machine or on its GPU.
 
-    lfo bench step       a dual-LoRA step against a plain DAPO step, phase by phase
-    lfo bench rollout    our sampler against transformers' generate()
+    lfo bench step       a dual-LoRA step against a plain DAPO step, phase by phase, and against the arithmetic floor
+    lfo bench rollout    our sampler against transformers' generate(), and against the bandwidth floor
 
-Seconds are processor time, medians over repetitions in which the variants take turns, so that other programs on
-the machine and its moods fall on all of them alike.
+Seconds are processor time on a CPU and wall-clock time on a GPU, medians over repetitions in which the variants take
+turns, so that other programs on the machine and its moods fall on all of them alike. A floor is what the work needs
+at least, by what the machine can do at best, measured in the same run.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from lfo.config import load_config
-from lfo.engines.loading import environment_factory, load_base, load_tokenizer
+from lfo.engines import speed
+from lfo.engines.loading import environment_factory, load_base, load_tokenizer, pick_device
 from lfo.engines.local import Trainer, create_trainer
 from lfo.engines.recipe import Collected
 from lfo.env.phone_calls import PhoneCalls
@@ -31,7 +32,6 @@ from lfo.protocol.chat import ChatCodec
 from lfo.types import RolloutGroup, ToolCall, TrainingSample
 
 # What each variant adds to the settings of the run; look-ahead is the only one that rolls out differently.
-_ONE_THREAD = ("device=cpu", "threads=1")
 _NO_WORLD_MODEL = ("world_model.weight=0", "world_model.only=false", "world_model.adaptive_weight=false", "surprise=0")
 VARIANTS: dict[str, tuple[str, ...]] = {
     "dapo": ("algo=dapo", "lookahead=false", *_NO_WORLD_MODEL),
@@ -53,11 +53,19 @@ class _Variant:
     trainer: Trainer
     groups: Sequence[RolloutGroup]
     seconds: dict[str, list[float]]
+    peak: int = 0  # bytes of memory in an update
+
+    @property
+    def device(self) -> torch.device:
+        return self.trainer.model.device
 
 
-def bench_step(overrides: Sequence[str] = (), *, repeats: int = 5, replayed_batches: int = 3) -> dict[str, Any]:
+def bench_step(
+    overrides: Sequence[str] = (), *, device: str = "cpu", repeats: int = 5, replayed_batches: int = 3
+) -> dict[str, Any]:
     """Cost of a step (rollouts, examples, update) of each variant, and its ratio to that of plain DAPO."""
-    variants = {name: _variant([*overrides, *_ONE_THREAD, *settings]) for name, settings in VARIANTS.items()}
+    place = [f"device={device}", "threads=1"]
+    variants = {name: _variant([*overrides, *place, *settings]) for name, settings in VARIANTS.items()}
     for variant in variants.values():
         _fill_replay(variant.trainer, replayed_batches)
     for repeat in range(repeats + 1):  # the first one warms up and does not count
@@ -75,10 +83,20 @@ def bench_step(overrides: Sequence[str] = (), *, repeats: int = 5, replayed_batc
         for name, variant in variants.items()
     }
     totals = {name: sum(seconds.values()) for name, seconds in phases.items()}
+    counts = {name: _count(variant) for name, variant in variants.items()}
+    model = variants["dapo"].trainer.model
+    rate = speed.arithmetic_rate(model.device, model.head.dtype)
+    floors = {name: _floors(variant, counts[name], rate) for name, variant in variants.items()}
     return {
+        "device": model.device.type,
+        "model": variants["dapo"].trainer.config.model,
         "phases": phases,
         **{f"{name}_over_dapo": totals[name] / totals["dapo"] for name in ("dual", "inline", "lookahead")},
-        "tokens": {name: _count(variant) for name, variant in variants.items()},
+        "arithmetic_rate": rate,
+        "floors": floors,
+        "floor_fraction": {name: sum(floors[name].values()) / totals[name] for name in variants},
+        "peak_memory": {name: variant.peak for name, variant in variants.items()},
+        "tokens": counts,
         "examples_per_mini_batch": variants["dual"].trainer.config.world_model.examples_per_mini_batch,
         "repeats": repeats,
         "note": STEP_NOTE,
@@ -90,6 +108,19 @@ def _variant(settings: Sequence[str]) -> _Variant:
     trainer = create_trainer(config, environment_factory(config), load_tokenizer(config.model))
     groups = trainer.recipe.draw(0, 0, trainer.roll_out)
     return _Variant(trainer=trainer, groups=[_mixed(group) for group in groups], seconds={})
+
+
+def _floors(variant: _Variant, counts: dict[str, int], rate: float) -> dict[str, float]:
+    """Seconds that rolling out and updating need at least, were they nothing but matrix products."""
+    model = variant.trainer.model
+    tokens = sum(len(rollout.tokens) for group in variant.groups for rollout in group.rollouts)
+    sampled = sum(rollout.sampled_count for group in variant.groups for rollout in group.rollouts)
+    trained = counts["policy_row_tokens"] + counts["world_model_row_tokens"]
+    predictions = counts["policy_loss_tokens"] + counts["world_model_loss_tokens"]
+    return {
+        "rollout": speed.sampling_operations(model, tokens=tokens, sampled=sampled) / rate,
+        "update": speed.training_operations(model, tokens=trained, predictions=predictions) / rate,
+    }
 
 
 def _mixed(group: RolloutGroup) -> RolloutGroup:
@@ -121,7 +152,9 @@ def _train(variant: _Variant) -> None:
         trainer.update(trainer.recipe.plan(0, _collected(variant.groups), heard))
         trainer.sampler.refresh()
 
+    speed.reset_peak(variant.device)
     _timed(variant, "update", update)
+    variant.peak = speed.peak_memory(variant.device)
     with torch.no_grad():
         for weight, old in zip(parameters, before, strict=True):
             weight.copy_(old)
@@ -129,9 +162,8 @@ def _train(variant: _Variant) -> None:
 
 
 def _timed(variant: _Variant, phase: str, work: Callable[[], Any]) -> Any:
-    started = time.process_time()
-    result = work()
-    variant.seconds.setdefault(phase, []).append(time.process_time() - started)
+    seconds, result = speed.seconds_of(work, variant.device)
+    variant.seconds.setdefault(phase, []).append(seconds)
     return result
 
 
@@ -162,42 +194,73 @@ def _count(variant: _Variant) -> dict[str, int]:
 # --- the sampler -------------------------------------------------------------------------------------------------
 
 
+FIXED = (16, 80)  # tokens of two turns of fixed length: their difference is decoding alone
+
+
 def bench_rollout(
-    *, model: str = "tiny", tasks: int = 8, group_size: int = 8, max_new_tokens: int = 160, repeats: int = 3
+    *,
+    model: str = "tiny",
+    device: str = "cpu",
+    tasks: int = 8,
+    group_size: int = 8,
+    max_new_tokens: int = 160,
+    repeats: int = 3,
 ) -> dict[str, Any]:
     """Sampled tokens per second of both, after the directory was shown, on the same prompts and adapter.
 
     `speedup` is for the policy's real turns, which end at different lengths; `speedup_fixed_length` lets every row
-    say the same number of tokens, so that it shows the cost of a token alone.
+    say the same number of tokens, so that it shows the cost of a token alone. `floor_fraction` is how near a decode
+    step comes to reading every weight and all keys and values once, at the bandwidth of a plain copy.
     """
     torch.set_num_threads(1)
+    place = pick_device(device)
     tokenizer = load_tokenizer(model)
     codec = ChatCodec(tokenizer, PhoneCalls().tools())
-    dual = DualAdapterModel.build(load_base(model, torch.device("cpu")), coupling="separate", seed=0)
+    dual = DualAdapterModel.build(load_base(model, place), coupling="separate", seed=0)
     prompts = [prompt for prompt in _prompts(codec, tasks) for _ in range(group_size)]
-    room = max(map(len, prompts)) + max_new_tokens
+    room = max(map(len, prompts)) + max(max_new_tokens, *FIXED)
     natural = Sampler(dual, max_context=room, eos_ids=[codec.end_of_turn])
     endless = Sampler(dual, max_context=room, eos_ids=[])
-    length = 48
-    speeds: dict[str, list[float]] = {"ours": [], "generate": [], "ours_fixed": [], "generate_fixed": []}
+    times: dict[str, list[float]] = {}
+    speeds: dict[str, list[float]] = {}
     for repeat in range(repeats + 1):
         turns = {
-            "ours": lambda repeat=repeat: _sample(natural, prompts, max_new_tokens, repeat),
-            "generate": lambda repeat=repeat: _generate(dual, codec, prompts, max_new_tokens, repeat, fixed=False),
-            "ours_fixed": lambda repeat=repeat: _sample(endless, prompts, length, repeat),
-            "generate_fixed": lambda repeat=repeat: _generate(dual, codec, prompts, length, repeat, fixed=True),
+            "ours": lambda limit, seed=repeat: _sample(natural, prompts, limit, seed),
+            "generate": lambda limit, seed=repeat: _generate(dual, codec, prompts, limit, seed, fixed=False),
+            "ours_short": lambda limit, seed=repeat: _sample(endless, prompts, limit, seed),
+            "ours_fixed": lambda limit, seed=repeat: _sample(endless, prompts, limit, seed),
+            "generate_fixed": lambda limit, seed=repeat: _generate(dual, codec, prompts, limit, seed, fixed=True),
         }
+        limits = dict.fromkeys(turns, max_new_tokens) | {"ours_short": FIXED[0]}
+        limits |= dict.fromkeys(("ours_fixed", "generate_fixed"), FIXED[1])
         for name, work in turns.items():
-            started = time.process_time()
-            tokens = work()
-            if repeat:  # the first round warms up
-                speeds[name].append(tokens / (time.process_time() - started))
-    speed = {name: median(values) for name, values in speeds.items()}
+            warming = repeat == 0
+            limit = 4 if warming and name.startswith("generate") else limits[name]
+            seconds, tokens = speed.seconds_of(lambda work=work, limit=limit: work(limit), place)
+            if not warming:
+                times.setdefault(name, []).append(seconds)
+                speeds.setdefault(name, []).append(tokens / seconds)
+    rate = {name: median(values) for name, values in speeds.items()}
+    step = (median(times["ours_fixed"]) - median(times["ours_short"])) / (FIXED[1] - FIXED[0])
+    cached = sum(map(len, prompts)) + len(prompts) * sum(FIXED) / 2
+    bandwidth = speed.copy_bandwidth(place)
+    floor = speed.bytes_of_a_step(dual, cached) / bandwidth
     return {
-        "tokens_per_second": speed["ours"],
-        "generate_tokens_per_second": speed["generate"],
-        "speedup": speed["ours"] / speed["generate"],
-        "speedup_fixed_length": speed["ours_fixed"] / speed["generate_fixed"],
+        "device": place.type,
+        "model": model,
+        "tokens_per_second": rate["ours"],
+        "generate_tokens_per_second": rate["generate"],
+        "speedup": rate["ours"] / rate["generate"],
+        "fixed_length_tokens_per_second": rate["ours_fixed"],
+        "generate_fixed_length_tokens_per_second": rate["generate_fixed"],
+        "speedup_fixed_length": rate["ours_fixed"] / rate["generate_fixed"],
+        "step_seconds": step,
+        "step_tokens_per_second": len(prompts) / step,
+        "floor_step_seconds": floor,
+        "floor_tokens_per_second": len(prompts) / floor,
+        "floor_fraction": floor / step,
+        "copy_bandwidth": bandwidth,
+        "peak_memory": speed.peak_memory(place),
         "batch": len(prompts),
         "prompt_tokens": sum(map(len, prompts)) / len(prompts),
         "max_new_tokens": max_new_tokens,
@@ -228,8 +291,9 @@ def _generate(
     model: DualAdapterModel, codec: ChatCodec, prompts: Sequence[Sequence[int]], limit: int, seed: int, *, fixed: bool
 ) -> int:
     longest, end = max(map(len, prompts)), codec.end_of_turn
-    tokens = torch.tensor([[end] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    place = model.device
+    tokens = torch.tensor([[end] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=place)
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=place)
     torch.manual_seed(seed)
     with model.active(model.policy_adapters):
         rows = model.causal_lm.generate(

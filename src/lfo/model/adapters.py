@@ -224,11 +224,26 @@ class DualAdapterModel:
 
     def hidden(self, tokens_BT: Tensor, adapters: Sequence[str], detached: Sequence[str] = ()) -> Tensor:
         """Hidden states after the final norm, B x T x D, so that losses compute logits only where they need them."""
-        with self.active(adapters, detached), self._checkpointing():
+        with self.active(adapters, detached), self._checkpointing(), self._mixed_precision():
             return self.causal_lm.get_decoder()(input_ids=tokens_BT, use_cache=False).last_hidden_state
 
     def logits(self, tokens_BT: Tensor, adapters: Sequence[str], detached: Sequence[str] = ()) -> Tensor:
         return self.causal_lm.get_output_embeddings()(self.hidden(tokens_BT, adapters, detached))
+
+    @contextmanager
+    def _mixed_precision(self) -> Iterator[None]:
+        """On a GPU a bf16 base computes in bf16, its fp32 adapters too; their weights and gradients stay fp32."""
+        if self.device.type != "cuda" or self.head.dtype == torch.float32:
+            yield
+            return
+        for layer in self._layers.values():
+            layer.cast_input_dtype_enabled = False  # to fp32 and back again: autocast has the last word
+        try:
+            with torch.autocast(self.device.type, dtype=self.head.dtype):
+                yield
+        finally:
+            for layer in self._layers.values():
+                layer.cast_input_dtype_enabled = True
 
     def _enable_gradient_checkpointing(self) -> None:
         def contexts() -> tuple[Any, Any]:

@@ -2,7 +2,8 @@
 
 `FusedDecoder` runs the Llama / Qwen2 / Qwen3 family without the modules of transformers: LoRA is merged into
 fused weights once per refresh, and keys and values lie in a preallocated cache, so that a step is a few matrix
-products. `HFDecoder` runs everything else with the model's own forward: right, not fast.
+products. `HFDecoder` runs everything else with the model's own forward: right, not fast. On a GPU, `turn_decoder`
+runs that family by whole turns.
 
 Both offer `cache(rows) -> DecoderCache`; `sampler.Session` drives it:
 
@@ -63,6 +64,11 @@ def make_decoder(
     model: DualAdapterModel, adapters: Sequence[str], *, max_context: int, dtype: torch.dtype | None = None
 ) -> Decoder:
     """The fastest decoder that can run this model."""
+    if model.device.type == "cuda":
+        from lfo.model.turn_decoder import TurnDecoder
+
+        if TurnDecoder.supports(model):
+            return TurnDecoder(model, adapters, max_context=max_context, dtype=dtype)
     if FusedDecoder.supports(model):
         return FusedDecoder(model, adapters, max_context=max_context, dtype=dtype)
     return HFDecoder(model, adapters)
@@ -120,7 +126,7 @@ class FusedDecoder:
         self.cos_SD = cos[0].to(self.dtype)
         # rotate_half(x) * sin == x.roll(half) * signed sin
         self.sin_SD = torch.cat([-sin[0, :, :half], sin[0, :, half:]], dim=-1).to(self.dtype)
-        self.layers = [self._empty_layer(layer) for layer in body.layers]
+        self.layers: list[Any] = [self._make_layer(index, layer) for index, layer in enumerate(body.layers)]
         self.refresh()
 
     @staticmethod
@@ -136,7 +142,7 @@ class FusedDecoder:
         if 2 * body.rotary_emb.inv_freq.numel() != body.layers[0].self_attn.head_dim:
             return False
         # A quantised base has packed weights, which cannot be merged.
-        linears = [_base(module) for layer in body.layers for _, module in _linears(layer)]
+        linears = [base_linear(module) for layer in body.layers for _, module in layer_linears(layer)]
         return all(type(linear) is nn.Linear and linear.weight.is_floating_point() for linear in linears)
 
     @torch.no_grad()
@@ -144,14 +150,14 @@ class FusedDecoder:
         """Merge: written into the same tensors, so that their addresses stay."""
         deltas = self._model.deltas(self.adapters)
         for index, (layer, source) in enumerate(zip(self.layers, self._model.causal_lm.model.layers, strict=True)):
-            modules = dict(_linears(source))
+            modules = dict(layer_linears(source))
             for fused, names in (
                 (layer.qkv, ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
                 (layer.out, ("self_attn.o_proj",)),
                 (layer.gate_up, ("mlp.gate_proj", "mlp.up_proj")),
                 (layer.down, ("mlp.down_proj",)),
             ):
-                weights = [_base(modules[name]).weight for name in names]
+                weights = [base_linear(modules[name]).weight for name in names]
                 for name, weight, target in zip(names, weights, fused.split([len(w) for w in weights]), strict=True):
                     delta = deltas.get(f"model.layers.{index}.{name}")
                     if delta is None:
@@ -159,7 +165,7 @@ class FusedDecoder:
                     else:
                         target.copy_(torch.addmm(weight.to(delta.b.dtype), delta.b, delta.a, alpha=delta.scale))
 
-    def cache(self, rows: int) -> FusedCache:
+    def cache(self, rows: int) -> Any:
         return FusedCache(self, rows)
 
     def forward(self, tokens_M: Tensor, positions_M: Tensor, attend: Callable[[int, Tensor], Tensor]) -> Tensor:
@@ -188,29 +194,31 @@ class FusedDecoder:
         """The same tensor where dtype and device agree: only what LoRA changes is copied."""
         return weight.detach().to(device=self.device, dtype=self.dtype)
 
-    def _empty_layer(self, source: Any) -> _Layer:
+    def _qk_norm(self, attention: Any) -> Tensor | None:
+        if not hasattr(attention, "q_norm"):
+            return None
+        query = attention.q_norm.weight.expand(self.heads, -1)
+        key = attention.k_norm.weight.expand(self.key_heads, -1)
+        return self._own(torch.cat([query, key]))
+
+    def _make_layer(self, index: int, source: Any) -> Any:
         attention, mlp = source.self_attn, source.mlp
 
         def weights(*modules: Any) -> Tensor:
-            linears = [_base(module) for module in modules]
+            linears = [base_linear(module) for module in modules]
             shape = (sum(linear.out_features for linear in linears), linears[0].in_features)
             return torch.empty(shape, device=self.device, dtype=self.dtype)
 
         def biases(*modules: Any) -> Tensor | None:
-            found = [_base(module).bias for module in modules]
+            found = [base_linear(module).bias for module in modules]
             return None if found[0] is None else self._own(torch.cat(found))
 
-        qk_norm = None
-        if hasattr(attention, "q_norm"):
-            query = attention.q_norm.weight.expand(self.heads, -1)
-            key = attention.k_norm.weight.expand(self.key_heads, -1)
-            qk_norm = self._own(torch.cat([query, key]))
         qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
         return _Layer(
             input_norm=self._own(source.input_layernorm.weight),
             qkv=weights(*qkv),
             qkv_bias=biases(*qkv),
-            qk_norm=qk_norm,
+            qk_norm=self._qk_norm(attention),
             out=weights(attention.o_proj),
             out_bias=biases(attention.o_proj),
             mlp_norm=self._own(source.post_attention_layernorm.weight),
@@ -221,41 +229,37 @@ class FusedDecoder:
         )
 
 
-class FusedCache:
-    """Keys and values of all rows. A row lives in a slot; the batch is the first slots, in order.
+class SlotCache:
+    """Computes what is new of ragged rows, each in its slot of a cache: many tokens of few rows at a time.
 
-    Keys lie transposed (D x S), the faster layout for the matrix product of one query with all keys. Memory
-    starts as zeros, never as garbage: a masked position has weight 0, and 0 * NaN would be NaN.
+    What rows share is computed once. How keys and values lie in memory is the subclass's business.
     """
 
-    def __init__(self, decoder: FusedDecoder, rows: int) -> None:
+    def __init__(self, decoder: FusedDecoder) -> None:
         self._decoder = decoder
-        self._slots = list(range(rows))  # by row
-        self._rows = list(range(rows))  # by slot
-        self._capacity = 0
-        self._batch = 0
-        self._longest = 0  # upper bound of the batch's lengths, known without asking the device
-        self._used = 0  # no position at or behind it was ever written
-        self._positions_B = torch.empty(0, dtype=torch.long, device=decoder.device)
         # A pass over fewer tokens stays inside a CPU's cache and wastes less on padding; a GPU wants many.
         self._pass_tokens = 2048 if decoder.device.type == "cpu" else 32768
-        self._span_step = 1 if decoder.device.type == "cpu" else 64
-        self._keys = self._values = torch.empty(0)
 
-    # ------------------------------------------------------------------ the batch
+    def _write(self, layer: int, slots_M: Tensor, positions_M: Tensor, key: Tensor, value: Tensor) -> None:
+        """Put keys and values (M x K x D) into their places."""
+        raise NotImplementedError
 
-    @torch.inference_mode()
-    def start(self, rows: Sequence[int], histories: Sequence[Sequence[int]], computed: Sequence[int]) -> Tensor:
+    def _read(self, layer: int, slots_B: Tensor, span: int) -> tuple[Tensor, Tensor]:
+        """The first `span` keys and values of some slots, each B x K x S x D."""
+        raise NotImplementedError
+
+    def _copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        """Copy the first `length` positions from slots to others."""
+        raise NotImplementedError
+
+    def _fill(self, slots: Sequence[int], histories: Sequence[Sequence[int]], computed: Sequence[int]) -> Tensor:
+        """Compute what is new of each history; answers the hidden state after its last token, by slot."""
         decoder = self._decoder
-        self._batch = len(rows)
-        self._longest = max(map(len, histories))
-        self._reserve(self._longest, ahead=_CAPACITY_STEP)
-        self._arrange(rows)
-        hidden = torch.empty(len(rows), decoder.embedding.shape[1], device=decoder.device, dtype=decoder.dtype)
-
+        width = decoder.embedding.shape[1]
+        hidden = torch.empty(max(slots) + 1, width, device=decoder.device, dtype=decoder.dtype)
         fresh: dict[tuple[int, ...], list[int]] = {}  # slots with nothing computed, by what they are to hold
         jobs: list[tuple[int, int, Sequence[int]]] = []  # slot, first position, tokens
-        for slot, (history, start) in enumerate(zip(histories, computed, strict=True)):
+        for slot, history, start in zip(slots, histories, computed, strict=True):
             if start:
                 jobs.append((slot, start, history[start:]))
             else:
@@ -280,8 +284,80 @@ class FusedCache:
             sources, targets, lengths = zip(*twins, strict=True)
             self._copy(sources, targets, max(lengths))
             hidden[list(targets)] = hidden[list(sources)]
+        return hidden
+
+    def _compute(self, jobs: Sequence[tuple[int, int, Sequence[int]]], hidden: Tensor) -> None:
+        """Compute tokens behind what the slots hold; the hidden state of each job's last token goes to its slot's."""
+        decoder = self._decoder
+        count, longest = len(jobs), max(len(tokens) for _, _, tokens in jobs)
+        span = max(start + len(tokens) for _, start, tokens in jobs)
+        tokens_M = self._tensor([token for _, _, tokens in jobs for token in tokens])
+        jobs_M = self._tensor([job for job, (_, _, tokens) in enumerate(jobs) for _ in tokens])
+        offsets_M = self._tensor([offset for _, _, tokens in jobs for offset in range(len(tokens))])
+        slots_B, starts_B, lengths_B = (
+            self._tensor(column) for column in zip(*((slot, start, len(t)) for slot, start, t in jobs), strict=True)
+        )
+        slots_M, positions_M = slots_B[jobs_M], starts_B[jobs_M] + offsets_M
+        causal = all(start == 0 for _, start, _ in jobs)
+        mask = None
+        if not causal:
+            last_BT = starts_B[:, None] + torch.arange(longest, device=decoder.device)
+            mask = (torch.arange(span, device=decoder.device) <= last_BT[..., None])[:, None]
+        group = decoder.heads // decoder.key_heads
+
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            query, key, value = qkv.split([decoder.heads, decoder.key_heads, decoder.key_heads], dim=1)
+            self._write(layer, slots_M, positions_M, key, value)
+            padded = query.new_zeros(count, longest, decoder.heads, decoder.head_dim)
+            padded[jobs_M, offsets_M] = query
+            keys, values = self._read(layer, slots_B, span)
+            attended = F.scaled_dot_product_attention(
+                padded.transpose(1, 2),
+                keys.repeat_interleave(group, dim=1).contiguous(),
+                values.repeat_interleave(group, dim=1),
+                attn_mask=mask,
+                is_causal=causal,
+                scale=decoder.scaling,
+            )
+            return attended.transpose(1, 2)[jobs_M, offsets_M].flatten(1)
+
+        hidden_M = decoder.forward(tokens_M, positions_M, attend)
+        hidden[slots_B] = hidden_M[lengths_B.cumsum(0) - 1]
+
+    def _tensor(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.long, device=self._decoder.device)
+
+
+class FusedCache(SlotCache):
+    """Keys and values of all rows. A row lives in a slot; the batch is the first slots, in order.
+
+    Keys lie transposed (D x S), the faster layout for the matrix product of one query with all keys. Memory
+    starts as zeros, never as garbage: a masked position has weight 0, and 0 * NaN would be NaN.
+    """
+
+    def __init__(self, decoder: FusedDecoder, rows: int) -> None:
+        super().__init__(decoder)
+        self._slots = list(range(rows))  # by row
+        self._rows = list(range(rows))  # by slot
+        self._capacity = 0
+        self._batch = 0
+        self._longest = 0  # upper bound of the batch's lengths, known without asking the device
+        self._used = 0  # no position at or behind it was ever written
+        self._positions_B = torch.empty(0, dtype=torch.long, device=decoder.device)
+        self._span_step = 1 if decoder.device.type == "cpu" else 64
+        self._keys = self._values = torch.empty(0)
+
+    # ------------------------------------------------------------------ the batch
+
+    @torch.inference_mode()
+    def start(self, rows: Sequence[int], histories: Sequence[Sequence[int]], computed: Sequence[int]) -> Tensor:
+        self._batch = len(rows)
+        self._longest = max(map(len, histories))
+        self._reserve(self._longest, ahead=_CAPACITY_STEP)
+        self._arrange(rows)
+        hidden = self._fill(range(len(rows)), histories, computed)
         self._positions_B = self._tensor([len(history) for history in histories])
-        return decoder.logits(hidden)
+        return self._decoder.logits(hidden)
 
     @torch.inference_mode()
     def step(self, tokens_B: Tensor) -> Tensor:
@@ -300,8 +376,7 @@ class FusedCache:
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
             query, key, value = qkv.split([decoder.heads, decoder.key_heads, decoder.key_heads], dim=1)
-            self._keys[layer][slots_B, :, :, positions_B] = key
-            self._values[layer][slots_B, :, positions_B] = value
+            self._write(layer, slots_B, positions_B, key, value)
             keys = self._keys[layer, :batch].flatten(0, 1)[:, :, :span]
             values = self._values[layer, :batch].flatten(0, 1)[:, :span]
             # The query heads of one key head are rows of one matrix: no key is ever repeated.
@@ -326,48 +401,15 @@ class FusedCache:
         self._positions_B = self._positions_B[self._tensor(order)]
         return order
 
-    # ------------------------------------------------------------------ computing many tokens of few rows
-
-    def _compute(self, jobs: Sequence[tuple[int, int, Sequence[int]]], hidden: Tensor) -> None:
-        """Compute tokens behind what the slots hold; the hidden state of each job's last token goes to its slot's."""
-        decoder = self._decoder
-        count, longest = len(jobs), max(len(tokens) for _, _, tokens in jobs)
-        span = max(start + len(tokens) for _, start, tokens in jobs)
-        tokens_M = self._tensor([token for _, _, tokens in jobs for token in tokens])
-        jobs_M = self._tensor([job for job, (_, _, tokens) in enumerate(jobs) for _ in tokens])
-        offsets_M = self._tensor([offset for _, _, tokens in jobs for offset in range(len(tokens))])
-        slots_B, starts_B, lengths_B = (
-            self._tensor(column) for column in zip(*((slot, start, len(t)) for slot, start, t in jobs), strict=True)
-        )
-        slots_M, positions_M = slots_B[jobs_M], starts_B[jobs_M] + offsets_M
-        causal = all(start == 0 for _, start, _ in jobs)
-        mask = None
-        if not causal:
-            last_BT = starts_B[:, None] + torch.arange(longest, device=decoder.device)
-            mask = (torch.arange(span, device=decoder.device) <= last_BT[..., None])[:, None]
-        group = decoder.heads // decoder.key_heads
-
-        def attend(layer: int, qkv: Tensor) -> Tensor:
-            query, key, value = qkv.split([decoder.heads, decoder.key_heads, decoder.key_heads], dim=1)
-            self._keys[layer][slots_M, :, :, positions_M] = key
-            self._values[layer][slots_M, :, positions_M] = value
-            padded = query.new_zeros(count, longest, decoder.heads, decoder.head_dim)
-            padded[jobs_M, offsets_M] = query
-            keys = self._keys[layer, :, :, :, :span][slots_B].transpose(2, 3)
-            attended = F.scaled_dot_product_attention(
-                padded.transpose(1, 2),
-                keys.repeat_interleave(group, dim=1).contiguous(),
-                self._values[layer, :, :, :span][slots_B].repeat_interleave(group, dim=1),
-                attn_mask=mask,
-                is_causal=causal,
-                scale=decoder.scaling,
-            )
-            return attended.transpose(1, 2)[jobs_M, offsets_M].flatten(1)
-
-        hidden_M = decoder.forward(tokens_M, positions_M, attend)
-        hidden[slots_B] = hidden_M[lengths_B.cumsum(0) - 1]
-
     # ------------------------------------------------------------------ slots and memory
+
+    def _write(self, layer: int, slots_M: Tensor, positions_M: Tensor, key: Tensor, value: Tensor) -> None:
+        self._keys[layer][slots_M, :, :, positions_M] = key
+        self._values[layer][slots_M, :, positions_M] = value
+
+    def _read(self, layer: int, slots_B: Tensor, span: int) -> tuple[Tensor, Tensor]:
+        keys = self._keys[layer, :, :, :, :span][slots_B].transpose(2, 3)
+        return keys, self._values[layer, :, :, :span][slots_B]
 
     def _arrange(self, rows: Sequence[int]) -> None:
         """Bring `rows` into the first slots, in order; whoever lived there takes the places they left."""
@@ -413,17 +455,14 @@ class FusedCache:
             values[..., :before, :] = self._values
         self._keys, self._values = keys, values
 
-    def _tensor(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.long, device=self._decoder.device)
 
-
-def _linears(layer: Any) -> list[tuple[str, Any]]:
+def layer_linears(layer: Any) -> list[tuple[str, Any]]:
     names = ("q_proj", "k_proj", "v_proj", "o_proj")
     attention = [(f"self_attn.{name}", getattr(layer.self_attn, name)) for name in names]
     return attention + [(f"mlp.{name}", getattr(layer.mlp, name)) for name in ("gate_proj", "up_proj", "down_proj")]
 
 
-def _base(module: Any) -> Any:
+def base_linear(module: Any) -> Any:
     """The plain linear layer under LoRA, or the module itself."""
     return module.get_base_layer() if hasattr(module, "get_base_layer") else module
 

@@ -24,6 +24,8 @@ from torch import Tensor
 
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.decoder import Decoder, make_decoder
+from lfo.model.draw import draw
+from lfo.model.turn_decoder import TurnCache
 
 # The largest fp32 number below 1: rounding a double must not step over the end of the distribution.
 _BELOW_ONE = 1.0 - 2.0**-24
@@ -177,12 +179,27 @@ class Session:
         steps = max(limits)
         limit_B = torch.tensor(limits, device=device)
         uniforms_KB = None if numbers is None else _uniforms(numbers, limits).to(device)
+        histories, computed = [self._tokens[row] for row in rows], [self._computed[row] for row in rows]
+        if isinstance(self._cache, TurnCache):
+            said = self._cache.speak(
+                rows,
+                histories,
+                computed,
+                limits=limits,
+                temperature=temperature,
+                uniforms_KB=uniforms_KB,
+                is_end_V=is_eos_V,
+            )
+            return [
+                Generated(tokens=tuple(tokens), logprobs=tuple(logprobs), stopped=stopped)
+                for tokens, logprobs, stopped in zip(*said, strict=True)
+            ]
         tokens_KB = torch.zeros(steps, len(rows), dtype=torch.long, device=device)
         logprobs_KB = torch.zeros(steps, len(rows), device=device)
         place_B = torch.arange(len(rows), device=device)  # where each row of the shrinking batch stood in `rows`
         done_B = torch.zeros(len(rows), dtype=torch.bool, device=device)
 
-        logits_BV = self._cache.start(rows, [self._tokens[row] for row in rows], [self._computed[row] for row in rows])
+        logits_BV = self._cache.start(rows, histories, computed)
         for step in range(steps):
             chosen_B, logprob_B = draw(
                 logits_BV, temperature, None if uniforms_KB is None else uniforms_KB[step, place_B]
@@ -212,26 +229,6 @@ class Session:
                 tokens_KB.T.tolist(), logprobs_KB.T.tolist(), lengths, stopped, strict=True
             )
         ]
-
-
-def draw(logits_BV: Tensor, temperature: float, uniforms_B: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Choose a token for each row: the inverse of its distribution function at `uniforms_B`, or the likeliest.
-
-    >>> draw(torch.tensor([[0.0, 0.0]]).repeat(2, 1), 1.0, torch.tensor([0.49, 0.51]))[0].tolist()
-    [0, 1]
-    """
-    if temperature == 0:
-        logprobs_BV = logits_BV.log_softmax(-1)
-        chosen_B = logits_BV.argmax(-1)
-    else:
-        if uniforms_B is None:
-            raise ValueError("sampling needs uniform numbers")
-        logprobs_BV = (logits_BV / temperature).log_softmax(-1)
-        distribution_BV = logprobs_BV.exp().cumsum(-1)
-        target_B1 = uniforms_B[:, None] * distribution_BV[:, -1:]
-        # right=True: the first token whose sum exceeds the target, so a token of probability 0 is never chosen.
-        chosen_B = torch.searchsorted(distribution_BV, target_B1, right=True)[:, 0].clamp(max=logits_BV.shape[-1] - 1)
-    return chosen_B, logprobs_BV.gather(-1, chosen_B[:, None])[:, 0]
 
 
 def _uniforms(numbers: Sequence[Any], limits: Sequence[int]) -> Tensor:

@@ -189,7 +189,7 @@ function lineChart({ curve, axis, height, labels }) {
       if (!hidden.delete(group)) hidden.add(group);
       draw(box, width);
     };
-    const crowded = labels && (!direct || spec.lines.length > 6);
+    const crowded = labels && (!direct || spec.lines.length > 8);
     box.replaceChildren(...(crowded ? [legend(spec.lines.map((line) => line.group), hidden, toggle)] : []), svg);
     pointAt(box, svg, { lines, axis: x_axis, format, x, y, margin, inner, width });
   });
@@ -404,7 +404,8 @@ function differing(text, other) {
   for (let i = one.length - 1; i >= 0; i--)
     for (let j = two.length - 1; j >= 0; j--)
       longest[i][j] = one[i] === two[j] ? longest[i + 1][j + 1] + 1 : Math.max(longest[i + 1][j], longest[i][j + 1]);
-  if (longest[0][0] < Math.max(one.length, two.length) / 2) return [text]; // two different replies: marks tell nothing
+  // Two quite different replies: marks would tell nothing. Spaces are half of all pieces and always alike.
+  if (longest[0][0] < 0.75 * Math.max(one.length, two.length)) return [text];
   const nodes = [];
   for (let i = 0, j = 0; i < one.length; ) {
     if (j < two.length && one[i] === two[j]) { nodes.push(one[i]); i++; j++; }

@@ -202,7 +202,8 @@ class _Page:
         words = record.problem
         if not words and record.config is not None and not record.finished:
             words = f"step {last.get('step')} of {record.config.steps}"
-        warnings = [warning for row in record.rows for warning in row.get("warnings") or ()]
+        found = [row["warnings"] for row in record.rows if isinstance(row.get("warnings"), list)]
+        warnings = [str(warning) for each in found for warning in each]
         if warnings:
             words = f"{words} {len(warnings)} warnings, the last: {warnings[-1]}".strip()
         return {
@@ -247,8 +248,8 @@ class _Page:
                 if len(levels) > 1:
                     for level in levels:
                         by_level = f"{key}_by_level"
-                        marks = self._marks(members, lambda row, k=by_level, at=level: (row.get(k) or {}).get(at))
-                        rows.append({"label": "", "note": f"level {level}", "ceiling": None, "marks": marks})
+                        marks = self._marks(members, lambda row, k=by_level, at=level: _within(row, k, at))
+                        rows.append({"label": "", "note": shown(f"level {level}", 60), "ceiling": None, "marks": marks})
         return [row for row in rows if row["marks"]]
 
     def categories(self) -> list[dict[str, Any]]:
@@ -265,12 +266,12 @@ class _Page:
             for name in sorted(counts, key=lambda name: -counts[name]):
                 marks = self._marks(
                     self.members,
-                    lambda row, name=name, measure=measure: ((row.get(key) or {}).get(name) or {}).get(measure),
+                    lambda row, name=name, measure=measure: _within(row, key, name, measure),
                     form,
                 )
                 if marks:
                     label = shown(name.replace("_", " "), 60)
-                    rows.append({"label": label, "note": f"{counts[name]:,} replies", "ceiling": None, "marks": marks})
+                    rows.append({"label": label, "note": f"{counts[name]:,} heard", "ceiling": None, "marks": marks})
             if rows:
                 charts.append({"title": title, "format": form, "rows": rows})
         return charts
@@ -287,7 +288,7 @@ class _Page:
                 continue
             try:
                 comparison = self._with_page_names(compare(evaluated))
-            except LfoError as error:
+            except (LfoError, KeyError, TypeError) as error:  # the last two: a damaged data.json
                 tables.append({"title": title, "columns": [], "rows": [], "words": [shown(f"Not compared: {error}.")]})
                 continue
             found.append((len(evaluated), *headline(comparison)))
@@ -450,6 +451,14 @@ def _splits(members: Sequence[Member]) -> list[str]:
         if key.startswith("eval/") and key.endswith("/success")
     }
     return sorted(found, key=lambda split: (split != "val", split))
+
+
+def _within(row: Mapping[str, Any], *keys: str) -> Any:
+    """What lies at the end of these keys; None where a file holds something else on the way."""
+    found: Any = row
+    for key in keys:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
 
 
 def _last(member: Member, key: str, kind: type) -> Any:

@@ -1,0 +1,72 @@
+"""`lfo plan`: will a model fit on these GPUs, and if not, which knob to turn."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+_PARTS = {
+    "weights": "weights of the base",
+    "adapters": "adapters",
+    "gradients": "gradients",
+    "optimizer": "optimizer",
+    "activations": "activations",
+    "passing": "logits, or the backward of a layer",
+    "kv_cache": "cache of keys and values",
+    "buffers": "buffers",
+    "other_worker": "the other worker, at rest",
+    "total": "total",
+}
+
+
+def plan(
+    model: Annotated[str, typer.Option(help="A known shape (qwen3-8b, smollm2-135m, tiny, ...) or a folder.")],
+    gpus: Annotated[str, typer.Option(metavar="NxMGB", help="As 8x24GB.")],
+    context: Annotated[int, typer.Option(min=1, help="Tokens of a rollout.")] = 2048,
+    rollouts: Annotated[int, typer.Option(min=1, help="Rollouts at the same time.")] = 64,
+    micro_batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one forward and backward.")] = 16_384,
+    rank: Annotated[int, typer.Option(min=1, help="Of LoRA.")] = 16,
+    adapters: Annotated[int, typer.Option(min=1, max=2, help="2: policy and world model.")] = 2,
+    checkpointing: Annotated[bool, typer.Option(help="Compute activations again in the backward.")] = False,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs of one rollout server.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON.")] = False,
+) -> None:
+    """Memory on each GPU, for training and rollouts: lfo plan --model qwen3-8b --gpus 8x24GB"""
+    from lfo.engines.plan import Gpus, Work, shape_of
+    from lfo.engines.plan import plan as make_plan
+
+    work = Work(
+        context=context,
+        rollouts=rollouts,
+        micro_batch_tokens=micro_batch_tokens,
+        rank=rank,
+        adapters=adapters,
+        checkpointing=checkpointing,
+        tensor_parallel=tensor_parallel,
+    )
+    result = make_plan(shape_of(model), Gpus.parse(gpus), work)
+    if as_json:
+        typer.echo(json.dumps(result))
+    else:
+        _show(result)
+
+
+def _show(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    def gib(phase: str, part: str) -> str:
+        return f"{result[phase][part] / 2**30:.2f}" if part in result[phase] else ""
+
+    table = Table("GiB on each GPU", "training", "rollout")
+    for part, words in _PARTS.items():
+        table.add_row(words, gib("training", part), gib("rollout", part))
+    console = Console()
+    console.print(table)
+    usable = result["gpus"]["usable"] / 2**30
+    console.print(f"usable: {usable:.2f} GiB of each; {result['basis']}")
+    console.print("It fits." if result["fits"] else "It does not fit as it is:")
+    for sentence in result["advice"]:
+        console.print(f"- {sentence}", markup=False)

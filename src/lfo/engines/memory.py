@@ -1,0 +1,114 @@
+"""The memory that an update really takes on a GPU, beside what `plan` says: random weights of a shape are enough.
+
+lfo bench memory --json
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+
+from lfo.config import load_config
+from lfo.engines.learner import Learner
+from lfo.engines.plan import SHAPES, Shape, Work, training
+from lfo.model.adapters import DualAdapterModel
+from lfo.types import TrainingSample
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """Rows of equal length that fill one micro-batch; a quarter of each row is trained on."""
+
+    shape: str
+    rows: int
+    length: int
+    checkpointing: bool = False
+
+    @property
+    def work(self) -> Work:
+        tokens = self.rows * self.length
+        return Work(micro_batch_tokens=tokens, context=self.length, checkpointing=self.checkpointing)
+
+
+CASES = (
+    Case(shape="smollm2-135m", rows=8, length=1024),
+    Case(shape="smollm2-135m", rows=16, length=1024),
+    Case(shape="qwen3-0.6b", rows=8, length=1024),
+    Case(shape="qwen3-1.7b", rows=4, length=2048, checkpointing=True),
+    Case(shape="qwen3-8b", rows=2, length=1024),
+    Case(shape="qwen3-8b", rows=4, length=2048, checkpointing=True),
+)
+
+
+def compare(cases: Sequence[Case] = CASES) -> Iterator[dict[str, Any]]:
+    """Computed and measured bytes of each case, one after the other."""
+    for case in cases:
+        computed = sum(training(SHAPES[case.shape], case.work, gpus=1).values())
+        measured = measure_training(SHAPES[case.shape], case, torch.device("cuda"))
+        yield {
+            "model": case.shape,
+            "micro_batch_tokens": case.work.micro_batch_tokens,
+            "checkpointing": case.checkpointing,
+            "computed": computed,
+            "measured": measured,
+            "error": computed / measured - 1,
+        }
+
+
+def measure_training(shape: Shape, case: Case, device: torch.device) -> int:
+    """Peak of the second update: in the first the optimizer has no memory yet."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    update = training_update(shape, case, device)
+    update()
+    torch.cuda.reset_peak_memory_stats(device)
+    update()
+    return torch.cuda.max_memory_allocated(device)
+
+
+def training_update(shape: Shape, case: Case, device: torch.device) -> Any:
+    """An update of both adapters on random rows: the policy's fill the micro-batch, the world model has a short one."""
+    with torch.device(device):
+        base = AutoModelForCausalLM.from_config(model_config(shape), dtype=torch.bfloat16)
+    work = case.work
+    model = DualAdapterModel.build(
+        base, coupling="separate", seed=0, rank=work.rank, gradient_checkpointing=case.checkpointing
+    )
+    learner = Learner(model, load_config(["lookahead=false"]))
+    sampled = work.predicted // case.rows
+
+    def row(adapters: tuple[str, ...], length: int, policy: int, world: int) -> TrainingSample:
+        tokens = torch.randint(shape.vocabulary, (length,)).tolist()
+        zeros = [0.0] * length
+        return TrainingSample(
+            adapters=adapters,
+            tokens=tuple(tokens),
+            logprobs=tuple(zeros),
+            advantages=tuple([1.0] * length),
+            policy_weights=(*zeros[policy:], *[1.0] * policy),
+            world_model_weights=(*zeros[world:], *[1.0] * world),
+        )
+
+    rows = [row(model.policy_adapters, case.length, sampled, 0) for _ in range(case.rows)]
+    rows.append(row(model.world_model_adapters, 64, 0, 32))
+    return lambda: learner.update(rows, weight=1.0, rate_factor=1.0)
+
+
+def model_config(shape: Shape) -> Any:
+    """A transformers config with these sizes."""
+    family: Any = Qwen3Config if shape.head_norms else Qwen2Config if shape.biases else LlamaConfig
+    return family(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.inner,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.key_heads,
+        head_dim=shape.head_size,
+        tie_word_embeddings=shape.tied,
+    )

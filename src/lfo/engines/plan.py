@@ -1,0 +1,311 @@
+"""How much memory a model needs on each GPU, by arithmetic alone: no torch, no weights, no GPU.
+
+    lfo plan --model qwen3-8b --gpus 8x24GB
+
+Two kinds of worker. *Training*: the frozen base, the adapters with gradients and AdamW's moments, what the forward
+keeps for the backward, and the largest chunk of logits. *Rollout*: weights again, in the shape that decodes fast, and
+the cache of keys and values. On one GPU both live side by side, as the local engine runs them. On several, training
+is sharded over all (FSDP), rollouts are split over as many as needed (tensor parallelism), and they take turns.
+
+The training figures for one GPU are compared with measured peaks by `lfo bench memory` (docs/PLANNING.md); those for
+several GPUs and for rollout servers are computed only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lfo.errors import ConfigError, UsageError
+
+HALF, FULL = 2, 4  # bytes of bf16 and fp32
+GIB = 2**30
+USABLE = 0.92  # the rest is the driver's, the libraries' and the allocator's gaps
+WORKSPACE = 72 * 2**20  # of the matrix library, on two streams
+LOGITS_AT_ONCE = 1 << 27  # as in engines/learner.py: predictions times vocabulary
+SMALLEST_MICRO_BATCH = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """The sizes of a Llama-like model."""
+
+    name: str
+    layers: int
+    hidden: int
+    inner: int  # of the feed-forward
+    heads: int
+    key_heads: int
+    head_size: int
+    vocabulary: int
+    tied: bool  # the head is the embedding
+    head_norms: bool = False  # Qwen3 norms each head of queries and keys
+    biases: bool = False  # Qwen2 has them on queries, keys and values
+
+    @property
+    def queries(self) -> int:
+        return self.heads * self.head_size
+
+    @property
+    def keys(self) -> int:
+        return self.key_heads * self.head_size
+
+    @property
+    def linears(self) -> tuple[tuple[int, int], ...]:
+        """(in, out) of the linear layers of one layer."""
+        attention = ((self.hidden, self.queries), (self.hidden, self.keys), (self.hidden, self.keys))
+        feed_forward = ((self.hidden, self.inner), (self.hidden, self.inner), (self.inner, self.hidden))
+        return (*attention, (self.queries, self.hidden), *feed_forward)
+
+    @property
+    def layer_parameters(self) -> int:
+        extra = 2 * self.hidden + (2 * self.head_size if self.head_norms else 0)
+        extra += self.queries + 2 * self.keys if self.biases else 0
+        return sum(wide * out for wide, out in self.linears) + extra
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Embedding and head."""
+        return self.vocabulary * self.hidden * (1 if self.tied else 2)
+
+    @property
+    def parameters(self) -> int:
+        return self.layers * self.layer_parameters + self.embedding_parameters + self.hidden
+
+    def adapter_parameters(self, rank: int) -> int:
+        return self.layers * rank * sum(wide + out for wide, out in self.linears)
+
+
+SHAPES: Mapping[str, Shape] = {
+    shape.name: shape
+    for shape in (
+        Shape(name="tiny", layers=4, hidden=128, inner=384, heads=4, key_heads=2, head_size=32, vocabulary=1216,
+              tied=True, head_norms=True),
+        Shape(name="smollm2-135m", layers=30, hidden=576, inner=1536, heads=9, key_heads=3, head_size=64,
+              vocabulary=49152, tied=True),
+        Shape(name="qwen3-0.6b", layers=28, hidden=1024, inner=3072, heads=16, key_heads=8, head_size=128,
+              vocabulary=151936, tied=True, head_norms=True),
+        Shape(name="qwen3-1.7b", layers=28, hidden=2048, inner=6144, heads=16, key_heads=8, head_size=128,
+              vocabulary=151936, tied=True, head_norms=True),
+        Shape(name="qwen3-8b", layers=36, hidden=4096, inner=12288, heads=32, key_heads=8, head_size=128,
+              vocabulary=151936, tied=False, head_norms=True),
+    )
+}  # fmt: skip
+
+
+def shape_of(model: str) -> Shape:
+    """A named shape, or that of a folder's config.json."""
+    if model in SHAPES:
+        return SHAPES[model]
+    path = Path(model).expanduser()
+    path = path if path.suffix == ".json" else path / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        known = ", ".join(SHAPES)
+        raise ConfigError(f"--model {model} is neither one of {known} nor a folder with a config.json") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid JSON: {error}") from error
+    try:
+        heads, hidden = config["num_attention_heads"], config["hidden_size"]
+        return Shape(
+            name=str(model),
+            layers=config["num_hidden_layers"],
+            hidden=hidden,
+            inner=config["intermediate_size"],
+            heads=heads,
+            key_heads=config.get("num_key_value_heads") or heads,
+            head_size=config.get("head_dim") or hidden // heads,
+            vocabulary=config["vocab_size"],
+            tied=bool(config.get("tie_word_embeddings", False)),
+            head_norms=config.get("model_type") == "qwen3",
+            biases=config.get("model_type") == "qwen2",
+        )
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"{path} does not describe a Llama-like model: {error} is missing") from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gpus:
+    """`8x24GB`."""
+
+    count: int
+    bytes_each: int
+
+    @classmethod
+    def parse(cls, text: str) -> Gpus:
+        match = re.fullmatch(r"(?:(\d+)\s*x\s*)?(\d+(?:\.\d+)?)\s*GB", text.strip(), re.IGNORECASE)
+        count = int(match[1] or 1) if match else 0
+        if match is None or count < 1 or float(match[2]) <= 0:
+            raise UsageError(f"--gpus is written 8x24GB or 80GB, which {text!r} is not")
+        return cls(count=count, bytes_each=int(float(match[2]) * 1e9))
+
+    def __str__(self) -> str:
+        return f"{self.count}x{self.bytes_each / 1e9:g}GB"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """What is trained and rolled out, and the knobs that change what it needs."""
+
+    context: int = 2048  # tokens of a rollout
+    rollouts: int = 64  # at the same time, on all GPUs together
+    micro_batch_tokens: int = 16_384  # in one forward and backward, padding included
+    predictions: int | None = None  # tokens of a micro-batch that a loss looks at; None: a quarter
+    rank: int = 16
+    adapters: int = 2
+    checkpointing: bool = False  # keep only each layer's input and compute the rest again in the backward
+    tensor_parallel: int = 1  # GPUs that share one rollout server
+
+    @property
+    def predicted(self) -> int:
+        return self.micro_batch_tokens // 4 if self.predictions is None else self.predictions
+
+
+# --- the parts ---------------------------------------------------------------------------------------------------
+
+
+def kept_by_layer(shape: Shape, rank: int) -> int:
+    """Bytes that one layer keeps of one token for the backward: the base is frozen, so only what LoRA and the
+    nonlinear parts need."""
+    norms = 2 * (FULL + HALF) * shape.hidden  # two norms: the input in fp32, the output for LoRA's A
+    attention = HALF * (2 * shape.queries + 2 * shape.keys) + FULL * shape.heads  # q, k, v, output, log-sum-exp
+    if shape.head_norms:
+        attention += FULL * (shape.queries + shape.keys)
+    feed_forward = 4 * HALF * shape.inner  # gate, silu of it, up, their product
+    return norms + attention + feed_forward + HALF * rank * len(shape.linears)
+
+
+def passing_in_layer(shape: Shape) -> int:
+    """Bytes of one token that come and go while one layer runs backward: most of them in fp32, in its norms."""
+    return 8 * FULL * shape.hidden + HALF * (shape.hidden + shape.inner)
+
+
+def logits_bytes(shape: Shape, predictions: int) -> int:
+    """The largest chunk of logits: in bf16, then in fp32 log-probs, probabilities and two gradients.
+
+    What the chunk before it leaves behind for a while was found by measuring.
+    """
+    at_once = min(predictions, LOGITS_AT_ONCE // shape.vocabulary)
+    left = min(predictions - at_once, at_once)
+    return shape.vocabulary * (at_once * (HALF + 4 * FULL) + left * 2 * FULL)
+
+
+def training(shape: Shape, work: Work, gpus: int) -> dict[str, int]:
+    """Bytes on each GPU at the peak of an update."""
+    trained = work.adapters * shape.adapter_parameters(work.rank)
+    tokens, layer = work.micro_batch_tokens, kept_by_layer(shape, work.rank)
+    kept = HALF * shape.hidden if work.checkpointing else layer
+    # After the last layer: the hidden state in bf16 and fp32, the selected rows, and gradients of them all.
+    after = (2 * HALF + 6 * FULL) * shape.hidden
+    again = layer if work.checkpointing else 0
+    gathered = 2 * HALF * shape.layer_parameters + HALF * shape.embedding_parameters if gpus > 1 else 0
+    return {
+        "weights": HALF * shape.parameters // gpus,
+        "adapters": (FULL * trained + HALF * trained // work.adapters) // gpus,  # and the bf16 copy that computes
+        "gradients": FULL * trained // gpus,
+        "optimizer": 2 * FULL * trained // gpus,
+        "activations": (shape.layers * kept + after) * tokens,
+        # Logits are gone when the layers run backward: the larger of the two counts.
+        "passing": max(logits_bytes(shape, work.predicted), (again + passing_in_layer(shape)) * tokens),
+        "buffers": gathered + WORKSPACE,
+    }
+
+
+def rollout(shape: Shape, work: Work, gpus: int) -> dict[str, int]:
+    """Bytes on each GPU while rollouts run. One GPU: our decoders, one for each adapter; more: one server a group."""
+    parallel = work.tensor_parallel if gpus > 1 else 1
+    servers = max(1, gpus // parallel)
+    rows = -(-work.rollouts // servers)
+    decoders = work.adapters if gpus == 1 else 1
+    linear = shape.layers * shape.layer_parameters
+    # Our decoders share embedding and head with the base; a server has its own.
+    weights = decoders * HALF * linear if gpus == 1 else HALF * shape.parameters // parallel
+    adapters = work.adapters * HALF * shape.adapter_parameters(work.rank) // parallel
+    cached = 2 * shape.layers * shape.keys * HALF * work.context * rows
+    if gpus == 1:
+        cached = decoders * cached * (rows + 1) // rows
+    return {
+        "weights": weights,
+        "adapters": adapters,
+        "kv_cache": cached // parallel,
+        "buffers": rows * shape.vocabulary * FULL * 2 + WORKSPACE,
+    }
+
+
+# --- the whole ---------------------------------------------------------------------------------------------------
+
+
+def plan(shape: Shape, gpus: Gpus, work: Work) -> dict[str, Any]:
+    """The breakdown of both workers, whether they fit, and what to turn if they do not."""
+    phases = _phases(shape, gpus, work)
+    usable = int(USABLE * gpus.bytes_each)
+    fits = all(phase["total"] <= usable for phase in phases.values())
+    found = None if fits else _fitting(shape, gpus, work)
+    return {
+        "model": shape.name,
+        "parameters": shape.parameters,
+        "adapter_parameters": shape.adapter_parameters(work.rank),
+        "gpus": {"count": gpus.count, "bytes": gpus.bytes_each, "usable": usable},
+        "work": {
+            name: getattr(work, name) for name in ("context", "rollouts", "micro_batch_tokens", "rank", "adapters")
+        }
+        | {"checkpointing": work.checkpointing, "tensor_parallel": work.tensor_parallel},
+        **phases,
+        "fits": fits,
+        "advice": [] if fits else _advice(shape, gpus, work, found),
+        "basis": "checked against measured peaks" if gpus.count == 1 else "computed, not measured",
+    }
+
+
+def _phases(shape: Shape, gpus: Gpus, work: Work) -> dict[str, dict[str, int]]:
+    """While one worker works, the other rests: on one GPU with all it has; on several it gives up what it can."""
+    trains, rolls = training(shape, work, gpus.count), rollout(shape, work, gpus.count)
+    trainer_rests = sum(trains[name] for name in ("weights", "adapters", "optimizer"))
+    held = rolls["weights"] + rolls["adapters"] + rolls["kv_cache"]
+    sampler_rests = held if gpus.count == 1 else 0  # a server sleeps: its weights go and come back
+    trains["other_worker"], rolls["other_worker"] = sampler_rests, trainer_rests
+    return {name: {**parts, "total": sum(parts.values())} for name, parts in (("training", trains), ("rollout", rolls))}
+
+
+def _fits(shape: Shape, gpus: Gpus, work: Work, phase: str) -> bool:
+    return _phases(shape, gpus, work)[phase]["total"] <= USABLE * gpus.bytes_each
+
+
+def _fitting(shape: Shape, gpus: Gpus, work: Work) -> Work | None:
+    """The first settings that fit, turning the cheapest knobs first; None where no knob helps."""
+    while not _fits(shape, gpus, work, "training"):
+        if not work.checkpointing:
+            work = replace(work, checkpointing=True)
+        elif work.micro_batch_tokens > max(SMALLEST_MICRO_BATCH, work.context):
+            work = replace(work, micro_batch_tokens=max(work.micro_batch_tokens // 2, work.context))
+        elif gpus.count == 1 and work.rollouts > 1:
+            work = replace(work, rollouts=work.rollouts // 2)
+        else:
+            return None
+    while not _fits(shape, gpus, work, "rollout"):
+        if work.tensor_parallel < gpus.count:
+            work = replace(work, tensor_parallel=work.tensor_parallel * 2)
+        elif work.rollouts > gpus.count // work.tensor_parallel:
+            work = replace(work, rollouts=work.rollouts // 2)
+        else:
+            return None
+    return work
+
+
+def _advice(shape: Shape, gpus: Gpus, work: Work, found: Work | None) -> list[str]:
+    if found is None:
+        return [f"{shape.name} does not fit on {gpus} with any of these knobs: take more or larger GPUs"]
+    words = {
+        "checkpointing": "turn gradient checkpointing on (--checkpointing)",
+        "micro_batch_tokens": f"train on at most {found.micro_batch_tokens} tokens at once "
+        f"(--micro-batch-tokens {found.micro_batch_tokens})",
+        "tensor_parallel": f"split each rollout server over {found.tensor_parallel} GPUs "
+        f"(--tensor-parallel {found.tensor_parallel})",
+        "rollouts": f"run at most {found.rollouts} rollouts at the same time (--rollouts {found.rollouts})",
+    }
+    return [sentence for name, sentence in words.items() if getattr(found, name) != getattr(work, name)]

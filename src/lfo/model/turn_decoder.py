@@ -1,0 +1,375 @@
+"""Whole turns on a GPU: decode steps that never wait for the host, captured as CUDA graphs.
+
+A step feeds each row's last token, reads the cache, draws the next token and notes it, all on the device; the host
+replays graphs, some steps ahead of what it knows, and looks at flags to learn which rows have ended. Rows stay in
+their slots of a cache of fixed size; a batch is a list of slots, so rows leave without anything being moved, and a
+graph for each power of two serves all batches.
+
+LoRA is not merged: see `turn_ops`. A refresh copies A and B, nothing else.
+
+On a CPU the same steps run as they are, without graphs and with `turn_ops` for `turn_kernels`; tests do that.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from lfo.model import turn_ops
+from lfo.model.adapters import DualAdapterModel, LoraDelta
+from lfo.model.decoder import FusedDecoder, SlotCache, base_linear, layer_linears
+from lfo.model.turn_ops import Heads, Turn
+
+_AHEAD = 2  # steps that the device has in hand while the host looks at the flags of an earlier one
+_SMALLEST_BATCH = 8
+_RANK_STEP = 16  # columns behind an input; matrix units want multiples of 8
+_PARTS = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "out": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wide:
+    """A linear layer with LoRA, or several with one input: `[W | scale * B]` and A. B has a block for each."""
+
+    weight: Tensor  # out x (in + rank)
+    a: Tensor  # rank x in
+    bias: Tensor | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WideLayer:
+    input_norm: Tensor
+    mlp_norm: Tensor
+    qk_norm: Tensor | None
+    qkv: Wide
+    out: Wide
+    gate_up: Wide
+    down: Wide
+
+
+class TurnDecoder(FusedDecoder):
+    """base + adapters of a Llama-like model, for `TurnCache`."""
+
+    def __init__(
+        self, model: DualAdapterModel, adapters: Sequence[str], *, max_context: int, dtype: torch.dtype | None = None
+    ) -> None:
+        self._ops: Any = turn_ops
+        if model.device.type == "cuda":
+            from lfo.model import turn_kernels
+
+            self._ops = turn_kernels
+        self._free: list[TurnMemory] = []
+        super().__init__(model, adapters, max_context=max_context, dtype=dtype)
+        self.shape = Heads(
+            queries=self.heads,
+            keys=self.key_heads,
+            size=self.head_dim,
+            scaling=self.scaling,
+            epsilon=self.epsilon,
+            cos_SD=self.cos_SD,
+            sin_SD=self.sin_SD,
+        )
+
+    @staticmethod
+    def supports(model: DualAdapterModel) -> bool:
+        if not FusedDecoder.supports(model) or find_spec("triton") is None:
+            return False
+        size = model.causal_lm.model.layers[0].self_attn.head_dim
+        return size >= 16 and size & (size - 1) == 0
+
+    # ------------------------------------------------------------------ weights
+
+    def _make_layer(self, index: int, source: Any) -> Any:
+        deltas = self._model.deltas(self.adapters)
+        modules = dict(layer_linears(source))
+
+        def wide(part: str) -> Wide:
+            linears = [base_linear(modules[name]) for name in _PARTS[part]]
+            rank = sum(len(delta.a) for _, delta in self._present(deltas, index, part))
+            rank = -(-rank // _RANK_STEP) * _RANK_STEP
+            width = linears[0].in_features
+            options: dict[str, Any] = {"device": self.device, "dtype": self.dtype}
+            weight = torch.zeros(sum(each.out_features for each in linears), width + rank, **options)
+            weight[:, :width] = torch.cat([each.weight.detach() for each in linears])
+            biases = [each.bias for each in linears if each.bias is not None]
+            bias = self._own(torch.cat(biases)) if biases else None
+            return Wide(weight=weight, a=torch.zeros(rank, width, **options), bias=bias)
+
+        return WideLayer(
+            input_norm=self._own(source.input_layernorm.weight),
+            mlp_norm=self._own(source.post_attention_layernorm.weight),
+            qk_norm=self._qk_norm(source.self_attn),
+            **{part: wide(part) for part in _PARTS},
+        )
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Into the same tensors: graphs know their addresses."""
+        deltas = self._model.deltas(self.adapters)
+        for index, (layer, source) in enumerate(zip(self.layers, self._model.causal_lm.model.layers, strict=True)):
+            modules = dict(layer_linears(source))
+            for part, names in _PARTS.items():
+                wide: Wide = getattr(layer, part)
+                present = dict(self._present(deltas, index, part))
+                row, column = 0, wide.a.shape[1]
+                for name in names:
+                    rows = base_linear(modules[name]).out_features
+                    if name in present:
+                        delta = present[name]
+                        rank, first = len(delta.a), column - wide.a.shape[1]
+                        wide.a[first : first + rank] = delta.a
+                        wide.weight[row : row + rows, column : column + rank] = delta.scale * delta.b
+                        column += rank
+                    row += rows
+
+    @staticmethod
+    def _present(deltas: dict[str, LoraDelta], index: int, part: str) -> list[tuple[str, LoraDelta]]:
+        found = ((name, deltas.get(f"model.layers.{index}.{name}")) for name in _PARTS[part])
+        return [(name, delta) for name, delta in found if delta is not None]
+
+    # ------------------------------------------------------------------ computing
+
+    def forward(self, tokens_M: Tensor, positions_M: Tensor, attend: Callable[[int, Tensor], Tensor]) -> Tensor:
+        """Many tokens of few rows, for `SlotCache`."""
+        cos_MD, sin_MD = self.cos_SD[positions_M], self.sin_SD[positions_M]
+
+        def turned(index: int, qkv: Tensor) -> Tensor:
+            layer: Any = self.layers[index]
+            qkv = qkv.unflatten(-1, (-1, self.head_dim))
+            turn_ops.rotate(qkv, cos_MD, sin_MD, layer.qk_norm, self.shape)
+            return turn_ops.widen(attend(index, qkv), layer.out.a)
+
+        return self._run(tokens_M, turned, turn_ops)
+
+    def step(self, slots_B: Tensor, memory: TurnMemory) -> None:
+        """One more token for the rows in these slots."""
+        turn = memory.turn
+
+        def attend(index: int, qkv: Tensor) -> Tensor:
+            layer: Any = self.layers[index]
+            keys, values = memory.keys[index], memory.values[index]
+            return self._ops.attend(qkv, layer.qk_norm, keys, values, slots_B, turn.position_L, layer.out.a, self.shape)
+
+        hidden = self._run(turn.last_L[slots_B], attend, self._ops)
+        self._ops.say(self.logits(hidden), slots_B, turn)
+
+    def say(self, hidden: Tensor, slots_B: Tensor, memory: TurnMemory) -> None:
+        """The first token of a turn."""
+        self._ops.say(self.logits(hidden), slots_B, memory.turn)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        if hidden.device.type == "cuda" and hidden.dtype != torch.float32:
+            return torch.mm(hidden, self.head.T, out_dtype=torch.float32)  # not rounded to 8 bits
+        return F.linear(hidden, self.head).float()
+
+    def _run(self, tokens_M: Tensor, attend: Callable[[int, Tensor], Tensor], ops: Any) -> Tensor:
+        x = F.embedding(tokens_M, self.embedding)
+        for index, layer in enumerate(self.layers):
+            wide = ops.widen_norm(x, layer.input_norm, layer.qkv.a, self.epsilon)
+            wide = attend(index, F.linear(wide, layer.qkv.weight, layer.qkv.bias))
+            _add_linear(x, wide, layer.out)
+            wide = ops.widen_norm(x, layer.mlp_norm, layer.gate_up.a, self.epsilon)
+            wide = ops.widen_gate(F.linear(wide, layer.gate_up.weight, layer.gate_up.bias), layer.down.a)
+            _add_linear(x, wide, layer.down)
+        return ops.widen_norm(x, self.norm, self.norm.new_empty(0, len(self.norm)), self.epsilon)
+
+    # ------------------------------------------------------------------ memory
+
+    def cache(self, rows: int) -> Any:
+        """Memory, and the graphs over it, outlive the session that used them: capturing takes longer than a turn."""
+        fitting = [memory for memory in self._free if memory.rows >= rows]
+        if fitting:
+            memory = min(fitting, key=lambda each: each.rows)
+            self._free.remove(memory)
+        else:
+            self._free.clear()
+            memory = TurnMemory(self, _power_of_two(rows))
+        cache = TurnCache(self, memory)
+        weakref.finalize(cache, self._free.append, memory)
+        return cache
+
+
+def _add_linear(x: Tensor, wide: Tensor, linear: Wide) -> None:
+    x.addmm_(wide, linear.weight.T)
+    if linear.bias is not None:
+        x.add_(linear.bias)
+
+
+class TurnMemory:
+    """The cache of so many rows at the full length of the context, what their turn says, and graphs over both.
+
+    The last slot belongs to nobody: it fills a batch up to the size of a graph.
+    """
+
+    @torch.inference_mode()
+    def __init__(self, decoder: TurnDecoder, rows: int) -> None:
+        self.rows = rows
+        slots, context, device = rows + 1, decoder.max_context, decoder.device
+        shape = (len(decoder.layers), slots, decoder.key_heads, context, decoder.head_dim)
+        self.keys = torch.zeros(shape, device=device, dtype=decoder.dtype)
+        self.values = torch.zeros(shape, device=device, dtype=decoder.dtype)
+
+        def numbers(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
+            return torch.zeros(shape, device=device, dtype=dtype)
+
+        self.turn = Turn(
+            last_L=numbers(slots),
+            position_L=numbers(slots),
+            said_L=numbers(slots),
+            limit_L=numbers(slots),
+            done_L=torch.ones(slots, device=device, dtype=torch.long),
+            temperature=numbers(1, dtype=torch.float32),
+            uniforms_LN=numbers(slots, context, dtype=torch.float32),
+            tokens_LN=numbers(slots, context),
+            logprobs_LN=numbers(slots, context, dtype=torch.float32),
+            is_end_V=numbers(len(decoder.head), dtype=torch.bool),
+        )
+        self._decoder = weakref.ref(decoder)
+        self._steps: dict[int, tuple[Tensor, Callable[[], Any]]] = {}
+        self._pool: Any = None
+
+    def prepared(self, slots: Sequence[int]) -> Callable[[], Any]:
+        """What makes these slots go one step further."""
+        size = _power_of_two(len(slots))
+        if size not in self._steps:
+            self._steps[size] = self._capture(size)
+        slots_B, step = self._steps[size]
+        slots_B.copy_(torch.tensor([*slots, *[self.rows] * (size - len(slots))]), non_blocking=True)
+        return step
+
+    def _capture(self, size: int) -> tuple[Tensor, Callable[[], Any]]:
+        decoder = self._decoder()
+        assert decoder is not None
+        slots_B = torch.full((size,), self.rows, device=decoder.device)  # nobody's slot: warming up changes no row
+
+        def step() -> None:
+            decoder.step(slots_B, self)
+
+        if decoder.device.type != "cuda":
+            return slots_B, step
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):  # compiles kernels and makes the libraries' workspaces
+                step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            step()
+        self._pool = self._pool or graph.pool()
+        return slots_B, graph.replay
+
+
+class TurnCache(SlotCache):
+    """Rows in a `TurnMemory`; row i lives in slot i."""
+
+    def __init__(self, decoder: TurnDecoder, memory: TurnMemory) -> None:
+        super().__init__(decoder)
+        self._turns = decoder
+        self._memory = memory
+
+    @torch.inference_mode()
+    def speak(
+        self,
+        rows: Sequence[int],
+        histories: Sequence[Sequence[int]],
+        computed: Sequence[int],
+        *,
+        limits: Sequence[int],
+        temperature: float,
+        uniforms_KB: Tensor | None,
+        is_end_V: Tensor,
+    ) -> tuple[list[list[int]], list[list[float]], list[bool]]:
+        """Tokens and log-probs of one turn of each row, and whether it ended with an end token."""
+        memory, turn = self._memory, self._memory.turn
+        slots_B = self._tensor(rows)
+        hidden = self._fill(rows, histories, computed)
+        steps = max(limits)
+        turn.position_L[slots_B] = self._tensor([len(history) - 1 for history in histories])
+        turn.limit_L[slots_B] = self._tensor(limits)
+        turn.said_L[slots_B] = 0
+        turn.done_L[slots_B] = 0
+        turn.temperature.fill_(temperature)
+        turn.is_end_V.copy_(is_end_V)
+        if uniforms_KB is not None:
+            turn.uniforms_LN[slots_B, :steps] = uniforms_KB.T
+        self._turns.say(hidden[slots_B], slots_B, memory)
+
+        flags = _Flags(turn.done_L)
+        speaking = list(rows)
+        step = memory.prepared(speaking) if steps > 1 else None
+        for _ in range(steps - 1):
+            assert step is not None
+            step()
+            done = flags.look()
+            if done is None:
+                continue
+            alive = [row for row in speaking if not done[row]]
+            if not alive:
+                break
+            if _power_of_two(len(alive)) < _power_of_two(len(speaking)):
+                speaking = alive
+                step = memory.prepared(speaking)
+
+        said = turn.said_L[slots_B].tolist()
+        tokens, logprobs = (each[slots_B, :steps].tolist() for each in (turn.tokens_LN, turn.logprobs_LN))
+        stopped = turn.is_end_V[turn.last_L[slots_B]].tolist()
+        pairs = zip(tokens, logprobs, said, strict=True)
+        cut = [(words[:count], numbers[:count]) for words, numbers, count in pairs]
+        return [words for words, _ in cut], [numbers for _, numbers in cut], stopped
+
+    # ------------------------------------------------------------------ memory
+
+    def _write(self, layer: int, slots_M: Tensor, positions_M: Tensor, key: Tensor, value: Tensor) -> None:
+        self._memory.keys[layer][slots_M, :, positions_M] = key
+        self._memory.values[layer][slots_M, :, positions_M] = value
+
+    def _read(self, layer: int, slots_B: Tensor, span: int) -> tuple[Tensor, Tensor]:
+        return self._memory.keys[layer, :, :, :span][slots_B], self._memory.values[layer, :, :, :span][slots_B]
+
+    def _copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        source, target = self._tensor(sources), self._tensor(targets)
+        for cache in (self._memory.keys, self._memory.values):
+            for layer in cache:
+                layer[target, :, :length] = layer[source, :, :length]
+
+
+class _Flags:
+    """Which slots have ended, as it was `_AHEAD` steps ago: the copies travel while the device goes on."""
+
+    def __init__(self, done_L: Tensor) -> None:
+        self._done_L = done_L
+        self._cuda = done_L.device.type == "cuda"
+        self._copies = [torch.empty(done_L.shape, dtype=torch.long, pin_memory=self._cuda) for _ in range(_AHEAD + 1)]
+        self._events = [torch.cuda.Event() for _ in self._copies] if self._cuda else []
+        self._looks = 0
+
+    def look(self) -> list[int] | None:
+        """Send a copy off; answers the oldest one under way, None at first."""
+        place = self._looks % len(self._copies)
+        self._copies[place].copy_(self._done_L, non_blocking=True)
+        if self._cuda:
+            self._events[place].record()
+        self._looks += 1
+        if self._looks <= _AHEAD:
+            return None
+        oldest = self._looks % len(self._copies)
+        if self._cuda:
+            self._events[oldest].synchronize()
+        return self._copies[oldest].tolist()
+
+
+def _power_of_two(rows: int) -> int:
+    """The size of the graph that serves so many rows."""
+    return max(_SMALLEST_BATCH, 1 << (rows - 1).bit_length())

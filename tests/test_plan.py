@@ -1,0 +1,156 @@
+"""`lfo plan`: the sizes are those of real models, the sums are right, and its advice leads to a plan that fits."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from lfo.cli import main
+from lfo.engines.loading import load_base, model_source
+from lfo.engines.memory import CASES, model_config, training_update
+from lfo.engines.plan import (
+    SHAPES,
+    Gpus,
+    Shape,
+    Work,
+    kept_by_layer,
+    logits_bytes,
+    plan,
+    rollout,
+    shape_of,
+    training,
+)
+from lfo.errors import ConfigError, UsageError
+from lfo.model.adapters import DualAdapterModel
+
+SMALL = Shape(
+    name="small", layers=2, hidden=32, inner=48, heads=4, key_heads=2, head_size=16, vocabulary=99, tied=False
+)
+
+
+@pytest.mark.parametrize("shape", [SMALL, replace(SMALL, head_norms=True), replace(SMALL, biases=True, tied=True)])
+def test_parameters_are_counted_as_they_are(shape: Shape):
+    base = AutoModelForCausalLM.from_config(model_config(shape))
+    assert shape.parameters == sum(parameter.numel() for parameter in base.parameters())
+    model = DualAdapterModel.build(base, coupling="separate", seed=0, rank=4)
+    assert shape.adapter_parameters(4) == sum(weight.numel() for weight in model.adapter_parameters("policy"))
+
+
+def test_named_shapes_are_those_of_their_models():
+    assert SHAPES["tiny"].parameters == sum(p.numel() for p in load_base("tiny", torch.device("cpu")).parameters())
+    assert replace(shape_of(model_source("tiny")), name="tiny") == SHAPES["tiny"]
+    assert SHAPES["smollm2-135m"].parameters == 134_515_008
+    assert SHAPES["qwen3-8b"].parameters == 8_190_735_360
+
+
+def test_what_a_layer_keeps_is_what_autograd_keeps():
+    """Storages saved for the backward, with bf16 as on a GPU; the difference of two depths is that of the layers."""
+    kept = []
+    for layers in (1, 3):
+        shape = replace(SMALL, layers=layers, head_norms=True)
+        base = AutoModelForCausalLM.from_config(model_config(shape), dtype=torch.bfloat16)
+        model = DualAdapterModel.build(base, coupling="separate", seed=0)
+        for layer in model._layers.values():
+            layer.cast_input_dtype_enabled = False
+        own = {parameter.untyped_storage().data_ptr() for parameter in model.peft_model.parameters()}
+        seen: dict[int, torch.Tensor] = {}
+
+        def note(tensor: torch.Tensor, own: set[int] = own, seen: dict[int, torch.Tensor] = seen) -> torch.Tensor:
+            place = tensor.untyped_storage().data_ptr()
+            # Weights of LoRA in bf16 are two-dimensional with its rank on one side: they are counted as adapters.
+            if place not in own and not (tensor.dim() == 2 and 16 in tensor.shape and 80 not in tensor.shape):
+                seen[place] = tensor
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), torch.autocast("cpu"):
+            model.hidden(torch.zeros(1, 80, dtype=torch.long), ("policy",))
+        kept.append(sum(tensor.untyped_storage().nbytes() for tensor in seen.values()))
+    measured = (kept[1] - kept[0]) / 2 / 80
+    assert kept_by_layer(replace(SMALL, head_norms=True), 16) == pytest.approx(measured, rel=0.05)
+
+
+def test_parts_by_hand():
+    work = Work(micro_batch_tokens=100, rank=4, adapters=2)
+    parts = training(SMALL, work, gpus=1)
+    trained = 2 * SMALL.adapter_parameters(4)
+    assert parts["weights"] == 2 * SMALL.parameters
+    assert (parts["gradients"], parts["optimizer"]) == (4 * trained, 8 * trained)
+    assert training(SMALL, work, gpus=4)["optimizer"] == 2 * trained
+    assert logits_bytes(SMALL, 10) == 10 * 99 * 18
+    # 2 of keys and values, 2 layers, 2 heads of 16, 2 bytes, 50 tokens; 8 rows and nobody's, for two decoders.
+    rolled = rollout(SMALL, Work(context=50, rollouts=8), gpus=1)
+    assert rolled["kv_cache"] == 2 * (2 * 2 * 2 * 16 * 2 * 50) * 9
+    shared = rollout(SMALL, Work(context=50, rollouts=8, tensor_parallel=2), gpus=4)
+    assert shared["kv_cache"] == (2 * 2 * 2 * 16 * 2 * 50) * 4 // 2
+    assert shared["weights"] == SMALL.parameters
+
+
+def test_checkpointing_keeps_less_and_more_tokens_keep_more():
+    def total(**knobs: object) -> int:
+        return sum(training(SHAPES["qwen3-8b"], Work(**knobs), gpus=1).values())  # type: ignore[arg-type]
+
+    assert total(checkpointing=True) < total() / 3
+    assert total(micro_batch_tokens=8192) < total(micro_batch_tokens=16384)
+    assert total(adapters=1) < total(adapters=2)
+
+
+@pytest.mark.parametrize(("model", "gpus"), [("qwen3-8b", "8x24GB"), ("qwen3-8b", "141GB"), ("qwen3-1.7b", "2x8GB")])
+def test_advice_leads_to_a_plan_that_fits(model: str, gpus: str):
+    shape, cards, work = SHAPES[model], Gpus.parse(gpus), Work()
+    first = plan(shape, cards, work)
+    assert not first["fits"]
+    knobs = {"--checkpointing": "checkpointing", "--micro-batch-tokens": "micro_batch_tokens"}
+    knobs |= {"--tensor-parallel": "tensor_parallel", "--rollouts": "rollouts"}
+    for sentence in first["advice"]:
+        option = sentence.rpartition("(")[2].rstrip(")").split()
+        work = replace(work, **{knobs[option[0]]: int(option[1]) if len(option) > 1 else True})
+    second = plan(shape, cards, work)
+    assert second["fits"]
+    assert second["advice"] == []
+    for phase in ("training", "rollout"):
+        parts = dict(second[phase])
+        assert parts.pop("total") == sum(parts.values()) <= second["gpus"]["usable"]
+
+
+def test_what_no_knob_can_help_is_said():
+    result = plan(SHAPES["qwen3-8b"], Gpus.parse("16GB"), Work())
+    assert not result["fits"]
+    assert "take more or larger GPUs" in result["advice"][0]
+
+
+def test_gpus_and_models_that_are_none_are_refused(tmp_path: Path):
+    assert Gpus.parse("8x24GB") == Gpus(count=8, bytes_each=24_000_000_000)
+    assert str(Gpus.parse("80gb")) == "1x80GB"
+    for text in ("", "8", "0x24GB", "8x", "x24GB", "8x24TB"):
+        with pytest.raises(UsageError, match="8x24GB"):
+            Gpus.parse(text)
+    with pytest.raises(ConfigError, match="neither one of tiny"):
+        shape_of(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"hidden_size": 3}')
+    with pytest.raises(ConfigError, match="'num_attention_heads' is missing"):
+        shape_of(str(tmp_path))
+
+
+def test_the_command_answers_in_json_and_in_words(capsys, monkeypatch):
+    for extra in (["--json"], []):
+        command = ["lfo", "plan", "--model", "qwen3-8b", "--gpus", "8x24GB", *extra]
+        monkeypatch.setattr(sys, "argv", command)
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        assert exit_.value.code == 0
+    answer, words = capsys.readouterr().out.split("\n", 1)
+    assert json.loads(answer)["basis"] == "computed, not measured"
+    assert "turn gradient checkpointing on" in words
+
+
+def test_what_is_measured_on_a_gpu_runs():
+    """One update of a small shape on the CPU, as `lfo bench memory` makes it."""
+    watched = training_update(SMALL, replace(CASES[0], rows=2, length=64), torch.device("cpu"))()
+    assert watched["gradient_norm/policy"] > 0
+    assert watched["gradient_norm/world_model"] > 0
