@@ -67,6 +67,7 @@ def _tensorboard(config: RunConfig, folder: Path, first_step: int) -> Iterator[L
 def _wandb(config: RunConfig, folder: Path, first_step: int) -> Iterator[Log]:
     import wandb  # type: ignore[import-not-found]
 
+    mode: Any = os.environ.get("WANDB_MODE", "offline")
     run = wandb.init(
         project="lfo",
         name=folder.name,
@@ -75,7 +76,7 @@ def _wandb(config: RunConfig, folder: Path, first_step: int) -> Iterator[Log]:
         resume="allow",
         dir=str(folder),
         config=flatten(config),
-        mode=os.environ.get("WANDB_MODE", "offline"),
+        mode=mode,
     )
     try:
         yield lambda row: run.log(dict(scalars(row)), step=row["step"])
