@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,14 @@ import torch
 
 from lfo.cli import main
 from lfo.config import load_config
-from lfo.engines.loading import environment_factory, load_base, load_tokenizer, model_source, pick_device
+from lfo.engines.loading import (
+    environment_factory,
+    load_base,
+    load_tokenizer,
+    model_source,
+    naming_environment,
+    pick_device,
+)
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
 from lfo.errors import ConfigError
@@ -44,7 +52,7 @@ class Empty(OracleCodes):
         (["env=oracle-codes"], "world_model.predict=phone names no tool of this environment (ask_oracle, open_door)"),
         (["env=test_loading:Empty", "world_model.predict=all"], "the environment has no tasks in its split val"),
         (["eval.splits=exam"], "There is no split 'exam'"),
-        (["init_from=nowhere"], "init_from=nowhere holds no adapters"),
+        (["init_from=nowhere"], "nowhere holds no adapters"),
         (["world_model.input=inline", "coupling=separate"], "needs coupling=shared or coupling=stacked"),
         (["lora.targets=w_proj"], "do not fit this model"),
     ],
@@ -84,6 +92,19 @@ def test_a_saved_base_loads_from_its_folder(tmp_path: Path):
     assert torch.equal(again(ids).logits, base(ids).logits)
     assert load_tokenizer(str(tmp_path)).get_vocab() == tokenizer.get_vocab()
     assert {parameter.dtype for parameter in again.parameters()} == {torch.float32}
+
+
+def test_a_run_names_the_environment_that_it_was_given():
+    """So that its folder can be evaluated later, by name alone."""
+    config = load_config([])
+    assert naming_environment(config, environment_factory(config)) is config
+    assert naming_environment(config, lambda: PhoneCalls(levels=(3,))) is config
+    assert naming_environment(config, Empty).env == "test_loading:Empty"
+    named = naming_environment(config, partial(OracleCodes, seed=7))
+    assert (named.env, named.env_args) == ("oracle-codes", {"seed": 7})
+    assert environment_factory(named)().seed == 7  # type: ignore[attr-defined]
+    own_name = load_config(["env=lfo.env.oracle:OracleCodes", "env_args.seed=7"])
+    assert naming_environment(own_name, environment_factory(own_name)) is own_name
 
 
 def test_environments_by_name():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import sys
 from functools import partial
@@ -21,6 +22,7 @@ from lfo.env.phone_calls import PhoneCalls
 from lfo.errors import ConfigError
 
 EMBEDDED = "tiny"
+SHIPPED = {"phone-calls": PhoneCalls, "oracle-codes": OracleCodes}
 
 
 def model_source(name: str) -> str:
@@ -67,12 +69,9 @@ def pick_device(name: str) -> torch.device:
 
 def environment_factory(config: RunConfig) -> EnvironmentFactory:
     """What makes one environment per rollout."""
-    if config.env == "phone-calls":
-        factory = partial(PhoneCalls, **{"levels": config.levels, **config.env_args})
-    elif config.env == "oracle-codes":
-        factory = partial(OracleCodes, **config.env_args)
-    else:
-        factory = partial(_class_named(config.env), **config.env_args)
+    made = SHIPPED.get(config.env) or _class_named(config.env)
+    levels = {"levels": config.levels} if made is PhoneCalls else {}
+    factory = partial(made, **{**levels, **config.env_args})
     try:
         environment = factory()
     except TypeError as error:
@@ -80,6 +79,19 @@ def environment_factory(config: RunConfig) -> EnvironmentFactory:
     if not isinstance(environment, Environment):
         raise ConfigError(f"env={config.env} is no environment: it needs the methods tasks, tools, reset and step")
     return cast(EnvironmentFactory, factory)
+
+
+def naming_environment(config: RunConfig, environment: EnvironmentFactory) -> RunConfig:
+    """The config with the environment that is really played, so that its run can be evaluated from its folder."""
+    given = environment.func if isinstance(environment, partial) else environment
+    if given is (SHIPPED.get(config.env) or _class_named(config.env)):
+        return config
+    kind = type(environment())
+    name = next((name for name, shipped in SHIPPED.items() if kind is shipped), f"{kind.__module__}:{kind.__name__}")
+    if name == config.env:
+        return config  # a function that makes what the config says
+    arguments = environment.keywords if isinstance(environment, partial) else {}
+    return dataclasses.replace(config, env=name, env_args=arguments)
 
 
 def _class_named(name: str) -> Any:
