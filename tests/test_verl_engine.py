@@ -15,9 +15,8 @@ from safetensors.torch import load_file
 
 from lfo.engines.learner import Learner
 from lfo.engines.local import Trainer
-from lfo.model.adapters import DualAdapterModel
 from lfo.types import TrainingSample
-from small_runs import base, fussy_calls, randomised, small_config, small_trainer
+from small_runs import SMALL, fussy_calls, randomised, small_trainer
 
 pytest.importorskip("verl", reason="verl is not installed: pip install -e '.[verl]'")
 pytestmark = pytest.mark.verl
@@ -32,53 +31,57 @@ COUPLINGS = {
     "stacked-inline": ("coupling=stacked", "world_model.input=inline"),
     "separate-kl-checkpointed": (
         "policy.kl=0.1",
+        "rollout.group_size=5",
+        "world_model.examples_per_mini_batch=3",
         "verl.actor_rollout_ref.model.enable_gradient_checkpointing=true",
         "verl.actor_rollout_ref.actor.ppo_max_token_len_per_gpu=700",  # many rounds, the last with an idle rank
     ),
     "dapo": ("algo=dapo",),
 }
+# name -> (the guard that is taken away, settings); the result must then be wrong.
+SABOTAGED = {
+    "no-guard-switch": ("peft's set_adapter", COUPLINGS["separate"]),
+    "no-guard-checkpoint": ("plain checkpointing", COUPLINGS["separate-kl-checkpointed"]),
+    "no-guard-padding": ("padding with stale weights", COUPLINGS["separate-kl-checkpointed"]),
+}
 SETTINGS = ("engine=verl", "lora.rank=4", "lora.alpha=8", "policy.max_resamples=1", "rollout.max_turns=4")
 
 
-def fresh_model(trainer: Trainer) -> DualAdapterModel:
-    config = trainer.config
-    model = DualAdapterModel.build(
-        base(),
-        coupling=config.coupling,
-        seed=0,
-        rank=config.lora.rank,
-        alpha=config.lora.alpha,
-        with_world_model=config.algo == "dual-lora",
-    )
-    return randomised(model)
+def _start(trainer: Trainer, folder: Path) -> Path:
+    """Adapters as after some training."""
+    randomised(trainer.model).save(folder / "start")
+    return folder / "start"
 
 
-def recorded_batches(trainer: Trainer) -> list[list[TrainingSample]]:
+def recorded_batches(trainer: Trainer, count: int) -> list[list[TrainingSample]]:
     """Mini-batches of real rollouts that train both losses, as many as there are updates."""
     batches: list[list[TrainingSample]] = []
     step = 0
-    while len(batches) < UPDATES:
+    while len(batches) < count:
         collected = trainer.collect(step)
         plan = trainer.recipe.plan(step, collected, trainer.recipe.hear(collected.groups))
         batches += [list(samples) for samples in plan.mini_batches if any(any(row.policy_weights) for row in samples)]
         step += 1
-    return batches[:UPDATES]
+    return batches[:count]
 
 
 @dataclasses.dataclass
 class Case:
+    start: dict[str, torch.Tensor]
     watched: list[dict[str, float]]
     gradients: dict[str, torch.Tensor]
     weights: dict[str, torch.Tensor]
     batches: list[list[TrainingSample]]
 
 
-def local_run(trainer: Trainer, folder: Path) -> Case:
+def local_run(trainer: Trainer, folder: Path, updates: int) -> Case:
     """What the local learner makes of the recorded batches, from adapters that are left in `start`."""
-    batches = recorded_batches(trainer)
-    model = fresh_model(trainer)
-    model.save(folder / "start")
-    learner = Learner(model, trainer.config)
+    # The policy that samples is the one that is trained: log-probs must agree.
+    trainer.model.load(_start(trainer, folder))
+    trainer.sampler.refresh()
+    batches = recorded_batches(trainer, updates)
+    learner = Learner(trainer.model, trainer.config)
+    start = _weights(learner)
     watched, gradients = [], {}
     for number, samples in enumerate(batches):
         watched.append(learner.update(samples, weight=trainer.recipe.state.weight, rate_factor=1.0))
@@ -89,12 +92,15 @@ def local_run(trainer: Trainer, folder: Path) -> Case:
                 for place, weight in enumerate(weights)
                 if weight.grad is not None
             }
-    weights = {
+    return Case(start=start, watched=watched, gradients=gradients, weights=_weights(learner), batches=batches)
+
+
+def _weights(learner: Learner) -> dict[str, torch.Tensor]:
+    return {
         f"weight.{name}.{place}": weight.detach().clone()
         for name, weights in learner.parameters.items()
         for place, weight in enumerate(weights)
     }
-    return Case(watched=watched, gradients=gradients, weights=weights, batches=batches)
 
 
 def run_ranks(folder: Path, ranks: int) -> None:
@@ -117,12 +123,14 @@ def runs(tmp_path_factory) -> tuple[Path, dict[str, Case]]:
     folder = tmp_path_factory.mktemp("ranks")
     cases: dict[str, Case] = {}
     described: dict[str, Any] = {}
-    for name, settings in COUPLINGS.items():
+    everything = {name: ("", settings) for name, settings in COUPLINGS.items()} | SABOTAGED
+    for name, (sabotage, settings) in everything.items():
         (folder / name).mkdir()
         trainer = small_trainer(*SETTINGS, *settings, environment=fussy_calls)
-        cases[name] = local_run(trainer, folder / name)
+        cases[name] = local_run(trainer, folder / name, updates=1 if sabotage else UPDATES)
         described[name] = {
-            "settings": [*_small(), *SETTINGS, *settings],
+            "sabotage": sabotage,
+            "settings": [*SMALL, *SETTINGS, *settings],
             "weight": trainer.recipe.state.weight,
             "mini_batches": [[dataclasses.asdict(row) for row in rows] for rows in cases[name].batches],
         }
@@ -130,12 +138,6 @@ def runs(tmp_path_factory) -> tuple[Path, dict[str, Case]]:
     run_ranks(folder, 1)
     run_ranks(folder, 2)
     return folder, cases
-
-
-def _small() -> tuple[str, ...]:
-    from small_runs import SMALL
-
-    return SMALL
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -150,9 +152,9 @@ def test_losses_and_gradients_are_the_local_engines(runs, name: str, ranks: int)
     results = load_file(folder / name / f"results-{ranks}.safetensors")
     gradients = {key: value for key, value in results.items() if key.startswith("gradient.")}
     assert gradients.keys() == case.gradients.keys()
-    assert max(gradient.abs().max() for gradient in gradients.values()) > 100 * CLOSE, "nothing was compared"
+    largest = max(gradient.abs().max() for gradient in gradients.values())
     for key, gradient in case.gradients.items():
-        assert torch.allclose(gradients[key], gradient, atol=CLOSE), key
+        assert (gradients[key] - gradient).abs().max() < CLOSE * min(1.0, largest), key
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -160,34 +162,37 @@ def test_losses_and_gradients_are_the_local_engines(runs, name: str, ranks: int)
 def test_ten_updates_give_the_local_engines_adapters(runs, name: str, ranks: int):
     folder, cases = runs
     results = load_file(folder / name / f"results-{ranks}.safetensors")
-    moved = 0.0
-    start = load_file(folder / name / "start" / "policy" / "adapter_model.safetensors")
-    assert start
     for key, weight in cases[name].weights.items():
-        assert torch.allclose(results[key], weight, atol=CLOSE), key
-        moved = max(moved, float(weight.abs().max()))
-    assert moved > CLOSE
+        assert (results[key] - weight).abs().max() < CLOSE, key
+        assert (cases[name].start[key] - weight).abs().max() > 10 * CLOSE, f"{key} was not trained"
 
 
-def test_both_adapters_move_and_the_policy_loss_spares_a_stacked_world_model(runs):
-    _, cases = runs
-    for name in ("separate", "stacked"):
-        for adapter in ("policy", "world_model"):
-            gradients = [value for key, value in cases[name].gradients.items() if key.startswith(f"gradient.{adapter}")]
-            assert max(gradient.abs().max() for gradient in gradients) > 0
-
-
-def test_the_trainers_log_probs_are_those_that_were_sampled(runs):
-    """Of adapters that have not been randomised: the policy that sampled the recorded rollouts is the fresh one."""
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_trainers_log_probs_are_the_samplers(runs, ranks: int):
     folder, cases = runs
-    for ranks in (1, 2):
-        results = load_file(folder / "separate" / f"results-{ranks}.safetensors")
-        rows = [row for row in cases["separate"].batches[0] if any(row.policy_weights)]
+    for name in ("separate", "shared", "stacked"):
+        results = load_file(folder / name / f"results-{ranks}.safetensors")
+        rows = [row for row in cases[name].batches[0] if any(row.policy_weights)]
         for place, row in enumerate(rows):
-            assert len(results[f"logprobs.{place}"]) == len(row.tokens)
-    one, two = (load_file(folder / "separate" / f"results-{ranks}.safetensors") for ranks in (1, 2))
-    for key in (key for key in one if key.startswith("logprobs.")):
-        assert torch.allclose(one[key], two[key], atol=CLOSE)
+            weighted = torch.tensor(row.policy_weights) > 0
+            gap = (results[f"logprobs.{place}"] - torch.tensor(row.logprobs))[weighted].abs().max()
+            assert gap < CLOSE, f"{name}: a server with the trainer's adapters would have sampled with others"
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"), [("no-guard-switch", 1), ("no-guard-checkpoint", 1), ("no-guard-padding", 2)]
+)
+def test_without_its_guard_each_silent_failure_shows(runs, name: str, ranks: int):
+    """PEFT freezing the other adapter, recomputing with the wrong one, an idle rank that trains a stale row: none of
+    them raises anything, and the comparison above is what tells."""
+    folder, cases = runs
+    case, results = cases[name], load_file(folder / name / f"results-{ranks}.safetensors")
+    wrong = [
+        key
+        for key, gradient in case.gradients.items()
+        if key not in results or (results[key] - gradient).abs().max() > 10 * CLOSE
+    ]
+    assert wrong
 
 
 def test_a_checkpoint_of_the_verl_engine_is_one_of_the_local_engine(runs):
@@ -199,7 +204,3 @@ def test_a_checkpoint_of_the_verl_engine_is_one_of_the_local_engine(runs):
         for place, weight in enumerate(weights):
             assert torch.allclose(weight, cases["stacked"].weights[f"weight.{name}.{place}"], atol=CLOSE)
             assert float(trainer.learner._state(weight)["step"]) == UPDATES
-
-
-def test_small_config_is_the_one_that_ranks_read():
-    assert small_config(*SETTINGS).engine == "verl"

@@ -17,7 +17,9 @@ import torch
 from safetensors.torch import save_file
 
 from lfo.config import load_config
+from lfo.engines.verl import learner
 from lfo.engines.verl.settings import prepare_environment, verl_config
+from lfo.model.adapters import DualAdapterModel
 from lfo.types import TrainingSample
 
 FOLDER, RANK, RANKS = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
@@ -48,7 +50,32 @@ def make_engine(settings: list[str]) -> Any:
     return engine
 
 
+def sabotage(what: str) -> None:
+    """Take one guard away; the test shows that the result is then wrong."""
+    if what == "peft's set_adapter":
+
+        def switch(self: Any, adapters: tuple[str, ...], detached: tuple[str, ...]) -> None:
+            if adapters:
+                self.peft_model.base_model.set_adapter(list(adapters))  # turns requires_grad off on all others
+            self._active, self._detached = adapters, detached
+
+        DualAdapterModel._switch = switch  # type: ignore[method-assign]
+    elif what == "plain checkpointing":
+
+        def enable(self: Any) -> None:
+            self.causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
+            self.gradient_checkpointing = True
+
+        DualAdapterModel._enable_gradient_checkpointing = enable  # type: ignore[method-assign]
+    elif what == "padding with stale weights":
+        learner.empty_part = lambda sample: sample
+    else:
+        raise ValueError(what)
+
+
 def run(name: str, case: dict[str, Any]) -> None:
+    if case.get("sabotage"):
+        sabotage(case["sabotage"])
     engine = make_engine(case["settings"])
     engine.model.load(FOLDER / name / "start")
     results: dict[str, torch.Tensor] = {}
@@ -80,5 +107,7 @@ if __name__ == "__main__":
     store = torch.distributed.FileStore(str(FOLDER / f"store-{RANKS}"), RANKS)
     torch.distributed.init_process_group("gloo", store=store, rank=RANK, world_size=RANKS)
     for name, case in json.loads((FOLDER / "cases.json").read_text()).items():
+        original = DualAdapterModel._switch, DualAdapterModel._enable_gradient_checkpointing, learner.empty_part
         run(name, case)
+        DualAdapterModel._switch, DualAdapterModel._enable_gradient_checkpointing, learner.empty_part = original
     torch.distributed.destroy_process_group()

@@ -19,6 +19,7 @@ import msgspec
 import ray
 import transfer_queue as tq
 from ray.exceptions import RayError
+from ray.util import remove_placement_group
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ, PPOTrainerSync
 from verl.utils import tensordict_utils as tu
@@ -33,6 +34,7 @@ from lfo.rollout.runner import RolloutRequest
 from lfo.types import TrainingSample
 
 POLL_SECONDS = 0.05
+RELEASE_SECONDS = 10.0  # Ray gives slots back a little later than it says
 ALIVE_SECONDS = 5.0  # how often waiting looks whether anybody is still there to wait for
 
 
@@ -56,7 +58,10 @@ class Cluster:
         self._config = config
         tq.init(config.transfer_queue)
         self._processes: Any = cast(Any, _Processes)(config)  # verl's class is concrete by its decorator
-        self._processes.init()
+        try:
+            self._processes.init()
+        except ValueError as error:  # too few GPUs, mostly
+            raise WorkError(f"verl cannot start its processes: {error}") from error
         self._workers = self._processes.actor_rollout_wg
         self._client = self._processes.get_llm_client()
         self._loops: Any = AgentLoopManagerTQ.create(
@@ -67,7 +72,21 @@ class Cluster:
         )
 
     def close(self) -> None:
+        """End all processes and give their slots back, so that another run may follow in the same session of Ray."""
+        servers = [
+            server for replica in self._processes.llm_server_manager.get_replicas() for server in replica.servers
+        ]
+        for actor in (*self._loops.agent_loop_workers, *servers, *self._workers.workers):
+            ray.kill(actor)
+        pools = self._processes.resource_pool_manager.resource_pool_dict.values()
+        for pool in pools:
+            for group in pool.pgs or ():
+                remove_placement_group(group)
         tq.close()
+        taken = sum(pool.world_size for pool in pools)
+        deadline = time.monotonic() + RELEASE_SECONDS
+        while ray.available_resources().get("GPU", 0) < taken and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
 
     # --- rollouts ----------------------------------------------------------------------------------------------
 

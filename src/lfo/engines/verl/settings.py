@@ -164,7 +164,7 @@ def _translated(config: RunConfig, tokenizer: str | None) -> dict[str, Any]:
         # Replies are never cut: our agent loop does not go through verl's tools, whose limit is 256 characters.
         f"{sampling}.multi_turn.max_tool_response_length": rollout.max_context * 16,
         # reward: from the environment's final state, given by the agent loop
-        "reward.num_workers": 1,
+        "reward.num_workers": 0,
         "critic.enable": False,
         "reward.reward_model.rollout.name": SAMPLER,
         # run
@@ -214,6 +214,7 @@ def _check_known(tree: DictConfig, name: str) -> None:
 
 def _validate(tree: DictConfig) -> None:
     """verl's own check; what it prints is not for our users."""
+    from hydra.errors import InstantiationException
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
@@ -226,5 +227,7 @@ def _validate(tree: DictConfig) -> None:
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             validate_config(checked, use_reference_policy=need_reference_policy(tree), use_critic=need_critic(tree))
+    except InstantiationException as error:  # hydra wraps what a part of the config said
+        raise ConfigError(f"verl refuses these settings: {error.__cause__ or error}") from error
     except (AssertionError, ValueError, TypeError) as error:
         raise ConfigError(f"verl refuses these settings: {error}") from error

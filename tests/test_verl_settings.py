@@ -1,0 +1,157 @@
+"""Our settings in verl's words: complete, checked by verl itself, and open to verl's own keys."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lfo.config import load_config
+from lfo.engines import create_trainer
+from lfo.errors import ConfigError
+
+ROOT = Path(__file__).parent.parent
+LFO = Path(sys.executable).parent / "lfo"
+
+
+def test_what_a_config_says_of_verl_is_kept_and_later_settings_win():
+    config = load_config(["engine=verl", "verl.trainer.nnodes=2", "verl.trainer.nnodes=4", "verl.data.seed=1"])
+    assert config.verl == {"trainer": {"nnodes": 4}, "data": {"seed": 1}}
+
+
+def test_a_run_without_verl_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    config = load_config(["preset=tiny", "engine=verl"])
+    with pytest.raises(ConfigError, match=r"needs verl: pip install"):
+        create_trainer(config, lambda: None, None)  # type: ignore[arg-type]
+
+
+def test_the_shuffled_control_is_refused_because_its_tasks_are_in_many_processes():
+    pytest.importorskip("verl")
+    config = load_config(["preset=tiny", "engine=verl", "lookahead_source=shuffled"])
+    with pytest.raises(ConfigError, match="use engine=local"):
+        create_trainer(config, lambda: None, None)  # type: ignore[arg-type]
+
+
+# --- with verl, in processes of their own: it must be imported after its platform is chosen ------------------------
+
+_ASK = """
+import json, sys
+from omegaconf import OmegaConf
+from lfo.config import load_config
+from lfo.engines.verl.settings import verl_config
+from lfo.errors import ConfigError
+answers = []
+for overrides in json.loads(sys.argv[1]):
+    try:
+        answers.append(OmegaConf.to_container(verl_config(load_config(overrides)), resolve=True))
+    except ConfigError as error:
+        answers.append(str(error))
+print("ANSWERS" + json.dumps(answers))
+"""
+ASKED: dict[str, list[str]] = {
+    "tiny": ["preset=tiny", "engine=verl", "policy.overlong_buffer=64", "coupling=stacked"],
+    "8 GPUs": ["preset=qwen3-8b-8x24gb"],
+    "1 GPU": ["preset=qwen3-1.7b-1gpu"],
+    "own keys": [
+        "preset=tiny",
+        "engine=verl",
+        "verl.trainer.nnodes=3",
+        "verl.ray_kwargs.ray_init.address=auto",
+        "verl.actor_rollout_ref.rollout.gpu_memory_utilization=0.3",
+    ],
+    "mistyped": ["preset=tiny", "engine=verl", "verl.actor_rollout_ref.actor.fsdp_config.optimiser_offload=true"],
+    "refused": ["preset=tiny", "engine=verl", "verl.actor_rollout_ref.actor.loss_agg_mode=mean-of-means"],
+    "fsdp1": ["preset=tiny", "engine=verl", "verl.actor_rollout_ref.actor.strategy=fsdp"],
+}
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[str, Any]:
+    pytest.importorskip("verl", reason="verl is not installed: pip install -e '.[verl]'")
+    command = [sys.executable, "-W", "ignore", "-c", _ASK, json.dumps(list(ASKED.values()))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("ANSWERS")]
+    return dict(zip(ASKED, json.loads(line.removeprefix("ANSWERS")), strict=True))
+
+
+@pytest.mark.verl
+def test_the_tiny_preset_in_verls_words(answers):
+    tree = answers["tiny"]
+    assert tree["algorithm"]["adv_estimator"] == "grpo"
+    assert tree["algorithm"]["filter_groups"]["enable"]
+    actor, rollout, model = (tree["actor_rollout_ref"][part] for part in ("actor", "rollout", "model"))
+    assert (actor["clip_ratio_low"], actor["clip_ratio_high"]) == (0.2, 0.28)
+    assert actor["loss_agg_mode"] == "token-mean"
+    assert actor["strategy"] == "fsdp2"
+    assert actor["optim"]["lr"] == 5e-4
+    assert (rollout["n"], rollout["temperature"]) == (8, 1.0)
+    assert rollout["multi_turn"]["max_tool_response_length"] > 4096, "the default of 256 would cut replies"
+    assert (model["lora_rank"], model["lora"]["rank"]) == (16, 32), "stacked: one LoRA of rank r1 + r2 on a server"
+    assert model["lora"]["run"]["policy"]["overlong_buffer"] == 64
+    assert tree["trainer"]["device"] == "cpu"
+
+
+@pytest.mark.verl
+def test_the_preset_for_eight_gpus_has_the_reference_numbers(answers):
+    tree = answers["8 GPUs"]
+    actor, rollout, model = (tree["actor_rollout_ref"][part] for part in ("actor", "rollout", "model"))
+    assert tree["trainer"]["n_gpus_per_node"] == 8
+    assert tree["data"]["train_batch_size"] == 8
+    assert (rollout["n"], actor["ppo_mini_batch_size"]) == (8, 2)
+    assert rollout["multi_turn"]["max_assistant_turns"] == 16
+    assert (actor["clip_ratio_low"], actor["clip_ratio_high"], actor["grad_clip"]) == (0.2, 0.28, 1.0)
+    optim = actor["optim"]
+    assert (optim["betas"], optim["weight_decay"], optim["clip_grad"]) == ([0.9, 0.95], 0.1, 1.0)
+    assert (optim["lr_warmup_steps"], optim["lr_scheduler_type"]) == (10, "cosine")
+    assert optim["lr"] == 1e-4, "the documents' 1e-6 does not learn with LoRA"
+    assert (model["lora_rank"], model["lora_alpha"]) == (16, 32)
+    assert model["path"] == "Qwen/Qwen3-8B"
+    assert model["enable_gradient_checkpointing"]
+    assert actor["fsdp_config"]["optimizer_offload"]
+    assert rollout["name"] == "vllm"
+    assert rollout["temperature"] == 1.0
+    assert model["lora"]["run"]["world_model"]["state_tokens"] == 512
+
+
+@pytest.mark.verl
+def test_the_preset_for_one_gpu_needs_no_vllm(answers):
+    tree = answers["1 GPU"]
+    assert tree["trainer"]["n_gpus_per_node"] == tree["trainer"]["nnodes"] == 1
+    assert tree["trainer"]["device"] == "cuda"
+    assert tree["actor_rollout_ref"]["rollout"]["name"] == "lfo"
+
+
+@pytest.mark.verl
+def test_verls_own_keys_win_and_mistyped_ones_are_named(answers):
+    tree = answers["own keys"]
+    assert tree["trainer"]["nnodes"] == 3
+    assert tree["ray_kwargs"]["ray_init"]["address"] == "auto"
+    assert tree["actor_rollout_ref"]["rollout"]["gpu_memory_utilization"] == 0.3
+    assert answers["mistyped"] == (
+        "verl has no setting 'actor_rollout_ref.actor.fsdp_config.optimiser_offload'; "
+        "the nearest is verl.actor_rollout_ref.actor.fsdp_config.optimizer_offload"
+    )
+    assert answers["refused"] == "verl refuses these settings: Invalid loss_agg_mode: mean-of-means"
+    assert "must be fsdp2" in answers["fsdp1"]
+
+
+@pytest.mark.verl
+@pytest.mark.parametrize("script", ["run_baseline_dapo.sh", "run_dual_lora_dapo.sh"])
+def test_the_scripts_of_the_documents_print_a_whole_config(script):
+    pytest.importorskip("verl", reason="verl is not installed: pip install -e '.[verl]'")
+    command = [ROOT / "configs" / script, "--print-config", "verl.trainer.nnodes=2"]
+    environment = {"PATH": f"{LFO.parent}:/usr/bin:/bin", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    tree = yaml.safe_load(done.stdout)
+    run = tree["actor_rollout_ref"]["model"]["lora"]["run"]
+    assert tree["trainer"]["nnodes"] == 2
+    assert run["algo"] == ("dapo" if "baseline" in script else "dual-lora")
+    assert run["world_model"]["weight"] == (0.0 if "baseline" in script else 0.5)
