@@ -28,9 +28,9 @@ from safetensors.numpy import save_file as save_arrays
 from transformers import PreTrainedTokenizerBase
 
 from lfo.config import RunConfig, validate
-from lfo.engines.agent import adapters_of, build_agent
+from lfo.engines.agent import MEMORY, adapters_of, build_agent
 from lfo.engines.learner import Learner
-from lfo.engines.loading import environment_factory, load_base, load_tokenizer, pick_device
+from lfo.engines.loading import environment_factory, load_base, load_tokenizer, naming_environment, pick_device
 from lfo.engines.progress import Progress
 from lfo.engines.trackers import open_trackers, require_trackers
 from lfo.engines.world_model_eval import WorldModelExamination
@@ -48,7 +48,7 @@ from lfo.objectives.advantages import (
     surprise_bonus,
 )
 from lfo.objectives.schedule import active_losses, control_weight, learning_rate
-from lfo.protocol.world_model import WorldModelExample
+from lfo.protocol.world_model import WorldModelExample, observed_calls
 from lfo.rollout.records import read_rollouts, rollout_record
 from lfo.rollout.runner import BROKEN_OFF, RolloutRequest, refuse_dead_environment
 from lfo.rollout.samples import PREDICTED_TOOLS, ReplayBuffer, policy_sample, world_model_sample
@@ -68,6 +68,7 @@ def create_trainer(
     config: RunConfig, environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase, *, base: Any = None
 ) -> Trainer:
     """A trainer for any environment and any base; `environment` makes one environment per rollout (a class does)."""
+    config = naming_environment(config, environment)
     validate(config)
     require_trackers(config)
     if config.threads:
@@ -162,7 +163,7 @@ class Trainer:
                         self.state.best = row["eval/val/success"]
                     if best or done % config.checkpoint_every == 0 or done == config.steps:
                         run.write_checkpoint(done, self._save, best=best)
-            run.write_adapters(self.model.save)
+            run.write_adapters(self._save_agent)
             return self._summary(run)
 
     def step(self, step: int) -> dict[str, Any]:
@@ -171,6 +172,7 @@ class Trainer:
         with clock("rollout"):
             groups, kept, report = self._collect(step)
         with clock("examples"):
+            self._remember(groups)
             heard = self._hear(groups)
         with clock("update"):
             watched = self._update(step, groups, kept, heard)
@@ -189,6 +191,7 @@ class Trainer:
             "groups_all_failed": report.all_failed,
             "groups_all_succeeded": report.all_succeeded,
             "replay_size": len(self.replay),
+            **({} if self.agent.memory is None else {"memory_size": len(self.agent.memory)}),
             "world_model_weight": self.state.weight,
             "sampled_tokens": sampled,
             "tokens_per_second": sampled / max(clock.seconds["rollout"], 1e-9),
@@ -285,6 +288,16 @@ class Trainer:
         return fmean(losses) if losses else 0.0
 
     # --- learning ----------------------------------------------------------------------------------------------
+
+    def _remember(self, groups: Sequence[RolloutGroup]) -> None:
+        """Keep what look-ahead will ask about, where a memory answers it; evaluation is never remembered.
+
+        Of other calls it would recall as much and take five times as long (docs/LOG.md).
+        """
+        if self.agent.memory is not None:
+            for group in groups:
+                for rollout in group.rollouts:
+                    self.agent.memory.add(call for call in observed_calls(rollout, predict=None) if call.asked)
 
     def _hear(self, groups: Sequence[RolloutGroup]) -> list[list[WorldModelExample]]:
         """The distinct world-model examples of each group, kept for later too; identical ones are merged."""
@@ -416,8 +429,14 @@ class Trainer:
 
     # --- checkpoints -------------------------------------------------------------------------------------------
 
-    def _save(self, folder: Path) -> None:
+    def _save_agent(self, folder: Path) -> None:
+        """What acting needs; a checkpoint holds more."""
         self.model.save(folder)
+        if self.agent.memory is not None:
+            self.agent.memory.save(folder / MEMORY)
+
+    def _save(self, folder: Path) -> None:
+        self._save_agent(folder)
         self.learner.save(folder / "optimizer.safetensors")
         save_arrays(self.replay.arrays(), folder / "replay.safetensors")
         (folder / "state.json").write_text(json.dumps(dataclasses.asdict(self.state)), encoding="utf-8")
@@ -429,6 +448,8 @@ class Trainer:
         if checkpoint is None:  # killed before the first one: begin again, but for the untrained policy's evaluation
             return 1 if run.metrics.exists() and read_metrics(run.metrics) else 0
         self.model.load(checkpoint.path)
+        if self.agent.memory is not None:
+            self.agent.memory.load(checkpoint.path / MEMORY)
         self.learner.load(checkpoint.path / "optimizer.safetensors")
         self.replay = ReplayBuffer.from_arrays(load_arrays(checkpoint.path / "replay.safetensors"))
         saved = json.loads((checkpoint.path / "state.json").read_text(encoding="utf-8"))
