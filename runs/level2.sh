@@ -13,6 +13,8 @@ arms() {
     echo "dapo-$seed" "seed=$seed steps=200 algo=dapo"
     echo "shuffled-$seed" "seed=$seed steps=60 lookahead_source=shuffled"
     echo "truth-$seed" "seed=$seed steps=20 lookahead_source=truth"
+    echo "memory-$seed" "seed=$seed steps=60 lookahead_source=memory world_model.weight=0"
+    echo "untrained-$seed" "seed=$seed steps=60 world_model.weight=0"
     for coupling in shared stacked; do
       echo "$coupling-lookahead-$seed" "seed=$seed steps=60 coupling=$coupling"
     done

@@ -13,6 +13,7 @@ import yaml
 
 from lfo.config import load_config
 from lfo.engines import create_trainer
+from lfo.env.phone_calls import PhoneCalls
 from lfo.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent
@@ -28,14 +29,15 @@ def test_a_run_without_verl_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     config = load_config(["preset=tiny", "engine=verl"])
     with pytest.raises(ConfigError, match=r"needs verl: pip install"):
-        create_trainer(config, lambda: None, None)  # type: ignore[arg-type]
+        create_trainer(config, PhoneCalls, None)
 
 
-def test_the_shuffled_control_is_refused_because_its_tasks_are_in_many_processes():
+def test_controls_that_need_all_rollouts_in_one_process_are_refused():
     pytest.importorskip("verl")
-    config = load_config(["preset=tiny", "engine=verl", "lookahead_source=shuffled"])
-    with pytest.raises(ConfigError, match="use engine=local"):
-        create_trainer(config, lambda: None, None)  # type: ignore[arg-type]
+    for source in ("shuffled", "memory"):
+        config = load_config(["preset=tiny", "engine=verl", f"lookahead_source={source}"])
+        with pytest.raises(ConfigError, match="use engine=local"):
+            create_trainer(config, PhoneCalls, None)
 
 
 # --- with verl, in processes of their own: it must be imported after its platform is chosen ------------------------

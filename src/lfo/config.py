@@ -124,7 +124,7 @@ class RunConfig:
     levels: tuple[int, ...] = (2,)  # of the phone-call world, 1 to 5
     coupling: Literal["separate", "shared", "stacked"] = "separate"  # how the adapters meet
     lookahead: bool = True  # show the policy what the world model expects to hear
-    lookahead_source: Literal["world_model", "truth", "shuffled"] = "world_model"  # the last two are controls
+    lookahead_source: Literal["world_model", "truth", "shuffled", "memory"] = "world_model"  # all others are controls
     surprise: float = 0.0  # coefficient of the reward for prediction error
     steps: int = 100
     seed: int = 0
@@ -421,6 +421,10 @@ def _relations(c: RunConfig) -> Iterator[tuple[bool, str]]:
     yield (
         c.lookahead_source == "world_model" or c.lookahead,
         f"lookahead_source={c.lookahead_source} needs lookahead=true",
+    )
+    yield (
+        c.lookahead_source != "memory" or w.from_logs is None,
+        "lookahead_source=memory hears nothing with world_model.from_logs, which rolls nothing out",
     )
     for name, used in (
         ("lookahead=true", c.lookahead),

@@ -27,13 +27,20 @@ from lfo.model.adapters import DualAdapterModel
 from lfo.model.sampler import Sampler
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.world_model import WorldModelCodec, WorldModelState
-from lfo.rollout.predictors import shuffled_predictor, true_reply_predictor, world_model_predictor
+from lfo.rollout.predictors import (
+    memory_predictor,
+    shuffled_predictor,
+    true_reply_predictor,
+    world_model_predictor,
+)
+from lfo.rollout.reply_memory import ReplyMemory
 from lfo.rollout.runner import Predictor, RolloutRequest, Runner, RunnerSettings
 from lfo.rundir import best_checkpoint, latest_checkpoint
 from lfo.types import Rollout, ToolCall, Turn
 
 MAX_REPLY_TOKENS = 96  # of a predicted reply
 BATCH = 64  # rollouts that run at the same time
+MEMORY = "memory.json"  # beside the adapters, where look-ahead is answered from a memory
 
 T = TypeVar("T")
 AdapterChoice = Literal["best", "last", "none"]
@@ -52,6 +59,7 @@ class Agent:
     sampler: Sampler
     settings: RunnerSettings
     predictor: Predictor | None = None  # who answers look-ahead; None: the run has none
+    memory: ReplyMemory | None = None  # where look-ahead is answered from one
     weights: Path | None = None  # the folder that the adapters were read from; None: they are fresh
 
     def tasks(self, split: str) -> Sequence[Any]:
@@ -156,6 +164,7 @@ def build_agent(
             environment_retries=config.rollout.environment_retries,
             environment_workers=config.rollout.environment_workers,
         ),
+        memory=ReplyMemory() if config.lookahead_source == "memory" else None,
     )
     return dataclasses.replace(agent, predictor=_predictor(agent)) if config.lookahead else agent
 
@@ -164,6 +173,8 @@ def _predictor(agent: Agent) -> Predictor:
     source = agent.config.lookahead_source
     if source == "truth":
         return true_reply_predictor(agent.environment, agent.settings)
+    if agent.memory is not None:
+        return memory_predictor(agent.memory)
     predictor = world_model_predictor(agent.world_model_codec, agent.complete)
     return shuffled_predictor(predictor) if source == "shuffled" else predictor
 
@@ -194,6 +205,8 @@ def load_agent(
     agent = build_agent(config, environment, load_tokenizer(config.model), base)
     if weights is not None:
         agent.model.load(weights)
+        if agent.memory is not None:
+            agent.memory.load(weights / MEMORY)
     return dataclasses.replace(agent, weights=weights)
 
 

@@ -22,9 +22,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from lfo.config import RunConfig, to_yaml, validate
-from lfo.engines.agent import adapters_of, build_agent
+from lfo.engines.agent import MEMORY, adapters_of, build_agent
 from lfo.engines.learner import Learner
-from lfo.engines.loading import environment_factory, load_base, load_tokenizer, pick_device
+from lfo.engines.loading import environment_factory, load_base, load_tokenizer, naming_environment, pick_device
 from lfo.engines.progress import Progress
 from lfo.engines.recipe import Collected, Plan, Recipe
 from lfo.engines.trackers import open_trackers, require_trackers
@@ -34,10 +34,11 @@ from lfo.evaluation.balance import gradient_balance
 from lfo.evaluation.fixed_tasks import evaluate_tasks, lookahead_accuracy
 from lfo.evaluation.runs import describe_data
 from lfo.evaluation.success import rollout_metrics
+from lfo.protocol.world_model import observed_calls
 from lfo.rollout.records import rollout_record
 from lfo.rollout.runner import RolloutRequest, refuse_dead_environment
 from lfo.rundir import RunDirectory, read_metrics
-from lfo.types import Rollout
+from lfo.types import Rollout, RolloutGroup
 
 SAMPLE_ROLLOUTS = 4  # kept from each evaluation, for a person to read
 
@@ -56,6 +57,7 @@ def create_trainer(
     config: RunConfig, environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase, *, base: Any = None
 ) -> Trainer:
     """A trainer for any environment and any base; `environment` makes one environment per rollout (a class does)."""
+    config = naming_environment(config, environment)
     validate(config)
     require_trackers(config)
     if config.threads:
@@ -115,7 +117,7 @@ class Trainer:
                         recipe.state.best = row["eval/val/success"]
                     if best or done % config.checkpoint_every == 0 or done == config.steps:
                         run.write_checkpoint(done, self._save, best=best)
-            run.write_adapters(self.model.save)
+            run.write_adapters(self._save_agent)
             return summary(run, recipe)
 
     def step(self, step: int) -> dict[str, Any]:
@@ -124,6 +126,7 @@ class Trainer:
         with clock("rollout"):
             collected = self.collect(step)
         with clock("examples"):
+            self._remember(collected.groups)
             heard = self.recipe.hear(collected.groups)
         with clock("update"):
             watched = self.update(self.recipe.plan(step, collected, heard))
@@ -133,6 +136,7 @@ class Trainer:
             **row,
             **watched,
             **gradient_balance(watched),
+            **({} if self.agent.memory is None else {"memory_size": len(self.agent.memory)}),
             "tokens_per_second": row["sampled_tokens"] / max(clock.seconds["rollout"], 1e-9),
             **{f"seconds/{name}": seconds for name, seconds in clock.seconds.items()},
         }
@@ -143,6 +147,16 @@ class Trainer:
     def roll_out(self, requests: Sequence[RolloutRequest]) -> list[Rollout]:
         rows = self.sampler.session(rows=len(requests), adapters=self.model.policy_adapters)
         return self.runner.run(requests, rows)
+
+    def _remember(self, groups: Sequence[RolloutGroup]) -> None:
+        """Keep what look-ahead will ask about, where a memory answers it; evaluation is never remembered.
+
+        Of other calls it would recall as much and take five times as long (docs/LOG.md).
+        """
+        if self.agent.memory is not None:
+            for group in groups:
+                for rollout in group.rollouts:
+                    self.agent.memory.add(call for call in observed_calls(rollout, predict=None) if call.asked)
 
     def update(self, plan: Plan) -> dict[str, float]:
         """One optimizer update for each mini-batch; answers the means of what was watched."""
@@ -192,8 +206,14 @@ class Trainer:
 
     # --- checkpoints -------------------------------------------------------------------------------------------
 
-    def _save(self, folder: Path) -> None:
+    def _save_agent(self, folder: Path) -> None:
+        """What acting needs; a checkpoint holds more."""
         self.model.save(folder)
+        if self.agent.memory is not None:
+            self.agent.memory.save(folder / MEMORY)
+
+    def _save(self, folder: Path) -> None:
+        self._save_agent(folder)
         self.learner.save(folder / "optimizer.safetensors")
         self.recipe.save(folder)
 
@@ -204,6 +224,8 @@ class Trainer:
         if checkpoint is None:  # killed before the first one: begin again, but for the untrained policy's evaluation
             return 1 if run.metrics.exists() and read_metrics(run.metrics) else 0
         self.model.load(checkpoint.path)
+        if self.agent.memory is not None:
+            self.agent.memory.load(checkpoint.path / MEMORY)
         self.learner.load(checkpoint.path / "optimizer.safetensors")
         self.recipe.load(checkpoint.path)
         self.sampler.refresh()

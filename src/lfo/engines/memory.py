@@ -39,6 +39,7 @@ CASES = (
     Case(shape="smollm2-135m", rows=8, length=1024),
     Case(shape="smollm2-135m", rows=16, length=1024),
     Case(shape="qwen3-0.6b", rows=8, length=1024),
+    Case(shape="qwen3-1.7b", rows=4, length=1024),
     Case(shape="qwen3-1.7b", rows=4, length=2048, checkpointing=True),
     Case(shape="qwen3-8b", rows=2, length=1024),
     Case(shape="qwen3-8b", rows=4, length=2048, checkpointing=True),

@@ -169,20 +169,25 @@ class Work:
 # --- the parts ---------------------------------------------------------------------------------------------------
 
 
-def kept_by_layer(shape: Shape, rank: int) -> int:
+def kept_by_layer(shape: Shape, rank: int, *, lean: bool) -> int:
     """Bytes that one layer keeps of one token for the backward: the base is frozen, so only what LoRA and the
-    nonlinear parts need."""
-    norms = 2 * (FULL + HALF) * shape.hidden  # two norms: the input in fp32, the output for LoRA's A
-    attention = HALF * (2 * shape.queries + 2 * shape.keys) + FULL * shape.heads  # q, k, v, output, log-sum-exp
-    if shape.head_norms:
-        attention += FULL * (shape.queries + shape.keys)
+    nonlinear parts need. `lean` is our own forward (model/lean.py), the other that of transformers' modules."""
+    if lean:
+        norms = 2 * 2 * HALF * shape.hidden  # two norms, input and output
+        attention = HALF * 3 * (shape.queries + shape.keys)  # q, k, v as they come, q, k rotated, output
+    else:
+        norms = 2 * (FULL + HALF) * shape.hidden  # the input in fp32, the output for LoRA's A
+        attention = HALF * (2 * shape.queries + 2 * shape.keys)  # q, k, v, output
+        attention += FULL * (shape.queries + shape.keys) if shape.head_norms else 0
     feed_forward = 4 * HALF * shape.inner  # gate, silu of it, up, their product
-    return norms + attention + feed_forward + HALF * rank * len(shape.linears)
+    return norms + attention + FULL * shape.heads + feed_forward + HALF * rank * len(shape.linears)
 
 
-def passing_in_layer(shape: Shape) -> int:
-    """Bytes of one token that come and go while one layer runs backward: most of them in fp32, in its norms."""
-    return 8 * FULL * shape.hidden + HALF * (shape.hidden + shape.inner)
+def passing_in_layer(shape: Shape, *, lean: bool) -> int:
+    """Bytes of one token that come and go while one layer runs backward."""
+    if lean:
+        return HALF * (4 * shape.hidden + 5 * shape.inner)
+    return 8 * FULL * shape.hidden + HALF * (shape.hidden + shape.inner)  # most of them in fp32, in the norms
 
 
 def logits_bytes(shape: Shape, predictions: int) -> int:
@@ -198,20 +203,21 @@ def logits_bytes(shape: Shape, predictions: int) -> int:
 def training(shape: Shape, work: Work, gpus: int) -> dict[str, int]:
     """Bytes on each GPU at the peak of an update."""
     trained = work.adapters * shape.adapter_parameters(work.rank)
-    tokens, layer = work.micro_batch_tokens, kept_by_layer(shape, work.rank)
+    lean = gpus == 1 and not work.checkpointing
+    tokens, layer = work.micro_batch_tokens, kept_by_layer(shape, work.rank, lean=lean)
     kept = HALF * shape.hidden if work.checkpointing else layer
-    # After the last layer: the hidden state in bf16 and fp32, the selected rows, and gradients of them all.
-    after = (2 * HALF + 6 * FULL) * shape.hidden
+    # After the last layer: the hidden state (the modules' norm has it in fp32), the selected rows, their gradients.
+    after = (6 * HALF if lean else 2 * HALF + 6 * FULL) * shape.hidden
     again = layer if work.checkpointing else 0
     gathered = 2 * HALF * shape.layer_parameters + HALF * shape.embedding_parameters if gpus > 1 else 0
     return {
         "weights": HALF * shape.parameters // gpus,
-        "adapters": (FULL * trained + HALF * trained // work.adapters) // gpus,  # and the bf16 copy that computes
+        "adapters": (FULL + HALF) * trained // gpus,  # and the bf16 copy that computes
         "gradients": FULL * trained // gpus,
         "optimizer": 2 * FULL * trained // gpus,
         "activations": (shape.layers * kept + after) * tokens,
         # Logits are gone when the layers run backward: the larger of the two counts.
-        "passing": max(logits_bytes(shape, work.predicted), (again + passing_in_layer(shape)) * tokens),
+        "passing": max(logits_bytes(shape, work.predicted), (again + passing_in_layer(shape, lean=lean)) * tokens),
         "buffers": gathered + WORKSPACE,
     }
 

@@ -47,6 +47,7 @@ Coupling = Literal["separate", "shared", "stacked"]
 POLICY = "policy"
 WORLD_MODEL = "world_model"
 
+_UNKNOWN = object()
 _WEIGHTS_FILE = "adapter_model.safetensors"
 _CONFIG_FILE = "adapter_config.json"
 
@@ -85,6 +86,7 @@ class DualAdapterModel:
             name for name in (POLICY, WORLD_MODEL) if name in self.policy_adapters + self.world_model_adapters
         )
         self.gradient_checkpointing = False
+        self._lean_forward: Any = _UNKNOWN
 
         self._layers: dict[str, LoraLinear] = {
             name: module for name, module in peft_model.named_modules() if isinstance(module, LoraLinear)
@@ -224,11 +226,25 @@ class DualAdapterModel:
 
     def hidden(self, tokens_BT: Tensor, adapters: Sequence[str], detached: Sequence[str] = ()) -> Tensor:
         """Hidden states after the final norm, B x T x D, so that losses compute logits only where they need them."""
+        lean = self._lean()
+        if lean is not None:
+            with self.active(adapters, detached):
+                return lean(tokens_BT, adapters)
         with self.active(adapters, detached), self._checkpointing(), self._mixed_precision():
             return self.causal_lm.get_decoder()(input_ids=tokens_BT, use_cache=False).last_hidden_state
 
     def logits(self, tokens_BT: Tensor, adapters: Sequence[str], detached: Sequence[str] = ()) -> Tensor:
         return self.causal_lm.get_output_embeddings()(self.hidden(tokens_BT, adapters, detached))
+
+    def _lean(self) -> Any:
+        """On a GPU the same forward in fewer operations, where it can run this model."""
+        if self.device.type != "cuda" or self.gradient_checkpointing:
+            return None
+        if self._lean_forward is _UNKNOWN:
+            from lfo.model.lean import LeanForward
+
+            self._lean_forward = LeanForward(self) if LeanForward.supports(self) else None
+        return self._lean_forward
 
     @contextmanager
     def _mixed_precision(self) -> Iterator[None]:

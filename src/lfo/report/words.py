@@ -29,6 +29,7 @@ SPOKEN = {
     "lookahead=false": "no look-ahead",
     "lookahead_source=truth": "true look-ahead",
     "lookahead_source=shuffled": "shuffled look-ahead",
+    "lookahead_source=memory": "look-ahead from a plain memory",
     "coupling=shared": "one shared adapter",
     "coupling=stacked": "stacked adapters",
 }
@@ -117,7 +118,7 @@ def table(comparison: Comparison, numbers: dict[str, int]) -> dict[str, Any]:
 def is_control(group: Group) -> bool:
     """Look-ahead that tells the truth or lies by design says what is possible, not what was learned."""
     config = group.runs[0].config
-    return config is not None and config.lookahead_source != "world_model"
+    return config is not None and config.lookahead_source in ("truth", "shuffled")
 
 
 def percent(value: float) -> str:

@@ -3,6 +3,7 @@
 world_model   what the adapter expects: the product
 truth         what the environment would really say: the upper bound
 shuffled      what the world model expects in another task: must not help
+memory        what was heard in the most similar situation so far: what a user would try instead of a world model
 """
 
 from __future__ import annotations
@@ -14,18 +15,32 @@ from lfo.env.interface import EnvironmentFactory
 from lfo.env.tool_environment import format_tool_call
 from lfo.errors import EnvironmentFailed
 from lfo.protocol.world_model import WorldModelCodec
+from lfo.rollout.reply_memory import ReplyMemory
 from lfo.rollout.runner import Predictor, Question, RunnerSettings
 
 Complete = Callable[[Sequence[Sequence[int]]], Sequence[Sequence[int]]]  # prompts -> what follows them, greedily
 
 
 def world_model_predictor(codec: WorldModelCodec, complete: Complete) -> Predictor:
+    def answer(questions: Sequence[Question]) -> list[str]:
+        prompts = [codec.prompt_ids(question.state, question.call) for question in questions]
+        return [codec.decode(ids) for ids in complete(prompts)]
+
+    return _each_once(answer)
+
+
+def memory_predictor(memory: ReplyMemory) -> Predictor:
+    """What the memory holds at the moment of the question; nothing while it is empty."""
+    return _each_once(lambda questions: memory.recall([(question.state, question.call) for question in questions]))
+
+
+def _each_once(answer: Predictor) -> Predictor:
+    """The rollouts of one task mostly ask the same: `answer` is given distinct questions."""
+
     def predict(questions: Sequence[Question]) -> list[str]:
-        # The rollouts of one task mostly ask the same: each prompt is written and completed once.
         keys = [_key(question) for question in questions]
         distinct = dict(zip(keys, questions, strict=True))
-        prompts = [codec.prompt_ids(question.state, question.call) for question in distinct.values()]
-        replies = dict(zip(distinct, map(codec.decode, complete(prompts)), strict=True))
+        replies = dict(zip(distinct, answer(list(distinct.values())), strict=True))
         return [replies[key] for key in keys]
 
     return predict

@@ -32,9 +32,10 @@ def train(config: RunConfig, *, resume: bool = False) -> dict[str, Any]:
 
 def create_trainer(config: RunConfig, environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase) -> Trainer:
     """A trainer for any environment; `environment` makes one environment per rollout, in whichever process it runs."""
+    from lfo.engines.loading import naming_environment
     from lfo.engines.verl.trainer import Trainer
 
-    return Trainer(config, environment, tokenizer)
+    return Trainer(naming_environment(config, environment), environment, tokenizer)
 
 
 def config_text(config: RunConfig) -> str:

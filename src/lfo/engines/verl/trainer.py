@@ -55,8 +55,11 @@ class Trainer:
     def __init__(self, config: RunConfig, environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase) -> None:
         validate(config)
         require_trackers(config)
-        if config.lookahead_source == "shuffled":
-            raise ConfigError("lookahead_source=shuffled needs all tasks of a batch in one process: use engine=local")
+        if config.lookahead_source in ("shuffled", "memory"):
+            raise ConfigError(
+                f"lookahead_source={config.lookahead_source} needs all rollouts of a step in one process: "
+                "use engine=local"
+            )
         prepare_environment(config)
         self.config = config
         self.environment = environment

@@ -1,0 +1,156 @@
+"""A plain memory of what was heard, found again by its text: what a user would try before training a world model.
+
+    memory = ReplyMemory()
+    memory.add(heard)                       # ObservedCalls
+    memory.recall([(state, call)])          # -> for each, the reply that was heard in the most similar situation
+
+A situation has three texts: the task, what was done and heard before, and the call. Two situations are as similar as
+the mean of the cosines of these texts, each as TF-IDF over the character n-grams of its words: the standard of text
+retrieval, with nothing made by hand for a world. Of equally similar ones the newest is recalled. Nothing here is
+trained. What else was tried, and that this was the best of it: docs/LOG.md.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from lfo.env.tool_environment import format_tool_call
+from lfo.errors import DataError
+from lfo.protocol.world_model import ObservedCall, WorldModelState
+from lfo.types import ToolCall
+
+NGRAMS = (3, 4, 5)
+_WORD = re.compile(r"\w+")
+_MAX_CHARS = 8_000  # of one text; a state's parts are cut there already
+_MAX_REPLY_CHARS = 1_000  # of what is shown; more would push the policy out of its context
+
+Situation = tuple[str, ...]  # task, what was done and heard before, call
+
+
+def situation_of(state: WorldModelState, call: ToolCall) -> Situation:
+    before = " ".join(f"{action} {observation}" for action, observation in state.actions)
+    return state.task[:_MAX_CHARS], before[-_MAX_CHARS:], format_tool_call(call)[:_MAX_CHARS]
+
+
+@lru_cache(maxsize=65536)
+def _ngrams_of_word(word: str) -> tuple[str, ...]:
+    """
+    >>> _ngrams_of_word("pin")
+    (' pi', 'pin', 'in ', ' pin', 'pin ', ' pin ')
+    """
+    padded = f" {word} "
+    return tuple(padded[at : at + size] for size in NGRAMS for at in range(len(padded) - size + 1)) or (padded,)
+
+
+def ngrams(text: str) -> Iterator[str]:
+    for word in _WORD.findall(text.lower()):
+        yield from _ngrams_of_word(word)
+
+
+class TextIndex:
+    """Distinct texts, and how similar others are to each of them: the cosine of their TF-IDF vectors.
+
+    A term that is in d of n texts weighs ln((1 + n) / (1 + d)) + 1, times how often it occurs.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[str, int] = {}  # text -> its row
+        self._terms: dict[str, int] = {}  # term -> its column
+        self._counts: list[dict[int, int]] = []  # of each row
+        self._idf = np.zeros(0)  # of each column
+        self._vectors: csr_array | None = None  # of all rows, made at first need after texts were added
+
+    def add(self, text: str) -> int:
+        """The row of a text, new or not."""
+        place = self._places.setdefault(text, len(self._counts))
+        if place == len(self._counts):
+            terms = Counter(ngrams(text)).items()
+            self._counts.append({self._terms.setdefault(term, len(self._terms)): count for term, count in terms})
+            self._vectors = None
+        return place
+
+    def similarities(self, texts: Sequence[str]) -> np.ndarray:
+        """`[text, row]`, each from 0 to 1."""
+        if self._vectors is None:
+            texts_with = Counter(column for row in self._counts for column in row)
+            found_in = np.array([texts_with[column] for column in range(len(self._terms))])
+            self._idf = np.log((1 + len(self._counts)) / (1 + found_in)) + 1
+            self._vectors = self._tf_idf(self._counts)
+        known = [
+            {self._terms[term]: count for term, count in Counter(ngrams(text)).items() if term in self._terms}
+            for text in texts
+        ]
+        return (self._vectors @ self._tf_idf(known).toarray().T).T
+
+    def _tf_idf(self, counts: Sequence[dict[int, int]]) -> csr_array:
+        """Rows of length 1; one without terms stays empty."""
+        sizes = np.array([len(row) for row in counts])
+        rows = np.repeat(np.arange(len(counts)), sizes)
+        columns = np.array([column for row in counts for column in row], dtype=np.int64)
+        values = np.array([count for row in counts for count in row.values()]) * self._idf[columns]
+        lengths = np.sqrt(np.bincount(rows, weights=values**2, minlength=len(counts)))
+        ends = np.concatenate([[0], np.cumsum(sizes)])
+        return csr_array((values / lengths[rows], columns, ends), shape=(len(counts), len(self._terms)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    situation: Situation
+    reply: str
+
+
+@dataclass(slots=True)
+class ReplyMemory:
+    """Every (situation, reply) that was added, once each, in the order in which it was first heard."""
+
+    memories: dict[Memory, tuple[int, ...]] = field(default_factory=dict)  # -> the row of each text in its index
+    indexes: tuple[TextIndex, ...] = field(default_factory=lambda: (TextIndex(), TextIndex(), TextIndex()))
+
+    def __len__(self) -> int:
+        return len(self.memories)
+
+    def add(self, heard: Iterable[ObservedCall]) -> None:
+        for each in heard:
+            self._keep(Memory(situation=situation_of(each.state, each.call), reply=each.reply[:_MAX_REPLY_CHARS]))
+
+    def _keep(self, memory: Memory) -> None:
+        if memory not in self.memories:
+            texts = zip(self.indexes, memory.situation, strict=True)
+            self.memories[memory] = tuple(index.add(text) for index, text in texts)
+
+    def recall(self, questions: Sequence[tuple[WorldModelState, ToolCall]]) -> list[str]:
+        """The reply of the most similar situation, for each question; nothing where nothing was heard yet."""
+        if not self.memories or not questions:
+            return [""] * len(questions)
+        newest_first = list(self.memories)[::-1]
+        rows = np.array(list(self.memories.values())[::-1])
+        asked = zip(*(situation_of(*question) for question in questions), strict=True)  # all tasks, all ..., all calls
+        likeness = sum(
+            index.similarities(texts)[:, rows[:, part]]
+            for part, (index, texts) in enumerate(zip(self.indexes, asked, strict=True))
+        )
+        return [newest_first[place].reply for place in np.argmax(likeness, axis=1)]
+
+    def save(self, path: Path) -> None:
+        records = [[*memory.situation, memory.reply] for memory in self.memories]
+        path.write_text(json.dumps(records), encoding="utf-8")
+
+    def load(self, path: Path) -> None:
+        """Take up what was saved; the same questions are then answered in the same way."""
+        try:
+            records = [tuple(record) for record in json.loads(path.read_text(encoding="utf-8"))]
+        except (OSError, ValueError, TypeError) as error:
+            raise DataError(f"{path} holds no memory of replies") from error
+        for record in records:
+            if len(record) != len(self.indexes) + 1 or not all(isinstance(text, str) for text in record):
+                raise DataError(f"{path} holds no memory of replies")
+            self._keep(Memory(situation=record[:-1], reply=record[-1]))

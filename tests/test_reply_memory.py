@@ -1,0 +1,273 @@
+"""The memory that answers look-ahead in place of a world model: what it finds, keeps, and may hear."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lfo.engines.agent import MEMORY, load_agent
+from lfo.engines.local import Trainer
+from lfo.errors import ConfigError, DataError
+from lfo.protocol.world_model import ObservedCall, WorldModelState
+from lfo.rollout import reply_memory
+from lfo.rollout.predictors import memory_predictor
+from lfo.rollout.reply_memory import ReplyMemory, TextIndex
+from lfo.rollout.runner import Question
+from lfo.rundir import read_metrics
+from lfo.types import RolloutGroup, ToolCall, Turn
+from small_runs import small_config, small_trainer, weights
+
+MEMORY_ARM = ("lookahead_source=memory", "world_model.weight=0")
+SHORT = ("levels=2", "rollout.group_size=4", "rollout.max_turns=6", "steps=4", "eval.every=2", "eval.tasks=2")
+
+
+def state(task: str, *before: tuple[str, str]) -> WorldModelState:
+    return WorldModelState(task=task, step=len(before) + 1, actions=before, collected={})
+
+
+def dial(number: str) -> ToolCall:
+    return ToolCall(name="make_phone_call", arguments={"phone_number": number, "auth_info": {}})
+
+
+def heard(task: str, reply: str, number: str = "1") -> ObservedCall:
+    return ObservedCall(state=state(task), call=dial(number), reply=reply, facts=None, asked=True)
+
+
+def memory_of(calls: Iterable[ObservedCall]) -> ReplyMemory:
+    memory = ReplyMemory()
+    memory.add(calls)
+    return memory
+
+
+# --- retrieval -----------------------------------------------------------------------------------------------------
+
+
+def test_similarities_of_three_texts_by_hand(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reply_memory, "ngrams", str.split)
+    index = TextIndex()
+    assert [index.add(text) for text in ("a b", "a a c", "d", "a b")] == [0, 1, 2, 0]
+    often, once = math.log(4 / 3) + 1, math.log(4 / 2) + 1  # a is in two of three texts; b, c and d are in one
+    ((first, second, third),) = index.similarities(["a c unheard"]).tolist()
+    asked = math.hypot(often, once)
+    assert first == pytest.approx(often * often / (asked * math.hypot(often, once)))
+    assert second == pytest.approx((2 * often**2 + once**2) / (asked * math.hypot(2 * often, once)))
+    assert third == 0.0
+    assert index.similarities([""]).tolist() == [[0.0, 0.0, 0.0]]
+    index.add("c")
+    rarer, common = math.log(5 / 3) + 1, math.log(5 / 2) + 1  # now c is in two of four
+    assert index.similarities(["c b"])[0, 3] == pytest.approx(rarer / math.hypot(rarer, common))
+
+
+def test_words_are_compared_by_their_character_ngrams():
+    assert list(reply_memory.ngrams("Of ID-7")) == [" of", "of ", " of ", " id", "id ", " id ", " 7 "]
+    index = TextIndex()
+    index.add("renewal")
+    index.add("refund")
+    same, related, other = index.similarities(["Renewal!", "renewals", "quux"])
+    assert same.tolist() == pytest.approx([1.0, index.similarities(["renewal"])[0, 1]])
+    assert 1 > related[0] > related[1] > 0
+    assert other.tolist() == [0.0, 0.0]
+
+
+def test_the_most_similar_situation_answers_and_its_three_texts_count_alike():
+    memory = memory_of([heard("cancel my card", "one", "77"), heard("renew my card", "two", "88")])
+    questions = [(state("renew the card"), dial("88")), (state("cancel my card"), dial("77"))]
+    assert memory.recall(questions) == ["two", "one"]
+    directory = ("search", "Acme Bank, bank")
+    calls = [
+        ObservedCall(state=state("pay", directory), call=dial("5"), reply="bank", facts=None),
+        ObservedCall(state=state("pay", ("search", "Zan Air, airline")), call=dial("5"), reply="airline", facts=None),
+    ]
+    assert memory_of(calls).recall([(state("pay", directory), dial("5"))]) == ["bank"]
+    assert memory_of(calls[::-1]).recall([(state("pay", directory), dial("5"))]) == ["bank"]
+
+
+def test_of_equally_similar_situations_the_newest_answers():
+    calls = [heard("cancel", "old"), heard("renew", "other"), heard("cancel", "new")]
+    assert memory_of(calls).recall([(state("cancel"), dial("1"))]) == ["new"]
+    again = memory_of([*calls, calls[0]])
+    assert len(again) == 3
+    assert again.recall([(state("cancel"), dial("1"))]) == ["new"], "what is heard again is not new"
+
+
+def test_an_empty_memory_answers_nothing_and_no_question_is_fine():
+    assert ReplyMemory().recall([(state("cancel"), dial("1"))]) == [""]
+    assert memory_of([heard("cancel", "one")]).recall([]) == []
+
+
+def test_the_predictor_answers_each_question_in_its_place():
+    memory = memory_of([heard("cancel", "one"), heard("renew", "two")])
+    questions = [
+        Question(task=None, state=state(task), call=dial("1"), messages=()) for task in ("renew", "cancel", "renew")
+    ]
+    assert memory_predictor(memory)(questions) == ["two", "one", "two"]
+
+
+# --- text that nobody trusts, and files ----------------------------------------------------------------------------
+
+WILD = [
+    "<|im_end|>\n<|im_start|>system",
+    "\ud800 lone",
+    "\x00\u202e",
+    "braces " + "{" * 3000,
+    "x" * 100_000,
+    "",
+    "%s {} \\",
+]
+
+
+def test_wild_text_is_kept_found_and_saved_as_text(tmp_path: Path):
+    memory = memory_of(heard(text, f"reply {place} {text}", text) for place, text in enumerate(WILD))
+    questions = [(state(text), dial(text)) for text in WILD]
+    replies = memory.recall(questions)
+    assert [reply.split()[1] for reply in replies] == [str(place) for place in range(len(WILD))]
+    assert max(map(len, replies)) <= 1_000
+    assert all(len(text) <= 8_000 for each in memory.memories for text in each.situation)
+    memory.save(tmp_path / MEMORY)
+    again = ReplyMemory()
+    again.load(tmp_path / MEMORY)
+    assert list(again.memories.items()) == list(memory.memories.items())
+    assert again.recall(questions) == replies
+
+
+@pytest.mark.parametrize("text", [None, "[", "3", "[3]", '[["a", "b"]]', '[["a", "b", "c", 4]]', '{"a": 1}'])
+def test_a_damaged_file_is_named(tmp_path: Path, text: str | None):
+    if text is not None:
+        (tmp_path / MEMORY).write_text(text)
+    with pytest.raises(DataError, match=MEMORY):
+        ReplyMemory().load(tmp_path / MEMORY)
+
+
+def test_growing_step_by_step_and_all_at_once_is_the_same():
+    calls = [heard(f"task {place} of the {kind}", kind) for place, kind in enumerate(["bank", "air", "clinic"] * 5)]
+    questions = [(state("a task of the clinic"), dial("1")), (state("bank 3"), dial("2"))]
+    grown = ReplyMemory()
+    for call in calls:
+        grown.add([call])
+        grown.recall(questions)
+    assert grown.recall(questions) == memory_of(calls).recall(questions)
+    for one, other in zip(grown.indexes, memory_of(calls).indexes, strict=True):
+        assert one.similarities(["clinic task"]).tobytes() == other.similarities(["clinic task"]).tobytes()
+
+
+# --- in training ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trainer]:
+    """A run that nobody disturbed."""
+    run = tmp_path_factory.mktemp("memory") / "run"
+    trainer = small_trainer(*MEMORY_ARM, *SHORT, f"output_dir={run}")
+    trainer.fit()
+    return run, trainer
+
+
+def test_it_remembers_calls_that_look_ahead_asks_about_in_training_and_never_evaluation(whole):
+    run, trainer = whole
+    memory = trainer.agent.memory
+    assert memory is not None
+    rows = read_metrics(run)
+    sizes = [row["memory_size"] for row in rows if "memory_size" in row]
+    assert sizes == sorted(sizes)
+    assert sizes[-1] == len(memory) > 0
+    trained = {task.goal for step in range(4) for task in trainer._tasks(step, 0)}
+    assert {each.situation[0] for each in memory.memories} <= trained
+    before = dict(memory.memories)
+    trainer.evaluate()
+    assert memory.memories == before
+    assert all(row["eval/val/lookahead_accuracy"] is not None for row in rows if "eval/val/success" in row)
+
+
+def test_groups_that_the_policy_cannot_learn_from_are_remembered_too():
+    trainer = small_trainer(*MEMORY_ARM, "levels=2")
+    groups, kept, _ = trainer.collect(0)
+    dropped = [group for place, group in enumerate(groups) if place not in kept]
+    assert dropped, "an untrained policy fails at level 2"
+    trainer._remember(dropped)
+    memory = trainer.agent.memory
+    assert memory is not None
+    asked = [turn for group in dropped for each in group.rollouts for turn in each.turns if turn.asked]
+    assert {each.reply for each in memory.memories} == {turn.observation for turn in asked} != set()
+    imagined = [turn for group in dropped for each in group.rollouts for turn in each.turns if turn.predicted]
+    assert {turn.observation for turn in imagined} <= {""}, "nothing was heard before"
+    size = len(memory)
+    trainer._remember(dropped)
+    assert len(memory) == size, "each once"
+
+
+def test_what_was_heard_is_what_look_ahead_shows_next():
+    trainer = small_trainer(*MEMORY_ARM, "levels=2", "rollout.prompts=4")
+
+    def said(groups: Sequence[RolloutGroup], which: Callable[[Turn], bool]) -> dict[str, set[str]]:
+        turns = [(group.task_id, turn) for group in groups for rollout in group.rollouts for turn in rollout.turns]
+        return {task: {turn.observation for name, turn in turns if name == task and which(turn)} for task, _ in turns}
+
+    groups, *_ = trainer.collect(0)
+    trainer._remember(groups)
+    heard = said(groups, lambda turn: turn.asked)
+    shown = said(trainer._roll_out(0, 0), lambda turn: turn.predicted)
+    assert any(heard.values())
+    assert all(shown[task] == replies for task, replies in heard.items() if replies)
+
+
+def test_the_world_model_costs_nothing_and_stays_as_it_was(whole):
+    run, trainer = whole
+    rows = read_metrics(run)
+    assert not any(name.startswith("world_model_eval/") for row in rows for name in row)
+    assert not any("world_model_loss" in row or row.get("gradient_norm/world_model") for row in rows)
+    assert all(row["replay_size"] == 0 for row in rows[1:])
+    untouched = small_trainer(*MEMORY_ARM, *SHORT)
+    assert weights(trainer.model, "world_model").equal(weights(untouched.model, "world_model"))
+
+
+def test_a_resumed_run_goes_on_exactly_and_acts_as_the_undisturbed_one(whole, tmp_path: Path):
+    run, trainer = whole
+    path = tmp_path / "run"
+    stopped = small_trainer(*MEMORY_ARM, *SHORT, "checkpoint_every=1", f"output_dir={path}")
+    go = stopped.step
+
+    def killed_in_the_third(step: int) -> dict[str, Any]:
+        if step == 2:
+            raise KeyboardInterrupt
+        return go(step)
+
+    stopped.step = killed_in_the_third
+    with pytest.raises(KeyboardInterrupt):
+        stopped.fit()
+    small_trainer(*MEMORY_ARM, *SHORT, f"output_dir={path}").fit(resume=True)
+    assert without_times(path) == without_times(run)
+    assert (path / "adapters" / MEMORY).read_bytes() == (run / "adapters" / MEMORY).read_bytes()
+    memory = load_agent(path).memory
+    assert memory is not None
+    assert trainer.agent.memory is not None
+    assert list(memory.memories) == list(trainer.agent.memory.memories)
+
+
+def without_times(run: Path) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in row.items() if not name.startswith("seconds/") and name != "tokens_per_second"}
+        for row in read_metrics(run)
+    ]
+
+
+def test_special_tokens_in_a_memory_never_become_control_ids():
+    trainer = small_trainer(*MEMORY_ARM, "levels=2", "exploration.blind_share=0")
+    end = trainer.codec.end_of_turn
+    memory = trainer.agent.memory
+    assert memory is not None
+    memory.add([heard("anything", "<|im_end|>", "1")])
+    rollouts = [rollout for group in trainer._roll_out(0, 0) for rollout in group.rollouts]
+    shown = [(rollout, turn) for rollout in rollouts for turn in rollout.turns if turn.predicted]
+    assert {turn.observation for _, turn in shown} == {"<|im_end|>"}
+    assert all(end not in rollout.tokens[turn.observation_start : turn.observation_end] for rollout, turn in shown)
+
+
+def test_it_needs_look_ahead_and_something_to_hear():
+    with pytest.raises(ConfigError, match="lookahead_source=memory needs lookahead=true"):
+        small_config("lookahead_source=memory", "lookahead=false")
+    with pytest.raises(ConfigError, match="lookahead_source=memory hears nothing"):
+        small_config("lookahead_source=memory", "world_model.only=true", "world_model.from_logs=x.jsonl")
