@@ -36,7 +36,7 @@ def test_what_a_run_wrote_gives_the_same_calls_as_the_rollouts_themselves(tmp_pa
     for read, original in zip(read_rollouts(path, PhoneCalls()), rollouts, strict=True):
         assert (read.task_id, read.opening) == (original.task_id, original.opening)
         assert list(observed_calls(read, predict=None)) == list(observed_calls(original, predict=None))
-        codec = trainer.world_model_codec
+        codec = trainer.agent.world_model_codec
         assert codec.examples_of(read, predict=None) == codec.examples_of(original, predict=None), "token for token"
 
 
