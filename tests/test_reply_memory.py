@@ -209,7 +209,7 @@ def test_what_was_heard_is_what_look_ahead_shows_next():
     groups, *_ = trainer.collect(0)
     trainer._remember(groups)
     heard = said(groups, lambda turn: turn.asked)
-    shown = said(trainer._roll_out(0, 0), lambda turn: turn.predicted)
+    shown = said(trainer.recipe.draw(0, 0, trainer.roll_out), lambda turn: turn.predicted)
     assert any(heard.values())
     assert all(shown[task] == replies for task, replies in heard.items() if replies)
 
@@ -260,7 +260,7 @@ def test_special_tokens_in_a_memory_never_become_control_ids():
     memory = trainer.agent.memory
     assert memory is not None
     memory.add([heard("anything", "<|im_end|>", "1")])
-    rollouts = [rollout for group in trainer._roll_out(0, 0) for rollout in group.rollouts]
+    rollouts = [rollout for group in trainer.recipe.draw(0, 0, trainer.roll_out) for rollout in group.rollouts]
     shown = [(rollout, turn) for rollout in rollouts for turn in rollout.turns if turn.predicted]
     assert {turn.observation for _, turn in shown} == {"<|im_end|>"}
     assert all(end not in rollout.tokens[turn.observation_start : turn.observation_end] for rollout, turn in shown)
