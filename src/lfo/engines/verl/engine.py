@@ -84,6 +84,7 @@ class DualLoraEngine(FSDPEngine):
             **options,
         )
         fsdp2_load_full_state_dict(module, whole, self.device_mesh, None)
+        self.model._lean_forward = None  # it reads the weights of layers, of which a rank holds a part: go through them
         return module
 
     def _build_optimizer(self, module: Any) -> Any:
