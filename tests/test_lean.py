@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lfo.config import load_config
+from lfo.engines.learner import Learner
 from lfo.model.adapters import Coupling, DualAdapterModel
 from lfo.model.lean import LeanForward
+from lfo.types import TrainingSample
 from test_sampler import COUPLINGS, VOCABULARY, make_model
 
 TOKENS = torch.randint(VOCABULARY, (3, 17), generator=torch.Generator().manual_seed(0))
@@ -38,7 +41,7 @@ def test_hidden_states_and_gradients_are_those_of_the_modules(family: str, coupl
     ):
         expected = model.hidden(TOKENS, adapters, detached)
         with model.active(adapters, detached):
-            hidden = lean(TOKENS, adapters)
+            hidden = lean(TOKENS, [adapters] * 3)
         assert torch.allclose(hidden, expected, atol=1e-4, rtol=1e-4)
         found, wanted = gradients(model, hidden), gradients(model, expected)
         for name in model.adapter_names:
@@ -48,16 +51,63 @@ def test_hidden_states_and_gradients_are_those_of_the_modules(family: str, coupl
                     assert (one - other).norm() <= 1e-4 * other.norm() + 1e-6
 
 
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+def test_mixed_rows_are_each_computed_alone(family: str):
+    """Different lengths and adapters in one batch: packed, and with the hidden states and gradients of single rows."""
+    model = make_model(family)
+    lengths = [17, 9, 12]
+    adapters = [("policy",), ("world_model",), ()]
+    mixed = LeanForward(model)(TOKENS, adapters, lengths=lengths)
+    together, apart = torch.zeros(()), torch.zeros(())
+    for place, (row, length) in enumerate(zip(adapters, lengths, strict=True)):
+        alone = model.hidden(TOKENS[place : place + 1, :length], row)[0]
+        assert torch.allclose(mixed[place, :length], alone, atol=1e-4, rtol=1e-4)
+        weights = torch.randn(alone.shape, generator=torch.Generator().manual_seed(place))
+        together, apart = together + (mixed[place, :length] * weights).sum(), apart + (alone * weights).sum()
+    parameters = [weight for name in model.adapter_names for weight in model.adapter_parameters(name)]
+    found, wanted = (torch.autograd.grad(loss, parameters) for loss in (together, apart))
+    for one, other in zip(found, wanted, strict=True):
+        assert (one - other).norm() <= 1e-4 * other.norm() + 1e-6
+
+
+def test_an_update_of_mixed_rows_is_that_of_separate_ones(monkeypatch: pytest.MonkeyPatch):
+    def row(adapters: tuple[str, ...], length: int, policy: int, world: int) -> TrainingSample:
+        generator = torch.Generator().manual_seed(length)
+        zeros = [0.0] * length
+        return TrainingSample(
+            tokens=torch.randint(VOCABULARY, (length,), generator=generator).tolist(),
+            adapters=adapters,
+            logprobs=[-3.0] * length,
+            advantages=[1.0 if length % 2 else -0.5] * length,
+            policy_weights=[*zeros[policy:], *[1.0] * policy],
+            world_model_weights=[*zeros[world:], *[1.0] * world],
+        )
+
+    moved = []
+    for lean in (False, True):
+        model = make_model("qwen3")
+        if lean:
+            forward = LeanForward(model)
+            monkeypatch.setattr(model, "_lean", lambda forward=forward: forward)
+        assert model.mixes_rows == lean
+        rows = [row(model.policy_adapters, length, 5, 0) for length in (17, 30, 22)]
+        rows += [row(model.world_model_adapters, length, 0, 4) for length in (12, 9)]
+        watched = Learner(model, load_config([])).update(rows, weight=0.7, rate_factor=1.0)
+        moved.append((watched, [w.detach() for name in model.adapter_names for w in model.adapter_parameters(name)]))
+    assert moved[0][0] == pytest.approx(moved[1][0], rel=1e-3, abs=1e-5)
+    assert all(torch.allclose(one, other, atol=2e-5) for one, other in zip(moved[0][1], moved[1][1], strict=True))
+
+
 def test_the_bare_base_and_some_targets():
     model = make_model("qwen3")
-    assert torch.allclose(LeanForward(model)(TOKENS, ()), model.hidden(TOKENS, ()), atol=1e-4)
+    assert torch.allclose(LeanForward(model)(TOKENS, [()] * 3), model.hidden(TOKENS, ()), atol=1e-4)
     thin = DualAdapterModel.build(
         make_model("llama").peft_model.unload(), coupling="separate", seed=0, targets=["q_proj", "v_proj", "o_proj"]
     )
     with torch.no_grad():
         for parameter in thin.adapter_parameters("policy"):
             parameter.add_(0.1)
-    hidden, expected = LeanForward(thin)(TOKENS, ("policy",)), thin.hidden(TOKENS, ("policy",))
+    hidden, expected = LeanForward(thin)(TOKENS, [("policy",)] * 3), thin.hidden(TOKENS, ("policy",))
     assert torch.allclose(hidden, expected, atol=1e-4)
     found, wanted = gradients(thin, hidden)["policy"], gradients(thin, expected)["policy"]
     assert all(torch.allclose(one, other, rtol=1e-3, atol=1e-4) for one, other in zip(found, wanted, strict=True))
@@ -66,19 +116,19 @@ def test_the_bare_base_and_some_targets():
 def test_it_takes_over_trained_weights():
     model = make_model("llama")
     lean = LeanForward(model)
-    before = lean(TOKENS, ("policy",))
+    before = lean(TOKENS, [("policy",)] * 3)
     with torch.no_grad():
         for parameter in model.adapter_parameters("policy"):
             parameter.mul_(-0.5)
-    after = lean(TOKENS, ("policy",))
+    after = lean(TOKENS, [("policy",)] * 3)
     assert not torch.allclose(before, after, atol=1e-2)
     assert torch.allclose(after, model.hidden(TOKENS, ("policy",)), atol=1e-4)
 
 
 def test_a_bf16_base_gives_fp32_gradients_near_the_exact_ones():
     exact, rounded = make_model("qwen3"), make_model("qwen3", dtype=torch.bfloat16)
-    one = gradients(exact, LeanForward(exact)(TOKENS, ("policy",)))["policy"]
-    other = gradients(rounded, LeanForward(rounded)(TOKENS, ("policy",)))["policy"]
+    one = gradients(exact, LeanForward(exact)(TOKENS, [("policy",)] * 3))["policy"]
+    other = gradients(rounded, LeanForward(rounded)(TOKENS, [("policy",)] * 3))["policy"]
     for wanted, found in zip(one, other, strict=True):
         assert found is not None
         assert wanted is not None

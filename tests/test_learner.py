@@ -232,7 +232,13 @@ def test_micro_batches_hold_every_row_once_and_keep_to_their_size(groups):
     )
     for batch in batches:
         assert batch.tokens_BT.numel() <= 900 or len(batch.tokens_BT) == 1
+        assert set(batch.adapters_of_rows) == {batch.adapters}
     assert {batch.adapters for batch in batches} == {("world_model", "policy"), ("world_model",)}
+
+    mixed = list(micro_batches(rows, torch.device("cpu"), tokens=900, mixed=True))
+    assert sorted(length for batch in mixed for length in batch.lengths) == sorted(len(row.tokens) for row in rows)
+    assert all(sum(batch.lengths) <= 900 or len(batch.lengths) == 1 for batch in mixed)
+    assert len(mixed) <= len(batches)
 
 
 def test_padding_has_no_weight(groups):

@@ -60,7 +60,6 @@ def test_what_a_layer_keeps_is_what_autograd_keeps(lean: bool, head_norms: bool)
         shape = replace(SMALL, layers=layers, head_norms=head_norms)
         base = AutoModelForCausalLM.from_config(model_config(shape), dtype=torch.bfloat16)
         model = DualAdapterModel.build(base, coupling="separate", seed=0)
-        forward = LeanForward(model) if lean else model.hidden
         for layer in model._layers.values():
             layer.cast_input_dtype_enabled = False
         own = {parameter.untyped_storage().data_ptr() for parameter in model.peft_model.parameters()}
@@ -75,7 +74,11 @@ def test_what_a_layer_keeps_is_what_autograd_keeps(lean: bool, head_norms: bool)
 
         mixed = nullcontext() if lean else torch.autocast("cpu")
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), mixed:
-            forward(torch.zeros(1, 80, dtype=torch.long), ("policy",))
+            tokens = torch.zeros(2 if lean else 1, 50 if lean else 80, dtype=torch.long)
+            if lean:  # 80 tokens of 100 places
+                LeanForward(model)(tokens, [("policy",)] * 2, lengths=[50, 30])
+            else:
+                model.hidden(tokens, ("policy",))
         kept.append(sum(tensor.untyped_storage().nbytes() for tensor in seen.values()))
     measured = (kept[1] - kept[0]) / 2 / 80
     computed = kept_by_layer(replace(SMALL, head_norms=head_norms), 16, lean=lean)
@@ -92,7 +95,7 @@ def test_parts_by_hand():
     assert parts["weights"] == 2 * SMALL.parameters
     assert (parts["gradients"], parts["optimizer"]) == (4 * trained, 8 * trained)
     assert training(SMALL, work, gpus=4)["optimizer"] == 2 * trained
-    assert logits_bytes(SMALL, 10) == 10 * 99 * 18
+    assert logits_bytes(SMALL, 10) == 10 * 99 * 22
     # 2 of keys and values, 2 layers, 2 heads of 16, 2 bytes, 50 tokens; 8 rows and nobody's, for two decoders.
     rolled = rollout(SMALL, Work(context=50, rollouts=8), gpus=1)
     assert rolled["kv_cache"] == 2 * (2 * 2 * 2 * 16 * 2 * 50) * 9

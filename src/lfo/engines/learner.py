@@ -11,6 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -40,9 +41,11 @@ LOGITS_AT_ONCE = 1 << 27  # numbers: predictions times vocabulary
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """Rows of equal adapters, padded on the right. Shape suffixes: B rows, T tokens."""
+    """Rows padded on the right, with the same adapters unless the model mixes rows. Suffixes: B rows, T tokens."""
 
-    adapters: tuple[str, ...]
+    adapters: tuple[str, ...]  # all that occur in it
+    adapters_of_rows: tuple[tuple[str, ...], ...]
+    lengths: tuple[int, ...]
     tokens_BT: Tensor
     logprobs_BT: Tensor
     advantages_BT: Tensor
@@ -62,7 +65,9 @@ def collate(samples: Sequence[TrainingSample], device: torch.device) -> Batch:
         return rows.to(device)
 
     return Batch(
-        adapters=samples[0].adapters,
+        adapters=tuple(dict.fromkeys(name for sample in samples for name in sample.adapters)),
+        adapters_of_rows=tuple(sample.adapters for sample in samples),
+        lengths=tuple(len(sample.tokens) for sample in samples),
         tokens_BT=stack("tokens", torch.long),
         logprobs_BT=stack("logprobs", torch.float32),
         advantages_BT=stack("advantages", torch.float32),
@@ -72,16 +77,20 @@ def collate(samples: Sequence[TrainingSample], device: torch.device) -> Batch:
 
 
 def micro_batches(
-    samples: Sequence[TrainingSample], device: torch.device, *, tokens: int = MICRO_BATCH_TOKENS
+    samples: Sequence[TrainingSample], device: torch.device, *, tokens: int = MICRO_BATCH_TOKENS, mixed: bool = False
 ) -> Iterator[Batch]:
-    """Rows with the same adapters, of similar length, at most `tokens` with padding (a longer row goes alone)."""
+    """Rows of similar length, at most `tokens` of them together (a longer row goes alone).
+
+    `mixed`: adapters of all kinds, and padding is free. Otherwise rows with the same adapters, and padding counts.
+    """
     by_adapters: dict[tuple[str, ...], list[TrainingSample]] = defaultdict(list)
     for sample in samples:
-        by_adapters[sample.adapters].append(sample)
+        by_adapters[() if mixed else sample.adapters].append(sample)
     for rows in by_adapters.values():
         rows.sort(key=lambda row: len(row.tokens), reverse=True)
         while rows:
-            count = max(1, tokens // len(rows[0].tokens))
+            costs = accumulate(len(row.tokens) if mixed else len(rows[0].tokens) for row in rows)
+            count = max(1, sum(cost <= tokens for cost in costs))
             yield collate(rows[:count], device)
             rows = rows[count:]
 
@@ -144,7 +153,7 @@ class Learner:
 
     def _micro_batches(self, samples: Sequence[TrainingSample]) -> Iterator[Batch]:
         """What this process computes of a mini-batch: all of it."""
-        yield from micro_batches(samples, self.model.device)
+        yield from micro_batches(samples, self.model.device, mixed=self.model.mixes_rows)
 
     def _gather(self, watched: dict[str, float]) -> None:
         """Add what other processes computed to the gradients and to what is watched: there are none."""
@@ -160,7 +169,12 @@ class Learner:
         # Inline and stacked, one forward serves both losses, and only the policy loss must spare the world model.
         both = has_policy and has_world
         spared = model.policy_detached if batch.adapters == model.policy_adapters else ()
-        hidden_BTD = model.hidden(batch.tokens_BT, batch.adapters, () if has_world else spared)
+        if model.mixes_rows:
+            hidden_BTD = model.hidden_of_mixed_rows(batch.tokens_BT, batch.adapters_of_rows, lengths=batch.lengths)
+        else:
+            hidden_BTD = model.hidden(
+                batch.tokens_BT, batch.adapters, () if has_world else spared, lengths=batch.lengths
+            )
         chunk = max(1, LOGITS_AT_ONCE // len(model.head))
         policy = world = hidden_BTD.new_zeros(())
         if has_policy:
@@ -216,7 +230,7 @@ class Learner:
 
     @torch.no_grad()
     def _base_logprobs(self, batch: Batch, positions_BT: Tensor) -> Tensor:
-        hidden_BTD = self.model.hidden(batch.tokens_BT, ())
+        hidden_BTD = self.model.hidden(batch.tokens_BT, (), lengths=batch.lengths)
         temperature = self.config.rollout.temperature
         return fused_token_logprobs(
             hidden_BTD, self.model.head, batch.tokens_BT, positions_BT=positions_BT, temperature=temperature
@@ -235,7 +249,7 @@ class Learner:
             count = max(1, MICRO_BATCH_TOKENS // len(samples[longest_first[0]].tokens))
             places, longest_first = longest_first[:count], longest_first[count:]
             batch = collate([samples[place] for place in places], self.model.device)
-            hidden_BTD = self.model.hidden(batch.tokens_BT, batch.adapters)
+            hidden_BTD = self.model.hidden(batch.tokens_BT, batch.adapters, lengths=batch.lengths)
             where_BT = batch.world_model_weights_BT > 0
             chunk = max(1, LOGITS_AT_ONCE // len(self.model.head))
             states = hidden_BTD, self.model.head, batch.tokens_BT

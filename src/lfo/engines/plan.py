@@ -28,6 +28,7 @@ USABLE = 0.92  # the rest is the driver's, the libraries' and the allocator's ga
 WORKSPACE = 72 * 2**20  # of the matrix library, on two streams
 LOGITS_AT_ONCE = 1 << 27  # as in engines/learner.py: predictions times vocabulary
 SMALLEST_MICRO_BATCH = 1024
+PADDING = 1.15  # rows of one micro-batch differ in length; attention alone sees it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,7 +175,9 @@ def kept_by_layer(shape: Shape, rank: int, *, lean: bool) -> int:
     nonlinear parts need. `lean` is our own forward (model/lean.py), the other that of transformers' modules."""
     if lean:
         norms = 2 * 2 * HALF * shape.hidden  # two norms, input and output
-        attention = HALF * 3 * (shape.queries + shape.keys)  # q, k, v as they come, q, k rotated, output
+        padded = int(PADDING * HALF * 2 * (shape.queries + shape.keys))  # q, k, v and output, as attention sees them
+        attention = padded + HALF * shape.queries  # and the output without padding
+        attention += HALF * (shape.queries + 2 * shape.keys) if shape.head_norms else 0  # and what was normed
     else:
         norms = 2 * (FULL + HALF) * shape.hidden  # the input in fp32, the output for LoRA's A
         attention = HALF * (2 * shape.queries + 2 * shape.keys)  # q, k, v, output
@@ -191,13 +194,12 @@ def passing_in_layer(shape: Shape, *, lean: bool) -> int:
 
 
 def logits_bytes(shape: Shape, predictions: int) -> int:
-    """The largest chunk of logits: in bf16, then in fp32 log-probs, probabilities and two gradients.
-
-    What the chunk before it leaves behind for a while was found by measuring.
-    """
+    """The largest chunk of logits, as they are, and their log-probs, probabilities and gradients: all of it in fp32
+    but the last gradient. How many of these exist at the same time was found by measuring, as was what the chunk
+    before leaves behind for a while."""
     at_once = min(predictions, LOGITS_AT_ONCE // shape.vocabulary)
     left = min(predictions - at_once, at_once)
-    return shape.vocabulary * (at_once * (HALF + 4 * FULL) + left * 2 * FULL)
+    return shape.vocabulary * (at_once * (HALF + 5 * FULL) + left * 2 * FULL)
 
 
 def training(shape: Shape, work: Work, gpus: int) -> dict[str, int]:

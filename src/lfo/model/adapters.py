@@ -224,14 +224,35 @@ class DualAdapterModel:
 
     # ------------------------------------------------------------------ forward
 
-    def hidden(self, tokens_BT: Tensor, adapters: Sequence[str], detached: Sequence[str] = ()) -> Tensor:
-        """Hidden states after the final norm, B x T x D, so that losses compute logits only where they need them."""
+    def hidden(
+        self,
+        tokens_BT: Tensor,
+        adapters: Sequence[str],
+        detached: Sequence[str] = (),
+        *,
+        lengths: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Hidden states after the final norm, B x T x D, so that losses compute logits only where they need them.
+
+        `lengths` without padding, where the caller knows them: on a GPU padding is then not computed.
+        """
         lean = self._lean()
         if lean is not None:
             with self.active(adapters, detached):
-                return lean(tokens_BT, adapters)
+                return lean(tokens_BT, [adapters] * len(tokens_BT), lengths=lengths)
         with self.active(adapters, detached), self._checkpointing(), self._mixed_precision():
             return self.causal_lm.get_decoder()(input_ids=tokens_BT, use_cache=False).last_hidden_state
+
+    @property
+    def mixes_rows(self) -> bool:
+        """Whether rows with different adapters can run together, by `hidden_of_mixed_rows`."""
+        return self._lean() is not None and not self.policy_detached
+
+    def hidden_of_mixed_rows(
+        self, tokens_BT: Tensor, adapters: Sequence[Sequence[str]], *, lengths: Sequence[int] | None = None
+    ) -> Tensor:
+        """As `hidden`, with adapters of its own for each row."""
+        return self._lean()(tokens_BT, adapters, lengths=lengths)
 
     def logits(self, tokens_BT: Tensor, adapters: Sequence[str], detached: Sequence[str] = ()) -> Tensor:
         return self.causal_lm.get_output_embeddings()(self.hidden(tokens_BT, adapters, detached))

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -63,7 +64,7 @@ def fused_token_logprobs(
     """
     mask_BT = _predictable(tokens_BT, positions_BT)
     logprobs_N, entropies_N = _in_chunks(
-        lambda hidden_ND, targets_N: _score(linear(hidden_ND, head_VD), targets_N, temperature),
+        lambda hidden_ND, targets_N: _score(_logits(hidden_ND, head_VD), targets_N, temperature),
         hidden_BTD[:, :-1][mask_BT[:, 1:]],
         tokens_BT[mask_BT],
         chunk=chunk,
@@ -82,6 +83,25 @@ def fused_token_hits(
     pieces = zip(hidden_BTD[:, :-1][mask_BT[:, 1:]].split(chunk), tokens_BT[mask_BT].split(chunk), strict=True)
     hits_N = torch.cat([linear(hidden_ND, head_VD).argmax(-1) == targets_N for hidden_ND, targets_N in pieces])
     return torch.zeros(tokens_BT.shape, device=tokens_BT.device).masked_scatter(mask_BT, hits_N.float())
+
+
+def _logits(hidden_ND: Tensor, head_VD: Tensor) -> Tensor:
+    """Rounded to bf16, a logit of 20 is off by up to 0.06, and its log-prob with it: a GPU can answer in fp32."""
+    if hidden_ND.device.type == "cuda" and hidden_ND.dtype != torch.float32 and not head_VD.requires_grad:
+        return cast(Tensor, _PreciseLogits.apply(hidden_ND, head_VD))
+    return linear(hidden_ND, head_VD)
+
+
+class _PreciseLogits(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden_ND: Tensor, head_VD: Tensor) -> Tensor:
+        ctx.save_for_backward(head_VD)
+        return torch.mm(hidden_ND, head_VD.T, out_dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (head_VD,) = ctx.saved_tensors
+        return gradients[0].to(head_VD.dtype) @ head_VD, None
 
 
 def _predictable(tokens_BT: Tensor, positions_BT: Tensor | None) -> Tensor:
