@@ -80,7 +80,11 @@ def two_ranks_in_another_world() -> None:
 
 def an_environment_that_breaks() -> None:
     settings = config(
-        "lookahead=false", "algo=dapo", "steps=3", "rollout.environment_retries=0", f"output_dir={FOLDER / 'broken'}"
+        "algo=dapo",
+        "steps=3",
+        "rollout.environment_retries=0",
+        "verl.algorithm.rollout_correction.bypass_mode=false",
+        f"output_dir={FOLDER / 'broken'}",
     )
     RESULTS["broken"] = create_trainer(settings, partial(BreakingWorld, levels=(2,)), tokenizer()).fit()
 

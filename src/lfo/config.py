@@ -190,6 +190,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "steps": 500,
         "verl.trainer.n_gpus_per_node": 8,
         "verl.actor_rollout_ref.rollout.name": "vllm",
+        "verl.algorithm.rollout_correction.bypass_mode": False,  # vLLM's log-probs are not exactly the trainer's
         "verl.actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
         "verl.actor_rollout_ref.rollout.gpu_memory_utilization": 0.6,
         "verl.actor_rollout_ref.actor.fsdp_config.optimizer_offload": True,

@@ -6,7 +6,8 @@
     trainer.py      the driver's loop               cluster.py      verl's processes, as the driver calls them
     engine.py       the registered FSDP engine      learner.py      the local update, shared among ranks
     worker.py       one rank's process              rollout.py      rollout servers made of our sampler
-    agent_loop.py   our runner as an agent loop     platform.py     a CPU as a platform of verl's
+    agent_loop.py   our runner as an agent loop     vllm.py         both adapters in vLLM (not run so far)
+    platform.py     a CPU as a platform of verl's
 
 How the parts meet, and what is tested where: docs/VERL_INTEGRATION.md. Importing this package imports no verl.
 """

@@ -150,6 +150,11 @@ class Cluster:
 
         return asyncio.run(everybody())
 
+    @property
+    def trusts_servers(self) -> bool:
+        """Whether the log-probs that servers sampled with are trained on (verl's bypass mode)."""
+        return bool(self._config.algorithm.rollout_correction.bypass_mode)
+
     # --- learning ----------------------------------------------------------------------------------------------
 
     def learn(self, samples: Sequence[TrainingSample], *, weight: float, rate_factor: float) -> dict[str, float]:

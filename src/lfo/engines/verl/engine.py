@@ -13,6 +13,7 @@ one (`get_per_tensor_param`, checkpoints) is overridden.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,10 @@ from lfo.config import RunConfig, from_mapping
 from lfo.engines.agent import adapters_of
 from lfo.engines.learner import ReplyScore
 from lfo.engines.verl.learner import RankedLearner
-from lfo.engines.verl.settings import ENGINE, SAMPLER
+from lfo.engines.verl.settings import ENGINE, SAMPLER, world_model_folder
 from lfo.errors import ConfigError
 from lfo.model.adapters import DualAdapterModel
+from lfo.rundir import write_folder_atomic
 from lfo.types import TrainingSample
 
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -124,6 +126,16 @@ class DualLoraEngine(FSDPEngine):
                     offload_fsdp_optimizer(optimizer)
 
     # --- weights out and in ------------------------------------------------------------------------------------
+
+    def export_world_model(self, step: int) -> None:
+        """Lay the world model where vLLM looks for it, and take the one before the last away."""
+        if self.rank == 0 and self.model.world_model_adapters and self.run.coupling != "shared":
+            folder = world_model_folder(Path(self.run.output_dir), step)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            write_folder_atomic(folder, lambda path: self.model.export(path, self.model.world_model_adapters))
+            for old in sorted(folder.parent.glob("world_model-*"))[:-2]:
+                shutil.rmtree(old, ignore_errors=True)
+        torch.distributed.barrier()
 
     def save_adapters(self, folder: str) -> None:
         """Every rank holds the same; the first one writes."""

@@ -226,3 +226,12 @@ class SamplerPort(BaseRollout):
 
 verl_rollouts._ROLLOUT_REGISTRY[SAMPLER, "async"] = f"{__name__}.{SamplerPort.__name__}"
 RolloutReplicaRegistry.register(SAMPLER, lambda: SamplerReplica)
+
+
+def _with_both_adapters() -> Any:
+    from lfo.engines.verl.vllm import DualLoraReplica
+
+    return DualLoraReplica
+
+
+RolloutReplicaRegistry.register("vllm", _with_both_adapters)

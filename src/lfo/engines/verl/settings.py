@@ -17,6 +17,7 @@ import dataclasses
 import importlib.util
 import io
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -44,16 +45,23 @@ def is_cpu(config: RunConfig) -> bool:
     return config.device == "cpu" or (config.device == "auto" and pick_device("auto").type == "cpu")
 
 
+def world_model_folder(output_dir: Path, step: int) -> Path:
+    """Where vLLM finds the world model of a step: see vllm.py."""
+    return output_dir.absolute() / "servers" / f"world_model-{step:06d}"
+
+
 def prepare_environment(config: RunConfig) -> None:
     """What verl reads from the environment while it is imported; must come before the first `import verl`."""
     if importlib.util.find_spec("verl") is None:
         raise ConfigError("engine=verl needs verl: pip install 'learn-from-observation[verl]'")
     os.environ["VERL_USE_EXTERNAL_MODULES"] = PLATFORM
     os.environ.setdefault("VERL_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("TQ_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if is_cpu(config):
         os.environ["VERL_PLATFORM"] = "cpu"
+    warnings.filterwarnings("ignore", module=r"verl\b")  # engines of verl's that are not installed, and are not used
 
 
 def verl_config(config: RunConfig, *, tokenizer: str | None = None) -> DictConfig:

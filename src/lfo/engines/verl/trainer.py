@@ -12,13 +12,14 @@ checkpoints are those of the local engine.
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import time
 import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -117,7 +118,8 @@ class Trainer:
                 start_ray(config)
             cluster = None
             try:
-                cluster = Cluster(config)
+                with redirect_stdout(sys.stderr):  # verl talks while it starts; our own answer goes to stdout
+                    cluster = Cluster(config)
                 yield cluster
             finally:
                 if cluster is not None:
@@ -140,7 +142,13 @@ def start_ray(config: DictConfig) -> None:
     import ray
 
     options: dict[str, Any] = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)  # pyright: ignore
-    names = ("VERL_USE_EXTERNAL_MODULES", "VERL_PLATFORM", "VERL_LOGGING_LEVEL", "TOKENIZERS_PARALLELISM")
+    names = (
+        "VERL_USE_EXTERNAL_MODULES",
+        "VERL_PLATFORM",
+        "VERL_LOGGING_LEVEL",
+        "TQ_LOGGING_LEVEL",
+        "TOKENIZERS_PARALLELISM",
+    )
     variables = {name: os.environ[name] for name in names if name in os.environ}
     variables |= {"TRANSFER_QUEUE_ENABLE": "1", "PYTHONWARNINGS": "ignore"}
     if config.trainer.device == "cpu":
@@ -228,7 +236,8 @@ class _Loop:
         with clock("update"):
             self.cluster.before_learning()
             plan = self.recipe.plan(step, collected, heard)
-            watched = self._check_logprobs(plan) | self._update(plan)
+            watched = self._check_logprobs(plan)
+            watched |= self._update(plan if self.cluster.trusts_servers else self._with_own_logprobs(plan))
         with clock("sync"):
             self.cluster.after_learning(step + 1)
         row = self.recipe.row(step, collected)
@@ -266,6 +275,18 @@ class _Loop:
                 f"more than {LARGEST_GAP:g}"
             )
         return {"logprob_gap": gap}
+
+    def _with_own_logprobs(self, plan: Plan) -> Plan:
+        """The plan with the trainer's log-probs in place of the servers', where those compute in another precision."""
+        rows = [row for samples in plan.mini_batches for row in samples if any(row.policy_weights)]
+        own = dict(zip(map(id, rows), self.cluster.policy_logprobs(rows) if rows else (), strict=True))
+        return replace(
+            plan,
+            mini_batches=[
+                [replace(row, logprobs=own[id(row)]) if id(row) in own else row for row in samples]
+                for samples in plan.mini_batches
+            ],
+        )
 
     def evaluate(self, run: RunDirectory) -> dict[str, Any]:
         """Greedy success on the fixed tasks of each split, and what the world model expects after held-out calls."""

@@ -39,6 +39,12 @@ class DualLoraWorker(ActorRolloutRefWorker):
         super().init_model()
         self._engine.rollout_name = self.config.rollout.name
 
+    @register(dispatch_mode=TO_ALL, blocking=False)
+    async def update_weights(self, global_steps: Any = None, mode: str = "auto") -> Any:
+        if self.config.rollout.name == "vllm":
+            self._engine.export_world_model(global_steps or 0)
+        return await super().update_weights(global_steps, mode)
+
     @property
     def _engine(self) -> Any:
         assert self.actor is not None
