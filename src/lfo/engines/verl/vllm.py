@@ -66,7 +66,9 @@ class DualLoraServer(vllm_async_server.vLLMHttpServer):
             final = output
         assert final is not None
         said: Any = final.outputs[0]
-        logprobs = [each[token].logprob for token, each in zip(said.token_ids, said.logprobs or (), strict=True)]
+        logprobs: list[Any] = [
+            each[token].logprob for token, each in zip(said.token_ids, said.logprobs or (), strict=True)
+        ]
         return TokenOutput(
             token_ids=list(said.token_ids),
             log_probs=logprobs,
