@@ -27,7 +27,7 @@ browser:
 	scripts/install_browser.sh
 
 test: setup check browser
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadfile  # what a file sets up is set up once
 
 clean:
 	rm -rf .venv build

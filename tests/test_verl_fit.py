@@ -17,7 +17,7 @@ from lfo.rundir import latest_checkpoint, read_metrics
 from small_runs import SMALL, small_trainer, tokenizer
 
 pytest.importorskip("verl", reason="verl is not installed: pip install -e '.[verl]'")
-pytestmark = [pytest.mark.verl, pytest.mark.xdist_group("verl-fit")]
+pytestmark = pytest.mark.verl
 
 import psutil  # noqa: E402  comes with verl
 
