@@ -26,8 +26,9 @@ demo: setup
 browser:
 	scripts/install_browser.sh
 
+# Each test file runs on one worker, so that what it sets up is set up once.
 test: setup check browser
-	$(BIN)/pytest -n 2 --dist loadfile  # what a file sets up is set up once
+	$(BIN)/pytest -n 2 --dist loadfile
 
 clean:
 	rm -rf .venv build
