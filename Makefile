@@ -1,19 +1,27 @@
 # `make demo` and `make test` set up what they need; Python 3.11 and make are enough.
 PYTHON ?= python3.11
 BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 # Installed again only when the list of packages changes.
 INSTALLED := .venv/.installed
+INSTALLED_FOR_TESTS := .venv/.installed-for-tests
 
-.PHONY: setup browser test check demo clean
+.PHONY: setup setup-tests browser test check demo clean
 setup: $(INSTALLED)
+setup-tests: $(INSTALLED_FOR_TESTS)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,verl]"
+	$(PIP) --editable .
 	touch $@
 
-check: setup
+# The tools, and verl with Ray: what the tests need beside the product.
+$(INSTALLED_FOR_TESTS): $(INSTALLED)
+	$(PIP) --editable ".[dev,verl]"
+	touch $@
+
+check: setup-tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
@@ -27,7 +35,7 @@ browser:
 	scripts/install_browser.sh
 
 # Each test file runs on one worker, so that what it sets up is set up once.
-test: setup check browser
+test: setup-tests check browser
 	$(BIN)/pytest -n 2 --dist loadfile
 
 clean:

@@ -249,7 +249,7 @@ def test_the_world_model_learns_from_logs_without_a_rollout_and_resumes(tmp_path
     def refuse(*_: object) -> None:
         raise AssertionError("nobody may roll out")
 
-    monkeypatch.setattr(Trainer, "_roll_out", refuse)
+    monkeypatch.setattr(Trainer, "roll_out", refuse)
     straight = small_trainer(*settings, "steps=4", f"output_dir={tmp_path / 'straight'}")
     before = weights(straight.model, "policy").clone()
     straight.fit()

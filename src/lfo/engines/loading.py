@@ -90,7 +90,9 @@ def naming_environment(config: RunConfig, environment: EnvironmentFactory) -> Ru
     name = next((name for name, shipped in SHIPPED.items() if kind is shipped), f"{kind.__module__}:{kind.__name__}")
     if name == config.env:
         return config  # a function that makes what the config says
-    arguments = environment.keywords if isinstance(environment, partial) else {}
+    given = environment.keywords if isinstance(environment, partial) else {}
+    # As they will be read back from the run's folder, where there are no tuples.
+    arguments = {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
     return dataclasses.replace(config, env=name, env_args=arguments)
 
 
