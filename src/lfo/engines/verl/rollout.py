@@ -37,7 +37,7 @@ from lfo.model.sampler import Sampler
 from lfo.protocol.chat import ChatCodec
 
 BASE = "base"  # asked for by name like an adapter: none at all
-GATHER_SECONDS = 0.004  # requests that come within this time of each other run in one batch
+GATHER_SECONDS = 0.02  # a batch begins when nobody has joined it for so long: a fuller one is worth the wait
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,7 +117,10 @@ class SamplerServer:
 
     async def _serve(self) -> None:
         while self._waiting:
-            await asyncio.sleep(GATHER_SECONDS)
+            joined = 0
+            while joined < len(self._waiting):
+                joined = len(self._waiting)
+                await asyncio.sleep(GATHER_SECONDS)
             kinds: dict[tuple[str, float], list[_Request]] = defaultdict(list)
             for request in self._waiting:
                 kinds[request.adapter, request.temperature].append(request)
