@@ -360,7 +360,7 @@ def test_a_run_can_start_from_the_adapters_of_another(separate, saved: Path, tmp
 def test_a_trainer_starts_from_a_checkpoint_of_a_run_that_never_ended(separate, tmp_path: Path):
     config = dataclasses.replace(separate[0].config, output_dir=str(tmp_path / "run"))
     with RunDirectory.create(config.output_dir, config) as run:
-        run.write_checkpoint(3, separate[0]._save)
+        run.write_checkpoint(3, separate[0].save)
     trainer = small_trainer(*BLIND, f"init_from={run.path}")
     assert torch.equal(weights(trainer.model, "policy"), weights(separate[0].model, "policy"))
 

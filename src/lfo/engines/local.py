@@ -1,4 +1,4 @@
-"""The whole training loop in one process, on a CPU or one GPU.
+"""Training in one process, on a CPU or one GPU: the steps that `loop` runs.
 
     lfo train preset=tiny algo=dual-lora steps=60 output_dir=runs/x
     create_trainer(config, environment, tokenizer).fit()
@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -25,22 +24,19 @@ from lfo.config import RunConfig, to_yaml, validate
 from lfo.engines.agent import MEMORY, adapters_of, build_agent
 from lfo.engines.learner import Learner
 from lfo.engines.loading import environment_factory, load_base, load_tokenizer, naming_environment, pick_device
-from lfo.engines.progress import Progress
+from lfo.engines.loop import SAMPLE_ROLLOUTS, Clock, run_steps
 from lfo.engines.recipe import Collected, Plan, Recipe
-from lfo.engines.trackers import open_trackers, require_trackers
+from lfo.engines.trackers import require_trackers
 from lfo.engines.world_model_eval import WorldModelExamination
 from lfo.env.interface import EnvironmentFactory
 from lfo.evaluation.balance import gradient_balance
 from lfo.evaluation.fixed_tasks import evaluate_tasks, lookahead_accuracy
-from lfo.evaluation.runs import describe_data
 from lfo.evaluation.success import rollout_metrics
 from lfo.protocol.world_model import observed_calls
 from lfo.rollout.records import rollout_record
 from lfo.rollout.runner import RolloutRequest, refuse_dead_environment
-from lfo.rundir import RunDirectory, read_metrics
+from lfo.rundir import Checkpoint, RunDirectory
 from lfo.types import Rollout, RolloutGroup
-
-SAMPLE_ROLLOUTS = 4  # kept from each evaluation, for a person to read
 
 
 def train(config: RunConfig, *, resume: bool = False) -> dict[str, Any]:
@@ -93,32 +89,8 @@ class Trainer:
 
     def fit(self, *, resume: bool = False) -> dict[str, Any]:
         """Train to the last step; answers a summary."""
-        config, recipe = self.config, self.recipe
-        with RunDirectory.create(config.output_dir, config, resume=resume) as run, Progress(config) as progress:
-            first_row = self._restore(run) if resume else 0
-            run.write_data(describe_data(config, self.environment))
-            with open_trackers(config, run.path, first_step=first_row) as track:
-                if config.eval.every and first_row == 0:
-                    # The untrained policy is the first point of every curve.
-                    row = {"step": 0, "tasks_seen": 0, **self.evaluate(run)}
-                    run.append_metrics(row)
-                    track(row)
-                for step in range(recipe.state.step, config.steps):
-                    row = self.step(step)
-                    done = recipe.state.step = step + 1
-                    if config.eval.every and (done % config.eval.every == 0 or done == config.steps):
-                        row |= self.evaluate(run)
-                        recipe.control_weight(row)
-                    run.append_metrics(row)
-                    track(row)
-                    progress.show(row)
-                    best = row.get("eval/val/success", -1.0) > recipe.state.best
-                    if best:
-                        recipe.state.best = row["eval/val/success"]
-                    if best or done % config.checkpoint_every == 0 or done == config.steps:
-                        run.write_checkpoint(done, self._save, best=best)
-            run.write_adapters(self._save_agent)
-            return summary(run, recipe)
+        with RunDirectory.create(self.config.output_dir, self.config, resume=resume) as run:
+            return run_steps(self, run, self.environment, resume=resume)
 
     def step(self, step: int) -> dict[str, Any]:
         """One step of training: rollouts, then updates; answers its row of metrics."""
@@ -206,52 +178,20 @@ class Trainer:
 
     # --- checkpoints -------------------------------------------------------------------------------------------
 
-    def _save_agent(self, folder: Path) -> None:
-        """What acting needs; a checkpoint holds more."""
+    def save_agent(self, folder: Path) -> None:
         self.model.save(folder)
         if self.agent.memory is not None:
             self.agent.memory.save(folder / MEMORY)
 
-    def _save(self, folder: Path) -> None:
-        self._save_agent(folder)
+    def save(self, folder: Path) -> None:
+        self.save_agent(folder)
         self.learner.save(folder / "optimizer.safetensors")
         self.recipe.save(folder)
 
-    def _restore(self, run: RunDirectory) -> int:
-        """Take up the last checkpoint and forget the rows behind it; answers the step of the next row."""
-        checkpoint = run.latest_checkpoint()
-        run.truncate_metrics(checkpoint.step if checkpoint else 0)
-        if checkpoint is None:  # killed before the first one: begin again, but for the untrained policy's evaluation
-            return 1 if run.metrics.exists() and read_metrics(run.metrics) else 0
+    def load(self, checkpoint: Checkpoint) -> None:
         self.model.load(checkpoint.path)
         if self.agent.memory is not None:
             self.agent.memory.load(checkpoint.path / MEMORY)
         self.learner.load(checkpoint.path / "optimizer.safetensors")
         self.recipe.load(checkpoint.path)
         self.sampler.refresh()
-        return checkpoint.step + 1
-
-
-def summary(run: RunDirectory, recipe: Recipe) -> dict[str, Any]:
-    """What a finished training tells its caller."""
-    best = run.best_checkpoint()
-    return {
-        "run": str(run.path),
-        "steps": recipe.state.step,
-        "tasks_seen": recipe.state.tasks_seen,
-        "best_success": recipe.state.best if best else None,
-        "best_step": best.step if best else None,
-    }
-
-
-class Clock:
-    """Seconds spent in named phases."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        started = time.monotonic()
-        yield
-        self.seconds[name] = time.monotonic() - started

@@ -28,22 +28,20 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from transformers import PreTrainedTokenizerBase
 
 from lfo.config import RunConfig, validate
-from lfo.engines.local import SAMPLE_ROLLOUTS, Clock, summary
-from lfo.engines.progress import Progress
+from lfo.engines.loop import SAMPLE_ROLLOUTS, Clock, run_steps
 from lfo.engines.recipe import Plan, Recipe
-from lfo.engines.trackers import open_trackers, require_trackers
+from lfo.engines.trackers import require_trackers
 from lfo.engines.verl.settings import SAMPLER, is_cpu, prepare_environment, verl_config
 from lfo.engines.world_model_eval import WorldModelExamination
 from lfo.env.interface import EnvironmentFactory
 from lfo.errors import ConfigError, WorkError
 from lfo.evaluation.balance import gradient_balance
-from lfo.evaluation.runs import describe_data
 from lfo.evaluation.success import rollout_metrics
 from lfo.model.adapters import POLICY, WORLD_MODEL
 from lfo.protocol.world_model import WorldModelCodec, WorldModelState
 from lfo.rollout.records import rollout_record
 from lfo.rollout.runner import RolloutRequest, RunnerSettings, refuse_dead_environment
-from lfo.rundir import RunDirectory, read_metrics
+from lfo.rundir import Checkpoint, RunDirectory
 from lfo.types import Rollout, ToolCall, TrainingSample
 
 CHECKED_ROWS = 4  # rows of each step whose sampled log-probs are compared with the trainer's
@@ -75,33 +73,8 @@ class Trainer:
             return in_one_sentence(lambda: self._fit(run, resume), str(run.path))
 
     def _fit(self, run: RunDirectory, resume: bool) -> dict[str, Any]:
-        config = self.config
-        with self._cluster() as cluster, Progress(config) as progress:
-            loop = _Loop(self, cluster)
-            recipe = loop.recipe
-            first_row = loop.restore(run) if resume else 0
-            run.write_data(describe_data(config, self.environment))
-            with open_trackers(config, run.path, first_step=first_row) as track:
-                if config.eval.every and first_row == 0:
-                    row = {"step": 0, "tasks_seen": 0, **loop.evaluate(run)}
-                    run.append_metrics(row)
-                    track(row)
-                for step in range(recipe.state.step, config.steps):
-                    row = loop.step(step)
-                    done = recipe.state.step = step + 1
-                    if config.eval.every and (done % config.eval.every == 0 or done == config.steps):
-                        row |= loop.evaluate(run)
-                        recipe.control_weight(row)
-                    run.append_metrics(row)
-                    track(row)
-                    progress.show(row)
-                    best = row.get("eval/val/success", -1.0) > recipe.state.best
-                    if best:
-                        recipe.state.best = row["eval/val/success"]
-                    if best or done % config.checkpoint_every == 0 or done == config.steps:
-                        run.write_checkpoint(done, loop.save, best=best)
-            run.write_adapters(lambda folder: cluster.save_adapters(str(folder.absolute())))
-            return summary(run, recipe)
+        with self._cluster() as cluster:
+            return run_steps(_RemoteSteps(self, cluster), run, self.environment, resume=resume)
 
     @contextmanager
     def _cluster(self) -> Iterator[Any]:
@@ -191,7 +164,7 @@ class _RemoteExamination(WorldModelExamination):
         return [each.rollout for each in heard]
 
 
-class _Loop:
+class _RemoteSteps:
     """The steps of one run on a running cluster."""
 
     def __init__(self, trainer: Trainer, cluster: Any) -> None:
@@ -319,17 +292,14 @@ class _Loop:
         self.cluster.save(str(folder.absolute()))
         self.recipe.save(folder)
 
-    def restore(self, run: RunDirectory) -> int:
-        """Take up the last checkpoint and forget the rows behind it; answers the step of the next row."""
-        checkpoint = run.latest_checkpoint()
-        run.truncate_metrics(checkpoint.step if checkpoint else 0)
-        if checkpoint is None:
-            return 1 if run.metrics.exists() and read_metrics(run.metrics) else 0
+    def save_agent(self, folder: Path) -> None:
+        self.cluster.save_adapters(str(folder.absolute()))
+
+    def load(self, checkpoint: Checkpoint) -> None:
         self.cluster.load(str(checkpoint.path.absolute()))
         self.recipe.load(checkpoint.path)
         self.cluster.before_learning()
         self.cluster.after_learning(checkpoint.step)
-        return checkpoint.step + 1
 
 
 def logprob_gap(samples: Sequence[TrainingSample], logprobs: Sequence[Sequence[float]]) -> float:
