@@ -32,12 +32,12 @@ def config(*settings: str) -> RunConfig:
 
 def steps_beside_the_local_engine() -> None:
     """Three steps, rows and rollouts as they are; then servers that are not told of the new weights."""
-    from lfo.engines.verl.trainer import _Loop
+    from lfo.engines.verl.trainer import _RemoteSteps
 
     settings = config("coupling=stacked", "policy.max_resamples=1", "steps=5", "rollout.max_context=1536")
     trainer = create_trainer(settings, TalkativeWorld, tokenizer())
     with trainer._cluster() as cluster:  # type: ignore[union-attr]
-        loop = _Loop(trainer, cluster)
+        loop = _RemoteSteps(trainer, cluster)
         rollouts: list[Any] = []
         roll_out = loop._roll_out
 
