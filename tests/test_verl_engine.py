@@ -180,6 +180,14 @@ def test_the_trainers_log_probs_are_the_samplers(runs, ranks: int):
             assert gap < CLOSE, f"{name}: a server with the trainer's adapters would have sampled with others"
 
 
+@pytest.mark.parametrize("name", list(COUPLINGS))
+def test_after_a_sync_a_server_samples_with_the_trainers_weights(runs, name: str):
+    folder, _ = runs
+    results = load_file(folder / name / "results-1.safetensors")
+    assert len(results["served"]) == len(results["trained"]) > 0
+    assert (results["served"] - results["trained"]).abs().max() < CLOSE
+
+
 @pytest.mark.parametrize(
     ("name", "ranks"), [("no-guard-switch", 1), ("no-guard-checkpoint", 1), ("no-guard-padding", 2)]
 )

@@ -7,35 +7,55 @@ Writes run folders, and what else is to be looked at into FOLDER/results.json.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lfo.config import RunConfig, load_config
 from lfo.engines import create_trainer
+from lfo.engines.verl import settings
 from lfo.env.oracle import OracleCodes
 from lfo.errors import WorkError
+from lfo.protocol.world_model import WorldModelCodec
 from lfo.rollout.records import rollout_record
+from lfo.types import Rollout
 from small_runs import SMALL, tokenizer
-from verl_worlds import BreakingWorld, TalkativeWorld
+from verl_worlds import TalkativeWorld, ToolWorld
 
 FOLDER = Path(sys.argv[1])
 RESULTS: dict[str, Any] = {}
 
 
-def config(*settings: str) -> RunConfig:
-    return load_config([*SMALL, "engine=verl", *settings])
+def config(*overrides: str) -> RunConfig:
+    return load_config([*SMALL, "engine=verl", *overrides])
+
+
+def described(rollout: Rollout) -> dict[str, Any]:
+    """A rollout as the tests read it, with what the world model would be trained to say."""
+    codec = WorldModelCodec(tokenizer(), state_tokens=config().world_model.state_tokens)
+    return {
+        "tokens": rollout.tokens,
+        "record": rollout_record(rollout),
+        "spans": [(turn.observation_start, turn.observation_end) for turn in rollout.turns],
+        "targets": [
+            [token for token, weight in zip(example.tokens, example.weights, strict=True) if weight]
+            for example in codec.examples_of(rollout, predict=None)
+        ],
+    }
 
 
 def steps_beside_the_local_engine() -> None:
     """Three steps, rows and rollouts as they are; then servers that are not told of the new weights."""
     from lfo.engines.verl.trainer import _RemoteSteps
 
-    settings = config("coupling=stacked", "policy.max_resamples=1", "steps=5", "rollout.max_context=1536")
-    trainer = create_trainer(settings, TalkativeWorld, tokenizer())
+    trainer = create_trainer(
+        config("coupling=stacked", "policy.max_resamples=1", "steps=6"), TalkativeWorld, tokenizer()
+    )
     with trainer._cluster() as cluster:  # type: ignore[union-attr]
         loop = _RemoteSteps(trainer, cluster)
         rollouts: list[Any] = []
@@ -47,26 +67,57 @@ def steps_beside_the_local_engine() -> None:
             return found
 
         loop._roll_out = noting  # type: ignore[method-assign]
-        RESULTS["rows"] = [loop.step(step) for step in range(3)]
-        RESULTS["rollouts"] = [
-            {
-                "tokens": rollout.tokens,
-                "record": rollout_record(rollout),
-                "spans": [(turn.observation_start, turn.observation_end) for turn in rollout.turns],
-            }
-            for rollout in rollouts
-        ]
+        RESULTS["rows"] = [loop.step(step) for step in range(2)]
         cluster.after_learning = lambda step: None
+        RESULTS["rows"].append(loop.step(2))
+        RESULTS["rollouts"] = [described(rollout) for rollout in rollouts]
         try:
-            for step in range(3, 5):
+            for step in range(3, 6):  # only a step that trains the policy can tell
                 loop.step(step)
             RESULTS["stale"] = "nobody noticed"
         except WorkError as error:
             RESULTS["stale"] = str(error)
+        RESULTS["through_tools"] = rollouts_through_verls_tools(loop, cluster)
+
+
+def rollouts_through_verls_tools(loop: Any, cluster: Any) -> dict[str, list[dict[str, Any]]]:
+    """The same agent loop in a world that answers by way of verl's tools: with our limit, and with verl's own."""
+    from verl.experimental.agent_loop.agent_loop import DictConfigWrap
+
+    from lfo.engines.verl import agent_loop
+
+    tree = cluster._config
+    limits = {
+        "ours": tree.actor_rollout_ref.rollout.multi_turn,
+        "verl's": settings._defaults().actor_rollout_ref.rollout.multi_turn,
+    }
+    parts = agent_loop._parts_of(tree, tokenizer())
+    name = tree.actor_rollout_ref.rollout.engine_kwargs[settings.SAMPLER].servers
+    found = {}
+    for whose, limit in limits.items():
+        agent_loop._parts[name] = replace(parts, environment=partial(ToolWorld, limit=limit))
+        player = cast(Any, agent_loop.RunnerLoop)(
+            DictConfigWrap(tree), cluster._client, tokenizer(), None, None, DictConfigWrap(tree.data)
+        )
+        found[whose] = [
+            described(asyncio.run(player.run({"temperature": 1.0}, **fields)).heard.rollout)
+            for request in loop.recipe.requests(0, 0)[:4]
+            for fields in [
+                {
+                    "session_id": 0,
+                    "uid": "tools",
+                    "adapter": "policy",
+                    "task": request.task,
+                    "seeds": [request.seeds],
+                    "blind": [request.blind],
+                }
+            ]
+        ]
+    return found
 
 
 def two_ranks_in_another_world() -> None:
-    settings = config(
+    chosen = config(
         "coupling=shared",
         "world_model.predict=all",
         "policy.dynamic_sampling=false",  # every group trains, so that log-probs are compared in every step
@@ -75,29 +126,21 @@ def two_ranks_in_another_world() -> None:
         "verl.trainer.n_gpus_per_node=2",
         f"output_dir={FOLDER / 'oracle'}",
     )
-    RESULTS["oracle"] = create_trainer(settings, OracleCodes, tokenizer()).fit()
-
-
-def an_environment_that_breaks() -> None:
-    settings = config(
-        "algo=dapo",
-        "steps=3",
-        "rollout.environment_retries=0",
-        "verl.algorithm.rollout_correction.bypass_mode=false",
-        f"output_dir={FOLDER / 'broken'}",
-    )
-    RESULTS["broken"] = create_trainer(settings, partial(BreakingWorld, levels=(2,)), tokenizer()).fit()
+    RESULTS["oracle"] = create_trainer(chosen, OracleCodes, tokenizer()).fit()
 
 
 if __name__ == "__main__":
+    settings.prepare_environment(config())
     import ray
+    import transfer_queue
 
-    from lfo.engines.verl.settings import prepare_environment, verl_config
     from lfo.engines.verl.trainer import start_ray
 
-    prepare_environment(config())
-    start_ray(verl_config(config("verl.trainer.n_gpus_per_node=2")))
-    for work in (steps_beside_the_local_engine, two_ranks_in_another_world, an_environment_that_breaks):
+    tree = settings.verl_config(config("verl.trainer.n_gpus_per_node=2"))
+    start_ray(tree)
+    transfer_queue.init(tree.transfer_queue)  # for both trainings
+    for work in (steps_beside_the_local_engine, two_ranks_in_another_world):
         work()
         (FOLDER / "results.json").write_text(json.dumps(RESULTS))
+    transfer_queue.close()
     ray.shutdown()

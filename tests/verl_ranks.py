@@ -8,15 +8,18 @@ updates, and write down losses, gradients of the first update and the adapters a
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-from lfo.config import load_config
+from lfo.config import RunConfig, load_config
 from lfo.engines.verl import learner
 from lfo.engines.verl.settings import prepare_environment, verl_config
 from lfo.model.adapters import DualAdapterModel
@@ -73,6 +76,33 @@ def sabotage(what: str) -> None:
         raise ValueError(what)
 
 
+def after_a_sync(engine: Any, config: RunConfig, prompt: Sequence[int]) -> dict[str, torch.Tensor]:
+    """The log-probs of a continuation: as a rollout server samples it with new weights, and as the trainer says."""
+    from lfo.engines.verl.rollout import SamplerServer
+
+    weights, _ = engine.get_per_tensor_param()
+    count = 24
+    sampling = {"temperature": 1.0, "max_tokens": count, "uniforms": [(0.37 * place) % 1 for place in range(count)]}
+
+    async def served() -> Any:
+        server = SamplerServer(dataclasses.asdict(config), end_of_turn=0, visible_devices="")
+        await server.update_weights({name: tensor.numpy() for name, tensor in weights}, step=1)
+        return await server.generate(list(prompt), sampling, "after-a-sync")
+
+    said = asyncio.run(served())
+    before, tokens = [0.0] * len(prompt), (*prompt, *said.token_ids)
+    row = TrainingSample(
+        tokens=tokens,
+        adapters=engine.model.policy_adapters,
+        logprobs=[0.0] * len(tokens),
+        advantages=[0.0] * len(tokens),
+        policy_weights=[*before, *[1.0] * len(said.token_ids)],
+        world_model_weights=[0.0] * len(tokens),
+    )
+    (logprobs,) = engine.policy_logprobs([row])
+    return {"served": torch.tensor(said.log_probs), "trained": logprobs[len(prompt) :].clone()}
+
+
 def run(name: str, case: dict[str, Any]) -> None:
     if case.get("sabotage"):
         sabotage(case["sabotage"])
@@ -94,6 +124,8 @@ def run(name: str, case: dict[str, Any]) -> None:
     for adapter, weights in engine.learner.parameters.items():
         for place, weight in enumerate(weights):
             results[f"weight.{adapter}.{place}"] = weight.detach().clone()
+    if RANKS == 1:
+        results |= after_a_sync(engine, load_config(case["settings"]), batches[0][0].tokens[:40])
     (FOLDER / name / f"{RANKS}").mkdir(exist_ok=True)
     engine.save_checkpoint(str(FOLDER / name / f"{RANKS}"))
     if RANK == 0:

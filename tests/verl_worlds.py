@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
-from typing import Any
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 from lfo.env.phone_calls import PhoneCalls
 from lfo.types import StepResult
 
-LONG = "The line is bad. " * 40  # 680 characters: verl's own tools would cut a reply at 256, in its middle
+LONG = "The line is bad. " * 20  # 340 characters: verl's own tools would cut a reply at 256, in its middle
 
 
 class FussyWorld(PhoneCalls):
@@ -29,9 +32,30 @@ class TalkativeWorld(FussyWorld):
         result = super().step(message)
         if "make_phone_call" not in message:
             return result
-        return StepResult(
-            observation=LONG + result.observation, reward=result.reward, done=result.done, info=result.info
+        return replace(result, observation=LONG + result.observation)
+
+
+class ToolWorld(TalkativeWorld):
+    """The same world behind verl's tools: replies are what verl's own tool agent would hand on."""
+
+    def __init__(self, *, limit: Any, **options: Any) -> None:
+        super().__init__(**options)
+        self.limit = limit
+
+    def step(self, message: str) -> StepResult:
+        from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
+        from verl.experimental.agent_loop.tool_parser import FunctionCall
+        from verl.tools.function_tool import FunctionTool
+
+        result = super().step(message)
+        loop = SimpleNamespace(
+            tools={"call": FunctionTool("call", lambda: result.observation, cast(Any, None))},
+            max_tool_response_length=self.limit.max_tool_response_length,
+            tool_response_truncate_side=self.limit.tool_response_truncate_side,
         )
+        call = FunctionCall(name="call", arguments="{}")
+        heard, _, _ = asyncio.run(cast(Any, ToolAgentLoop)._call_tool(loop, call, {}, None))
+        return replace(result, observation=heard.text)
 
 
 class BreakingWorld(FussyWorld):

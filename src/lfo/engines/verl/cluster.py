@@ -56,7 +56,8 @@ class Cluster:
 
     def __init__(self, config: Any) -> None:
         self._config = config
-        tq.init(config.transfer_queue)
+        self._own_queue = not _queue_runs()
+        tq.init(config.transfer_queue)  # joins the one that runs in this session of Ray, if any
         self._processes: Any = cast(Any, _Processes)(config)  # verl's class is concrete by its decorator
         try:
             self._processes.init()
@@ -82,7 +83,8 @@ class Cluster:
         for pool in pools:
             for group in pool.pgs or ():
                 remove_placement_group(group)
-        tq.close()
+        if self._own_queue:
+            tq.close()
         taken = sum(pool.world_size for pool in pools)
         deadline = time.monotonic() + RELEASE_SECONDS
         while ray.available_resources().get("GPU", 0) < taken and time.monotonic() < deadline:
@@ -182,6 +184,14 @@ class Cluster:
 
     def load(self, folder: str) -> None:
         self._workers.load_checkpoint(folder)
+
+
+def _queue_runs() -> bool:
+    try:
+        ray.get_actor("TransferQueueController", namespace="transfer_queue")
+    except ValueError:
+        return False
+    return True
 
 
 def in_one_sentence(work: Callable[[], Any], resume: str) -> Any:

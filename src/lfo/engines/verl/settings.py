@@ -13,6 +13,7 @@ inside verl's as `actor_rollout_ref.model.lora.run`. Nothing here starts a proce
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import importlib.util
 import io
@@ -20,6 +21,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +69,7 @@ def prepare_environment(config: RunConfig) -> None:
 def verl_config(config: RunConfig, *, tokenizer: str | None = None) -> DictConfig:
     """The config that verl runs with; `tokenizer` is a folder, where it is not the model's own."""
     prepare_environment(config)
-    tree = _defaults()
+    tree = copy.deepcopy(_defaults())
     for source, settings in (("ours", _translated(config, tokenizer)), ("verl", dict(_leaves(config.verl)))):
         for name, value in settings.items():
             if source == "verl":
@@ -78,7 +80,9 @@ def verl_config(config: RunConfig, *, tokenizer: str | None = None) -> DictConfi
     return tree
 
 
+@cache
 def _defaults() -> DictConfig:
+    """verl's own tree, composed once in a process: it takes a second."""
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
