@@ -90,10 +90,10 @@ def test_untrained_adapters_leave_the_base_as_it_is():
     base = tiny_base()
     expected = base(TOKENS_BT).logits
     model = DualAdapterModel.build(base, coupling="stacked", seed=0)
-    assert torch.equal(model.logits(TOKENS_BT, model.policy_adapters), expected)
+    assert torch.allclose(model.logits(TOKENS_BT, model.policy_adapters), expected, atol=1e-6)
     randomise(model)
     assert not torch.allclose(model.logits(TOKENS_BT, model.policy_adapters), expected, atol=1e-3)
-    assert torch.equal(model.logits(TOKENS_BT, ()), expected), "no adapters must be the bare base"
+    assert torch.allclose(model.logits(TOKENS_BT, ()), expected, atol=1e-6), "no adapters must be the bare base"
 
 
 def test_adapters_are_fp32_on_a_bf16_base():
@@ -178,7 +178,7 @@ def test_gradient_checkpointing_changes_no_gradient(coupling: Coupling):
         for expected, actual in zip(grads(plain, name), grads(checkpointed, name), strict=True):
             assert expected is not None
             assert actual is not None
-            assert torch.allclose(expected, actual, rtol=1e-5, atol=1e-8)
+            assert (expected - actual).norm() <= 1e-5 * expected.norm()
     assert tuple(next(iter(checkpointed._layers.values())).active_adapters) == checkpointed.policy_adapters
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -105,6 +106,29 @@ def test_dynamic_sampling_keeps_informative_groups_in_order_and_reports_the_rest
     assert report == DynamicSamplingReport(kept=2, all_failed=2, all_succeeded=1)
     assert report.seen == 5
     assert select_groups(groups, success_reward=0.5)[1] == DynamicSamplingReport(kept=2, all_failed=1, all_succeeded=2)
+
+
+def test_only_rollouts_under_one_condition_are_compared() -> None:
+    # Four saw something and succeeded but for one; four did not and failed: by the whole group, seeing would look like
+    # merit and not seeing like a fault.
+    rewards, sees = (1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0), (True,) * 4 + (False,) * 4
+    assert group_advantages(rewards, conditions=sees, eps=0.0) == pytest.approx(
+        (0.5773503, 0.5773503, 0.5773503, -1.7320508, 0, 0, 0, 0), abs=1e-7
+    )
+    assert group_advantages(rewards)[7] < 0
+    assert is_informative((1.0, 0.0))
+    assert not is_informative((1.0, 0.0), (True, False))
+    with pytest.raises(ValueError, match="argument"):
+        group_advantages(rewards, conditions=sees[:-1])
+
+
+def test_a_group_that_differs_by_sight_alone_is_dropped_as_solved() -> None:
+    seen = group("differs by sight", 1.0, 1.0, 0.0, 0.0)
+    blind = tuple(replace(rollout, blind=place > 1) for place, rollout in enumerate(seen.rollouts))
+    kept, report = select_groups([replace(seen, rollouts=blind)])
+    assert kept == ()
+    assert report == DynamicSamplingReport(kept=0, all_failed=0, all_succeeded=1)
+    assert select_groups([seen])[1].kept == 1
 
 
 def test_dynamic_sampling_of_nothing_is_nothing_and_reports_add_up() -> None:

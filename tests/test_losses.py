@@ -132,7 +132,18 @@ def test_no_positions_at_all_give_zeros_that_can_be_differentiated() -> None:
     assert not scores[0].any()
     assert not scores[1].any()
     assert not gradients(scores, hidden_BTD)[0].any()
-    assert not fused_token_hits(hidden_BTD, head_VD, tokens_BT, positions_BT=nowhere).any()
+    assert not any(part.any() for part in fused_token_hits(hidden_BTD, head_VD, tokens_BT, positions_BT=nowhere))
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+def test_log_probs_with_hits_equal_those_with_entropies_in_value_and_gradient(chunk: int) -> None:
+    hidden_BTD, head_VD, tokens_BT = random_case()
+    logprobs_BT, hits_BT = fused_token_hits(hidden_BTD, head_VD, tokens_BT, chunk=chunk)
+    expected_BT, _ = fused_token_logprobs(hidden_BTD, head_VD, tokens_BT)
+    assert_close(logprobs_BT, expected_BT)
+    constant_BT = torch.zeros_like(hits_BT)
+    assert_close(gradients((logprobs_BT, hits_BT), hidden_BTD), gradients((expected_BT, constant_BT), hidden_BTD))
+    assert not hits_BT.requires_grad
 
 
 def test_gradients_agree_with_finite_differences() -> None:
@@ -190,10 +201,10 @@ def test_token_hits_are_those_tokens_that_greedy_decoding_would_choose() -> None
     tokens_BT[:, 2::2] = (greedy_BT[:, 1:-1:2] + 1) % V
     expected_BT = torch.zeros(B, T)
     expected_BT[:, 1::2] = 1.0
-    assert torch.equal(fused_token_hits(hidden_BTD, head_VD, tokens_BT, chunk=4), expected_BT)
+    assert torch.equal(fused_token_hits(hidden_BTD, head_VD, tokens_BT, chunk=4)[1], expected_BT)
     first_row = torch.zeros(B, T, dtype=torch.bool)
     first_row[0] = True
-    hits_BT = fused_token_hits(hidden_BTD, head_VD, tokens_BT, positions_BT=first_row)
+    _, hits_BT = fused_token_hits(hidden_BTD, head_VD, tokens_BT, positions_BT=first_row)
     assert torch.equal(hits_BT, expected_BT * first_row)
     # 5 of the 10 predictions of the first row
     assert weighted_mean(hits_BT, expected_BT.new_ones(B, T) * first_row, normalizer=10.0) == 0.5

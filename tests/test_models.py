@@ -37,6 +37,8 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_model_that_was_not_fetched_says_how_to_fetch_it(capsys, monkeypatch):
     with pytest.raises(ConfigError, match="run: lfo models fetch smollm2-135m"):
         model_source(NAME)
+    with pytest.raises(ConfigError, match=r"run: lfo pretrain --base smollm2-135m$"):
+        model_source(f"{NAME}-warm")
     monkeypatch.setattr(sys, "argv", ["lfo", "models", "list", "--json"])
     with pytest.raises(SystemExit) as exit_:
         main()

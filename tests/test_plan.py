@@ -78,7 +78,7 @@ def test_what_a_layer_keeps_is_what_autograd_keeps(lean: bool, head_norms: bool)
             if lean:  # 80 tokens of 100 places
                 LeanForward(model)(tokens, [("policy",)] * 2, lengths=[50, 30])
             else:
-                model.hidden(tokens, ("policy",))
+                model.hidden_of_modules(tokens, ("policy",))
         kept.append(sum(tensor.untyped_storage().nbytes() for tensor in seen.values()))
     measured = (kept[1] - kept[0]) / 2 / 80
     computed = kept_by_layer(replace(SMALL, head_norms=head_norms), 16, lean=lean)

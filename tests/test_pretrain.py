@@ -17,7 +17,16 @@ from lfo.cli import main
 from lfo.engines.loading import load_tokenizer, model_source
 from lfo.engines.pretrain.check import BlindForm, broken_promises, rule_knowledge
 from lfo.engines.pretrain.corpus import Rows, converse, practice_task
-from lfo.engines.pretrain.recipe import Recipe, build_corpus, build_model, pack, pretrain, train_model
+from lfo.engines.pretrain.recipe import (
+    Practice,
+    Recipe,
+    build_corpus,
+    build_model,
+    pack,
+    pretrain,
+    train_model,
+    warm_up,
+)
 from lfo.env.fields import FIELDS
 from lfo.env.phone_calls import PhoneCalls
 from lfo.env.tasks import LEVELS
@@ -52,6 +61,19 @@ def test_the_recipe_builds_a_folder_that_transformers_loads(tmp_path: Path):
     assert model.config.model_type == "qwen3"
     assert tokenizer.decode([model.config.eos_token_id]) == "<|im_end|>"
     assert 0 < loss < 10
+
+
+def test_a_base_that_exists_is_warmed_up_with_its_own_tokenizer(tmp_path: Path):
+    practice = Practice(conversations=40, row=512, batch=2, steps=2, learning_rate=1e-3, warmup=1)
+    work = {"device": "cpu", "workers": 1, "progress": silent}
+    warm_up("tiny", practice, tmp_path / "warm", **work)
+    before, after = (AutoModelForCausalLM.from_pretrained(each) for each in (model_source("tiny"), tmp_path / "warm"))
+    assert after.dtype == torch.bfloat16
+    assert not torch.allclose(before.lm_head.weight.float(), after.lm_head.weight.float(), atol=1e-4)
+    assert load_tokenizer(str(tmp_path / "warm")).get_vocab() == load_tokenizer("tiny").get_vocab()
+    noted = json.loads((tmp_path / "warm" / "lfo_model.json").read_text())
+    assert noted["weights"] == "tiny; warmed up"
+    assert noted["practice"]["steps"] == 2
 
 
 def test_training_lowers_the_loss_and_does_not_look_at_padding():
@@ -154,7 +176,12 @@ def test_promises():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"), [((), "needs --output-dir"), (("--output-dir", "."), "exists already")]
+    ("arguments", "words"),
+    [
+        ((), "needs --output-dir"),
+        (("--output-dir", "."), "exists already"),
+        (("--base", "elsewhere"), "name the new folder with --output-dir"),
+    ],
 )
 def test_the_command_refuses_in_one_sentence(arguments, words, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["lfo", "pretrain", *arguments])

@@ -160,12 +160,15 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "world_model.state_tokens": 96,
         "optimizer.warmup_steps": 3,
     },
-    # A real language model on one GPU: lfo models fetch smollm2-135m
+    # A real language model on one GPU: lfo models fetch smollm2-135m, lfo pretrain --base smollm2-135m
     "smollm2-135m": {
-        "model": "smollm2-135m",
+        "model": "smollm2-135m-warm",
         "rollout.max_context": 2048,  # the tools alone are described in about 500 of its tokens
-        "world_model.examples_per_mini_batch": 16,
+        "policy.max_resamples": 0,
+        "world_model.learning_rate": 2e-3,
+        "world_model.examples_per_mini_batch": 12,
         "world_model.state_tokens": 256,
+        "optimizer.warmup_steps": 3,
     },
     # The numbers of the project's first documents but for their dropout of 0.05, kept for reproduction: at this rate
     # LoRA does not learn.

@@ -139,7 +139,7 @@ class Rollout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutGroup:
-    """All rollouts of one task in one step: the group that advantages are relative to."""
+    """All rollouts of one task in one step; advantages are relative to those under the same condition."""
 
     task_id: str
     rollouts: tuple[Rollout, ...]
@@ -147,6 +147,11 @@ class RolloutGroup:
     @property
     def rewards(self) -> tuple[float, ...]:
         return tuple(rollout.reward for rollout in self.rollouts)
+
+    @property
+    def conditions(self) -> tuple[bool, ...]:
+        """Which rollouts may be compared: those that look-ahead was shown to, and those that acted without."""
+        return tuple(rollout.blind for rollout in self.rollouts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

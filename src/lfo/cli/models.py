@@ -21,6 +21,7 @@ def list_models(as_json: Json = False) -> None:
     found: list[dict[str, Any]] = [
         {"name": "tiny", "license": "Apache-2.0", "weights": "embedded", "folder": None, "hub": None, "pypi": None},
         *(models.describe(name) for name in models.CATALOG),
+        *(models.describe(warm) for name in models.CATALOG if models.fetched(warm := name + models.WARM)),
     ]
     if as_json:
         typer.echo(json.dumps(found))
@@ -28,7 +29,7 @@ def list_models(as_json: Json = False) -> None:
     for model in found:
         where = model["folder"] or ("in this package" if model["name"] == "tiny" else "not fetched")
         weights = f"; {model['weights']}" if model["folder"] else ""
-        typer.echo(f"{model['name']:14} {model['license']:11} {where}{weights}")
+        typer.echo(f"{model['name']:18} {model['license']:11} {where}{weights}")
 
 
 @app.command("fetch")

@@ -1,4 +1,4 @@
-"""`lfo pretrain` builds the embedded base from its recipe; with `--check` it shows what a base can and cannot do."""
+"""`lfo pretrain` builds the embedded base or warms up another one; `--check` shows what one can and cannot do."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
 
 def pretrain(
     output_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="New folder for the base.")] = None,
+    base: Annotated[
+        str | None, typer.Option(help="Warm up this one instead of building one: a fetched model or a folder.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps; without it, the recipe's.")] = None,
     conversations: Annotated[int | None, typer.Option(min=1, help="Practice conversations; likewise.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
@@ -25,19 +28,34 @@ def pretrain(
     tasks: Annotated[int, typer.Option(min=1, help="With --check: tasks of each level.")] = 64,
     as_json: Json = False,
 ) -> None:
-    """Build the embedded base, or check one: lfo pretrain --output-dir base; lfo pretrain --check --model base"""
+    """Build the embedded base, warm one up, or check one.
+
+    lfo pretrain --output-dir base; lfo pretrain --base smollm2-135m; lfo pretrain --check --model base
+    """
     if check:
         _check(model, tasks, device, as_json)
         return
+    if output_dir is None and base is not None:
+        output_dir = _warm_folder(base)
     if output_dir is None:
         raise UsageError("lfo pretrain needs --output-dir DIR, or --check")
     if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
         raise UsageError(f"{output_dir} exists already; name a new folder")
-    _build(output_dir, steps, conversations, device, workers, as_json)
+    given = {"steps": steps, "conversations": conversations}
+    changed = {name: value for name, value in given.items() if value is not None}
+    _build(output_dir, base, changed, device, workers, as_json)
+
+
+def _warm_folder(base: str) -> Path:
+    from lfo.engines import models
+
+    if base not in models.CATALOG:
+        raise UsageError(f"--base {base} is no fetched model, so name the new folder with --output-dir DIR")
+    return models.models_root() / (base + models.WARM)
 
 
 def _build(
-    output_dir: Path, steps: int | None, conversations: int | None, device: str, workers: int, as_json: bool
+    output_dir: Path, base: str | None, changed: dict[str, int], device: str, workers: int, as_json: bool
 ) -> None:
     from dataclasses import replace
 
@@ -45,10 +63,8 @@ def _build(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from lfo.engines.loading import pick_device
-    from lfo.engines.pretrain.recipe import Recipe, pretrain
+    from lfo.engines.pretrain.recipe import WARM_UP, Recipe, pretrain, warm_up
 
-    given = {"steps": steps, "conversations": conversations}
-    recipe = replace(Recipe(), **{name: value for name, value in given.items() if value is not None})
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[words]}"))
     with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as bars:
@@ -59,7 +75,11 @@ def _build(
                 tasks[phase] = bars.add_task(phase, total=of, words=words)
             bars.update(tasks[phase], completed=done, words=words)
 
-        loss = pretrain(recipe, output_dir, device=pick_device(device).type, workers=workers, progress=progress)
+        work: Any = {"device": pick_device(device).type, "workers": workers, "progress": progress}
+        if base is None:
+            loss = pretrain(replace(Recipe(), **changed), output_dir, **work)
+        else:
+            loss = warm_up(base, replace(WARM_UP, **changed), output_dir, **work)
     if as_json:
         typer.echo(json.dumps({"output_dir": str(output_dir), "loss": loss}))
     else:

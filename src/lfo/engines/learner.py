@@ -211,14 +211,11 @@ class Learner:
                 watched["base_kl"] += kl.item()
                 policy = policy + settings.kl * kl
         if has_world:
-            logprobs_BT, _ = fused_token_logprobs(
+            logprobs_BT, hits_BT = fused_token_hits(
                 hidden_BTD, model.head, batch.tokens_BT, positions_BT=world_BT > 0, chunk=chunk
             )
             world = world_model_loss(logprobs_BT, world_BT, world_tokens)
             watched["world_model_loss"] += world.item()
-            hits_BT = fused_token_hits(
-                hidden_BTD.detach(), model.head, batch.tokens_BT, positions_BT=world_BT > 0, chunk=chunk
-            )
             watched["world_model_accuracy"] += weighted_mean(hits_BT, world_BT, normalizer=world_tokens).item()
         if both and spared:
             kept = [weight for name, group in self.parameters.items() if name not in spared for weight in group]
@@ -253,8 +250,7 @@ class Learner:
             where_BT = batch.world_model_weights_BT > 0
             chunk = max(1, LOGITS_AT_ONCE // len(self.model.head))
             states = hidden_BTD, self.model.head, batch.tokens_BT
-            logprobs_BT, _ = fused_token_logprobs(*states, positions_BT=where_BT, chunk=chunk)
-            hits_BT = fused_token_hits(*states, positions_BT=where_BT, chunk=chunk)
+            logprobs_BT, hits_BT = fused_token_hits(*states, positions_BT=where_BT, chunk=chunk)
             sums = (where_BT.sum(-1).tolist(), hits_BT.sum(-1).tolist(), (-logprobs_BT).sum(-1).tolist())
             for place, tokens, hits, loss in zip(places, *sums, strict=True):
                 scores[place] = ReplyScore(tokens=tokens, hits=int(hits), loss=loss)

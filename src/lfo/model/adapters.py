@@ -234,19 +234,26 @@ class DualAdapterModel:
     ) -> Tensor:
         """Hidden states after the final norm, B x T x D, so that losses compute logits only where they need them.
 
-        `lengths` without padding, where the caller knows them: on a GPU padding is then not computed.
+        `lengths` without padding, where the caller knows them: padding is then not computed.
         """
         lean = self._lean()
         if lean is not None:
             with self.active(adapters, detached):
                 return lean(tokens_BT, [adapters] * len(tokens_BT), lengths=lengths)
+        return self.hidden_of_modules(tokens_BT, adapters, detached)
+
+    def hidden_of_modules(self, tokens_BT: Tensor, adapters: Sequence[str], detached: Sequence[str] = ()) -> Tensor:
+        """`hidden` by the modules of transformers and peft, for every architecture: the definition of the others."""
         with self.active(adapters, detached), self._checkpointing(), self._mixed_precision():
             return self.causal_lm.get_decoder()(input_ids=tokens_BT, use_cache=False).last_hidden_state
 
     @property
     def mixes_rows(self) -> bool:
-        """Whether rows with different adapters can run together, by `hidden_of_mixed_rows`."""
-        return self._lean() is not None and not self.policy_detached
+        """Whether rows with different adapters should run together, by `hidden_of_mixed_rows`.
+
+        That saves launches on a GPU. A CPU launches nothing and would only compute more.
+        """
+        return self.device.type == "cuda" and self._lean() is not None and not self.policy_detached
 
     def hidden_of_mixed_rows(
         self, tokens_BT: Tensor, adapters: Sequence[Sequence[str]], *, lengths: Sequence[int] | None = None
@@ -258,8 +265,8 @@ class DualAdapterModel:
         return self.causal_lm.get_output_embeddings()(self.hidden(tokens_BT, adapters, detached))
 
     def _lean(self) -> Any:
-        """On a GPU the same forward in fewer operations, where it can run this model."""
-        if self.device.type != "cuda" or self.gradient_checkpointing:
+        """The same forward in fewer operations, where it can run this model."""
+        if self.gradient_checkpointing:
             return None
         if self._lean_forward is _UNKNOWN:
             from lfo.model.lean import LeanForward

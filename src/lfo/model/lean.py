@@ -1,9 +1,9 @@
-"""The training forward of the Llama / Qwen2 / Qwen3 family with LoRA, in few operations: what a small model on a GPU
-needs, where launching the modules of transformers and peft takes several times longer than computing them.
+"""The training forward of the Llama / Qwen2 / Qwen3 family with LoRA, in few operations. Small models need it: on a GPU
+launching the modules of transformers and peft takes several times longer than computing them, on a CPU a fifth longer.
 
     hidden_BTD = LeanForward(model)(tokens_BT, [("policy",), ("world_model",)], lengths=[900, 200])
 
-The same function as `DualAdapterModel.hidden` computes through the modules, gradients included: a test compares
+The same function as `DualAdapterModel.hidden_of_modules`, gradients included: a test compares
 them. Rows of different lengths and with different adapters run together: tokens are packed, padded for attention
 alone, and each row sees its own adapters only. Adapters stay fp32 and are rounded to the base's dtype once per
 forward; their gradients are summed in fp32.

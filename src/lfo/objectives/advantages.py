@@ -7,37 +7,58 @@ roll out when too few are kept (the engine's decision, with its cap).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from lfo.types import RolloutGroup
 
 
-def group_advantages(rewards: Sequence[float], *, scale_by_std: bool = True, eps: float = 1e-6) -> tuple[float, ...]:
-    """How much better each rollout did than its group: (reward - mean) / (std + eps).
+def group_advantages(
+    rewards: Sequence[float],
+    *,
+    conditions: Sequence[Hashable] | None = None,
+    scale_by_std: bool = True,
+    eps: float = 1e-6,
+) -> tuple[float, ...]:
+    """How much better each rollout did than its peers: (reward - mean) / (std + eps).
 
+    Peers are the whole group, or those under the same of the `conditions`: what a rollout was shown and others were
+    not is no merit of its actions, and must not be taken for one.
     The standard deviation is the population's, so a group that is half right gives exactly +1 and -1,
     whatever its size. Without `scale_by_std` hard and easy tasks keep their smaller spread.
 
     >>> [round(advantage, 3) for advantage in group_advantages((1.0, 0.0, 0.0, 0.0))]
     [1.732, -0.577, -0.577, -0.577]
+    >>> [round(advantage, 3) for advantage in group_advantages((1.0, 1.0, 1.0, 0.0), conditions="aabb")]
+    [0.0, 0.0, 1.0, -1.0]
     """
-    if not is_informative(rewards):  # also keeps rounding errors of the mean from being blown up by 1 / eps
-        return (0.0,) * len(rewards)
-    mean = fmean(rewards)
-    centred = [reward - mean for reward in rewards]
-    if not scale_by_std:
-        return tuple(centred)
-    std = math.sqrt(fmean(difference**2 for difference in centred))
-    return tuple(difference / (std + eps) for difference in centred)
+    advantages = [0.0] * len(rewards)
+    for places in _peers(rewards, conditions):
+        among = [rewards[place] for place in places]
+        if not is_informative(among):  # also keeps rounding errors of the mean from being blown up by 1 / eps
+            continue
+        mean = fmean(among)
+        std = math.sqrt(fmean((reward - mean) ** 2 for reward in among))
+        for place in places:
+            advantages[place] = (rewards[place] - mean) / (std + eps if scale_by_std else 1.0)
+    return tuple(advantages)
 
 
-def is_informative(rewards: Sequence[float]) -> bool:
-    """Whether a group can teach the policy anything: not all of its rewards are the same."""
+def is_informative(rewards: Sequence[float], conditions: Sequence[Hashable] | None = None) -> bool:
+    """Whether a group can teach the policy anything: some rollouts under one condition differ in reward."""
     if not all(map(math.isfinite, rewards)):
         raise ValueError(f"a reward is not a finite number: {tuple(rewards)}")
-    return len(set(rewards)) > 1
+    return any(len({rewards[place] for place in places}) > 1 for places in _peers(rewards, conditions))
+
+
+def _peers(rewards: Sequence[float], conditions: Sequence[Hashable] | None) -> list[list[int]]:
+    """The places of the rollouts under each condition."""
+    places: dict[Hashable, list[int]] = defaultdict(list)
+    for place, condition in zip(range(len(rewards)), conditions or [None] * len(rewards), strict=True):
+        places[condition].append(place)
+    return list(places.values())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,11 +88,13 @@ def select_groups(
     """The groups that the policy can learn from, in their order, and a report of the others.
 
     Dropped for the policy only: what the environment said in a dropped group still feeds the world model.
-    A group whose rewards are all equal has succeeded if they reach `success_reward`, and failed otherwise.
+    A dropped group has succeeded if any of its rewards reaches `success_reward` - all that saw as much did - and
+    failed otherwise.
     """
-    kept = tuple(group for group in groups if is_informative(group.rewards))
-    dropped = [group for group in groups if not is_informative(group.rewards)]
-    all_succeeded = sum(bool(group.rewards) and group.rewards[0] >= success_reward for group in dropped)
+    informative = [is_informative(group.rewards, group.conditions) for group in groups]
+    kept = tuple(group for group, teaches in zip(groups, informative, strict=True) if teaches)
+    dropped = [group for group, teaches in zip(groups, informative, strict=True) if not teaches]
+    all_succeeded = sum(max(group.rewards, default=-math.inf) >= success_reward for group in dropped)
     report = DynamicSamplingReport(kept=len(kept), all_failed=len(dropped) - all_succeeded, all_succeeded=all_succeeded)
     return kept, report
 

@@ -62,27 +62,41 @@ def fused_token_logprobs(
     tokens of a rollout are sampled or are targets, and the output layer is the widest of the model.
     For models whose logits are plainly `hidden @ head.T` (no bias, no soft-capping).
     """
+    return _fused(
+        lambda logits, targets: _score(logits, targets, temperature),
+        (hidden_BTD, head_VD, tokens_BT),
+        positions_BT,
+        chunk,
+    )
+
+
+def fused_token_hits(
+    hidden_BTD: Tensor, head_VD: Tensor, tokens_BT: Tensor, *, positions_BT: Tensor | None = None, chunk: int = 1024
+) -> tuple[Tensor, Tensor]:
+    """(logprobs_BT, hits_BT) like `fused_token_logprobs` at temperature 1.
+
+    A hit is 1 where no token is likelier, else 0; its `weighted_mean` is the token accuracy. It has no gradient.
+    """
+    return _fused(_score_hits, (hidden_BTD, head_VD, tokens_BT), positions_BT, chunk)
+
+
+def _fused(
+    score: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    states: tuple[Tensor, Tensor, Tensor],
+    positions_BT: Tensor | None,
+    chunk: int,
+) -> tuple[Tensor, Tensor]:
+    hidden_BTD, head_VD, tokens_BT = states
     mask_BT = _predictable(tokens_BT, positions_BT)
-    logprobs_N, entropies_N = _in_chunks(
-        lambda hidden_ND, targets_N: _score(_logits(hidden_ND, head_VD), targets_N, temperature),
+    ones_N, others_N = _in_chunks(
+        lambda hidden_ND, targets_N: score(_logits(hidden_ND, head_VD), targets_N),
         hidden_BTD[:, :-1][mask_BT[:, 1:]],
         tokens_BT[mask_BT],
         chunk=chunk,
         dim=0,
     )
-    empty_BT = logprobs_N.new_zeros(tokens_BT.shape)
-    return empty_BT.masked_scatter(mask_BT, logprobs_N), empty_BT.masked_scatter(mask_BT, entropies_N)
-
-
-@torch.no_grad()
-def fused_token_hits(
-    hidden_BTD: Tensor, head_VD: Tensor, tokens_BT: Tensor, *, positions_BT: Tensor | None = None, chunk: int = 1024
-) -> Tensor:
-    """1 where a token is the most likely one, else 0; its `weighted_mean` is the token accuracy."""
-    mask_BT = _predictable(tokens_BT, positions_BT)
-    pieces = zip(hidden_BTD[:, :-1][mask_BT[:, 1:]].split(chunk), tokens_BT[mask_BT].split(chunk), strict=True)
-    hits_N = torch.cat([linear(hidden_ND, head_VD).argmax(-1) == targets_N for hidden_ND, targets_N in pieces])
-    return torch.zeros(tokens_BT.shape, device=tokens_BT.device).masked_scatter(mask_BT, hits_N.float())
+    empty_BT = ones_N.new_zeros(tokens_BT.shape)
+    return empty_BT.masked_scatter(mask_BT, ones_N), empty_BT.masked_scatter(mask_BT, others_N)
 
 
 def _logits(hidden_ND: Tensor, head_VD: Tensor) -> Tensor:
@@ -112,10 +126,21 @@ def _predictable(tokens_BT: Tensor, positions_BT: Tensor | None) -> Tensor:
 
 def _score(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probs of the targets and entropies; V is the last dimension of `logits`."""
-    full_precision = torch.promote_types(logits.dtype, torch.float32)
-    all_logprobs = (logits.to(full_precision) / temperature).log_softmax(dim=-1)
+    all_logprobs = _in_full_precision(logits).div(temperature).log_softmax(dim=-1)
     entropies = -(all_logprobs.exp() * all_logprobs).sum(dim=-1)
     return all_logprobs.gather(-1, targets.unsqueeze(-1)).squeeze(-1), entropies
+
+
+def _score_hits(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probs of the targets, and 1 where nothing is likelier."""
+    logits = _in_full_precision(logits)
+    of_targets = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    hits = (of_targets >= logits.detach().amax(dim=-1)).to(logits.dtype)
+    return of_targets - logits.logsumexp(dim=-1), hits
+
+
+def _in_full_precision(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _in_chunks(

@@ -1,7 +1,8 @@
-"""The recipe of the embedded base: corpus -> tokenizer -> a tiny Qwen3 -> a folder that transformers loads.
+"""How a base learns the language and the tools of the domain, and nothing of its rules: by practice conversations.
 
-    lfo pretrain --output-dir base                  about 10 minutes on one GPU
+    lfo pretrain --output-dir base                  the embedded base, from nothing; about 10 minutes on one GPU
     lfo pretrain --output-dir base --steps 200      a smoke test on a CPU
+    lfo pretrain --base smollm2-135m                a base that exists is only warmed up; about 2 minutes on one GPU
 
 Deterministic up to the device's arithmetic. What comes out is checked by `lfo pretrain --check`.
 """
@@ -12,7 +13,7 @@ import itertools
 import math
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,22 +22,45 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lfo.engines.learner import LOGITS_AT_ONCE
+from lfo.engines.loading import load_base, load_tokenizer
+from lfo.engines.models import note_warm_up
 from lfo.engines.pretrain.corpus import Rows, converse, texts
 from lfo.engines.pretrain.tokenizer import END_OF_TEXT, END_OF_TURN, train_tokenizer
 from lfo.env.seeds import stream
 from lfo.errors import ConfigError
+from lfo.objectives.losses import fused_token_hits
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3ForCausalLM
 
 Progress = Callable[[str, int, int, str], None]  # phase, done, of, words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recipe:
-    """All that decides what the base becomes."""
+class Practice:
+    """What is read, and how it is learned."""
+
+    conversations: int
+    row: int  # tokens in a training row; several documents are packed into one
+    batch: int
+    steps: int
+    learning_rate: float
+    warmup: int
+    weight_decay: float = 0.05
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe(Practice):
+    """All that decides what the embedded base becomes."""
 
     conversations: int = 300_000
+    row: int = 1_024
+    batch: int = 64
+    steps: int = 7_000
+    learning_rate: float = 3e-3
+    warmup: int = 200
     tokenizer_conversations: int = 3_000
     vocabulary: int = 1_200
     hidden: int = 128
@@ -44,18 +68,21 @@ class Recipe:
     heads: int = 4
     key_value_heads: int = 2
     feed_forward: int = 384
-    row: int = 1_024  # tokens in a training row; several documents are packed into one
-    batch: int = 64
-    steps: int = 7_000
-    learning_rate: float = 3e-3
-    warmup: int = 200
-    weight_decay: float = 0.05
-    seed: int = 0
+
+
+# A language model that exists needs the syntax of the tools and the habit of using them: about one pass.
+WARM_UP = Practice(conversations=20_000, row=2_048, batch=32, steps=400, learning_rate=5e-4, warmup=40)
 
 
 def build_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
     written = (text for number in range(recipe.tokenizer_conversations) for text in texts(converse(number)))
     return train_tokenizer(written, vocabulary=recipe.vocabulary)
+
+
+def _end(tokenizer: PreTrainedTokenizerBase) -> int:
+    """What stands after a document and where there is none."""
+    assert isinstance(tokenizer.pad_token_id, int)
+    return tokenizer.pad_token_id
 
 
 def _id(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
@@ -91,20 +118,21 @@ def _encode_part(numbers: range, *, tokenizer: PreTrainedTokenizerBase) -> list[
     return [np.array(row, dtype=np.uint16) for row in Rows(tokenizer).write(numbers)]
 
 
-def build_corpus(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *, workers: int, progress: Progress) -> np.ndarray:
-    """All training rows (rows x `recipe.row`): whole documents in random order, each ended by END_OF_TEXT."""
-    parts = [range(start, min(start + 500, recipe.conversations)) for start in range(0, recipe.conversations, 500)]
+def build_corpus(
+    practice: Practice, tokenizer: PreTrainedTokenizerBase, *, workers: int, progress: Progress
+) -> np.ndarray:
+    """All training rows (rows x `practice.row`): whole documents in random order, a padding token after each."""
+    count = practice.conversations
+    parts = [range(start, min(start + 500, count)) for start in range(0, count, 500)]
     documents: list[np.ndarray] = []
     encode = partial(_encode_part, tokenizer=tokenizer)
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         for done, part in enumerate(pool.imap(encode, parts)):
             documents += part
-            progress("corpus", parts[done].stop, recipe.conversations, f"{len(documents)} documents")
-    corpus = pack(documents, row=recipe.row, end=_id(tokenizer, END_OF_TEXT), seed=recipe.seed)
-    if len(corpus) < recipe.batch:
-        raise ConfigError(
-            f"{recipe.conversations} conversations fill {len(corpus)} rows, fewer than a batch of {recipe.batch}"
-        )
+            progress("corpus", parts[done].stop, count, f"{len(documents)} documents")
+    corpus = pack(documents, row=practice.row, end=_end(tokenizer), seed=practice.seed)
+    if len(corpus) < practice.batch:
+        raise ConfigError(f"{count} conversations fill {len(corpus)} rows, fewer than a batch of {practice.batch}")
     return corpus
 
 
@@ -125,55 +153,71 @@ def pack(documents: Sequence[np.ndarray], *, row: int, end: int, seed: int) -> n
     return np.stack(rows) if rows else np.empty((0, row), dtype=np.uint16)
 
 
-def _batches(corpus: np.ndarray, recipe: Recipe) -> Iterator[np.ndarray]:
+def _batches(corpus: np.ndarray, practice: Practice) -> Iterator[np.ndarray]:
     for epoch in itertools.count():
-        order = np.random.default_rng((recipe.seed, epoch)).permutation(len(corpus))
-        for start in range(0, len(order) - recipe.batch + 1, recipe.batch):
-            yield corpus[order[start : start + recipe.batch]]
+        order = np.random.default_rng((practice.seed, epoch)).permutation(len(corpus))
+        for start in range(0, len(order) - practice.batch + 1, practice.batch):
+            yield corpus[order[start : start + practice.batch]]
 
 
-def _rate(recipe: Recipe, step: int) -> float:
-    warm = min(1.0, (step + 1) / recipe.warmup)
-    return recipe.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * step / recipe.steps))
+def _rate(practice: Practice, step: int) -> float:
+    warm = min(1.0, (step + 1) / practice.warmup)
+    return practice.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * step / practice.steps))
 
 
 def train_model(
-    model: Qwen3ForCausalLM, corpus: np.ndarray, recipe: Recipe, *, end: int, device: str, progress: Progress
+    model: PreTrainedModel, corpus: np.ndarray, practice: Practice, *, end: int, device: str, progress: Progress
 ) -> float:
     """Plain next-token training on every token; returns the mean loss of the last hundred steps."""
     model.to(device).train()  # pyright: ignore[reportArgumentType]
+    head_VD = model.get_output_embeddings().weight  # pyright: ignore[reportOptionalMemberAccess]
+    chunk = max(1, LOGITS_AT_ONCE // len(head_VD))
     decayed = [each for each in model.parameters() if each.ndim > 1]
     others = [each for each in model.parameters() if each.ndim <= 1]
-    groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.95), fused=device == "cuda")
+    groups = [{"params": decayed, "weight_decay": practice.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=practice.learning_rate, betas=(0.9, 0.95), fused=device == "cuda")
     losses: list[Tensor] = []
-    for step, rows in zip(range(recipe.steps), _batches(corpus, recipe), strict=False):
+    for step, rows in zip(range(practice.steps), _batches(corpus, practice), strict=False):
         for group in optimizer.param_groups:
-            group["lr"] = _rate(recipe, step)
-        tokens = torch.from_numpy(rows.astype(np.int64)).to(device, non_blocking=True)
-        targets = tokens.clone()
-        targets[:, 1:][(tokens[:, 1:] == end) & (tokens[:, :-1] == end)] = -100  # padding after the last document
+            group["lr"] = _rate(practice, step)
+        tokens_BT = torch.from_numpy(rows.astype(np.int64)).to(device, non_blocking=True)
+        targets_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
+        targets_BT[:, 0] = False
+        targets_BT[:, 1:][(tokens_BT[:, 1:] == end) & (tokens_BT[:, :-1] == end)] = False  # after the last document
         with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
-            logits = model(input_ids=tokens, use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets[:, 1:].flatten())
+            hidden_BTD = model.get_decoder()(input_ids=tokens_BT, use_cache=False).last_hidden_state
+            logprobs_BT, _ = fused_token_hits(hidden_BTD, head_VD, tokens_BT, positions_BT=targets_BT, chunk=chunk)
+        loss = -logprobs_BT.sum() / targets_BT.sum()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses = [*losses[-99:], loss.detach()]
-        if step % 50 == 0 or step == recipe.steps - 1:
-            progress("training", step + 1, recipe.steps, f"loss {torch.stack(losses).mean().item():.3f}")
+        if step % 50 == 0 or step == practice.steps - 1:
+            progress("training", step + 1, practice.steps, f"loss {torch.stack(losses).mean().item():.3f}")
     return torch.stack(losses).mean().item()
 
 
 def pretrain(recipe: Recipe, output_dir: Path, *, device: str, workers: int, progress: Progress) -> float:
-    """Build the base and save it as an ordinary model folder."""
+    """Build the embedded base and save it as an ordinary model folder."""
     progress("tokenizer", 0, 1, "")
     tokenizer = build_tokenizer(recipe)
     progress("tokenizer", 1, 1, f"{len(tokenizer)} words")
     tokenizer.save_pretrained(output_dir)
     corpus = build_corpus(recipe, tokenizer, workers=workers, progress=progress)
     model = build_model(recipe, tokenizer)
-    loss = train_model(model, corpus, recipe, end=_id(tokenizer, END_OF_TEXT), device=device, progress=progress)
+    loss = train_model(model, corpus, recipe, end=_end(tokenizer), device=device, progress=progress)
     model.to("cpu").half().save_pretrained(output_dir)  # pyright: ignore[reportArgumentType]
+    return loss
+
+
+def warm_up(base: str, practice: Practice, output_dir: Path, *, device: str, workers: int, progress: Progress) -> float:
+    """Let a base that exists practise, with its own tokenizer and template, and save it beside it, in bf16."""
+    tokenizer = load_tokenizer(base)
+    corpus = build_corpus(practice, tokenizer, workers=workers, progress=progress)
+    model = load_base(base, torch.device("cpu"))  # there it is fp32
+    loss = train_model(model, corpus, practice, end=_end(tokenizer), device=device, progress=progress)
+    model.to("cpu", torch.bfloat16).save_pretrained(output_dir)
+    tokenizer.save_pretrained(output_dir)
+    note_warm_up(base, output_dir, asdict(practice))
     return loss
