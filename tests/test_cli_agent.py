@@ -293,7 +293,7 @@ def test_inspect_shows_the_newest_rollouts_of_the_run(lfo, run: Path):
 
 def test_inspect_reads_another_file(lfo, run: Path, tmp_path: Path):
     file = tmp_path / "samples.jsonl"
-    assert lfo("rollouts", run, "--num", "1", "--output", file)[0] == 0
+    assert lfo("rollouts", run, "--num", "4", "--output", file)[0] == 0
     assert json.loads(lfo("inspect", run, "--rollout", file, "--json")[1])["rollouts"] == str(file)
     file.write_text("{}\n")
     fails_with_one_sentence(lfo("inspect", run, "--rollout", file), f"{file}, line 1")

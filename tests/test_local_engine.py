@@ -223,23 +223,6 @@ def test_replay_fills_each_mini_batch_up_to_the_cap_and_without_it_only_fresh_ex
             assert len(trainer.recipe.replay) == 0
 
 
-@pytest.mark.parametrize("lookahead", [True, False])
-def test_what_its_own_tasks_have_just_heard_is_a_share_of_every_mini_batch(lookahead):
-    trainer = small_trainer(
-        f"lookahead={str(lookahead).lower()}", "world_model.examples_per_mini_batch=6", environment=fussy_calls
-    )
-    recipe = trainer.recipe
-    for step in range(3):
-        heard = recipe.hear(recipe.draw(step, 0, trainer.roll_out))
-    wanted = [example for example in heard[0] if example.asked or not lookahead]
-    new = {example.tokens for example in wanted}
-    counts = [sum(row.tokens in new for row in recipe._world_rows(3, heard[0], part)) for part in range(200)]
-    assert wanted
-    assert min(counts) >= min(2, len(wanted)), "6 * 0.25, rounded up"
-    evenly = [sum(row.tokens in new for row in recipe._world_rows(3, [], part)) for part in range(200)]
-    assert min(evenly) == 0, "which an even draw from the buffer does not give"
-
-
 @pytest.mark.parametrize("same_task", [False, True])
 def test_inline_every_group_gives_its_observations_once(monkeypatch, same_task):
     recorder = Recorder(monkeypatch)

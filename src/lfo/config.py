@@ -156,7 +156,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         # Many small updates teach the world model most for the same work; short states keep them cheap.
         "rollout.mini_batch_prompts": 1,
         "world_model.learning_rate": 2e-3,
-        "world_model.examples_per_mini_batch": 4,
+        "world_model.examples_per_mini_batch": 3,
         "world_model.state_tokens": 96,
         "optimizer.warmup_steps": 3,
     },

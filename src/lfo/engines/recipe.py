@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +41,6 @@ from lfo.rollout.runner import BROKEN_OFF, RolloutRequest, refuse_dead_environme
 from lfo.rollout.samples import PREDICTED_TOOLS, ReplayBuffer, policy_sample, world_model_sample
 from lfo.types import Rollout, RolloutGroup, TrainingSample
 
-FRESH_SHARE = 0.25  # of the world-model examples of a mini-batch: what its own tasks have just heard
 RATE_FLOOR = 0.1  # the cosine ends at this share of the learning rate
 
 RollOut = Callable[[Sequence[RolloutRequest]], Sequence[Rollout]]
@@ -290,20 +288,14 @@ class Recipe:
         ]
 
     def _world_rows(self, step: int, heard: Sequence[WorldModelExample], part: int) -> list[TrainingSample]:
-        """The world-model rows of one mini-batch, at most the cap: of what is new, and of all that was ever heard.
-
-        Without a share for what is new, one run in three stayed on a plateau: docs/LOG.md.
-        """
+        """The world-model rows of one mini-batch, at most the cap: of all that was ever heard, or of what is new."""
         settings = self.config.world_model
         cap, seeds = settings.examples_per_mini_batch, (self.config.seed, step, part)
-        if not settings.replay:
-            return [self._world_row(each) for each in ReplayBuffer.of(heard).draw(cap, seeds)]
-        wanted = [example for example in heard if example.asked or not self.config.lookahead]
-        fresh = ReplayBuffer.of(wanted).draw(math.ceil(cap * FRESH_SHARE), seeds)
-        old = self.replay.draw(
-            cap - len(fresh), seeds, without={each.key for each in fresh}, asked_first=self.config.lookahead
-        )
-        return [self._world_row(each) for each in (*fresh, *old)]
+        if settings.replay:
+            examples = self.replay.draw(cap, seeds, asked_first=self.config.lookahead)
+        else:
+            examples = ReplayBuffer({example.key: example for example in heard}).draw(cap, seeds)
+        return [self._world_row(each) for each in examples]
 
     def _world_row(self, example: WorldModelExample) -> TrainingSample:
         return world_model_sample(example, adapters=self.world_model_adapters)

@@ -74,10 +74,6 @@ class ReplayBuffer:
 
     examples: dict[str, WorldModelExample] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, examples: Iterable[WorldModelExample]) -> ReplayBuffer:
-        return cls({example.key: example for example in examples})
-
     def __len__(self) -> int:
         return len(self.examples)
 
