@@ -134,6 +134,7 @@ def test_a_bad_setting_is_refused_in_one_sentence(override, words):
     [
         (["world_model.from_logs=x", "world_model.only=true", "world_model.replay=false"], "needs world_model.replay"),
         (["lora.rank=0"], "lora.rank must be at least 1, not 0"),
+        (["output_dir=runs\u2028x"], "output_dir must be printable text"),
         (["rollout.mini_batch_prompts=3"], "rollout.mini_batch_prompts=3 does not divide rollout.prompts=8"),
         (["rollout.group_size=1"], "rollout.group_size must be at least 2"),
         (["levels=0"], "levels must be at least 1 and at most 5, not 0"),
@@ -213,7 +214,9 @@ configs = st.builds(
     seed=st.integers(0, 2**32 - 1),
     env_args=st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), plain, max_size=3),
     levels=st.sets(st.integers(1, 5), min_size=1).map(lambda levels: tuple(sorted(levels))),
-    output_dir=st.text(st.characters(codec="utf-8", exclude_characters="$"), min_size=1).filter(str.strip),
+    output_dir=st.text(
+        st.characters(codec="utf-8", categories=["L", "N", "P", "S"], exclude_characters="$") | st.just(" "), min_size=1
+    ).filter(str.strip),
     init_from=st.none() | st.sampled_from(["none", "null", "1", "true", "~", "runs/x"]),
     lora=st.builds(LoraConfig, rank=st.integers(1, 64), alpha=st.floats(1e-9, 1e9)),
 )

@@ -588,6 +588,8 @@ def _typed(value: Any, annotation: Any, name: str) -> Any:
         value = float(value)
     if type(value) is not annotation or (annotation is float and not math.isfinite(value)):
         raise ConfigError(f"{name} must be {_IN_WORDS[annotation]}, not {value!r}")
+    if annotation is str and not value.isprintable():  # YAML would not give every kind of line break back
+        raise ConfigError(f"{name} must be printable text, not {value!r}")
     return value
 
 
