@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The level-2 comparison on a CPU: every arm, three seeds, from the default config of preset=tiny.
+# The level-2 comparison on a CPU: every arm, three to five seeds, from the default config of preset=tiny.
 #   runs/level2.sh [JOBS]     about 5 minutes a run on one core; finished runs are kept, started ones are resumed
 # Results land in runs/level2/ARM-sSEED; results/level2 holds their metrics as committed.
 set -euo pipefail
@@ -8,8 +8,10 @@ jobs=${1:-2}
 export OMP_NUM_THREADS=1
 common="preset=tiny eval.every=10 eval.splits=val,test_unseen_companies checkpoint_every=50"
 arms() {
-  for seed in 0 1 2; do
+  for seed in 0 1 2 3 4; do
     echo "dual-$seed" "seed=$seed steps=60"
+  done
+  for seed in 0 1 2; do
     echo "dapo-$seed" "seed=$seed steps=200 algo=dapo"
     echo "shuffled-$seed" "seed=$seed steps=60 lookahead_source=shuffled"
     echo "truth-$seed" "seed=$seed steps=20 lookahead_source=truth"
