@@ -47,7 +47,7 @@ def test_the_readme_names_every_command_and_no_other():
 
 def test_the_settings_of_the_readme_exist():
     lines = re.findall(r"^ +lfo train (.*?)(?:  |$)", README, re.MULTILINE)
-    assert len(lines) == 7
+    assert len(lines) == 8
     for line in lines:
         if "--resume" not in line:
             load_config([word for word in line.split() if not word.startswith("--")])
