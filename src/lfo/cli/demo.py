@@ -25,7 +25,7 @@ LOOK_EVERY = 0.5  # seconds
 
 def demo(
     settings: Annotated[list[str] | None, typer.Argument(metavar="NAME=VALUE", hidden=True)] = None,
-    steps: Annotated[int, typer.Option(help="Steps of 8 tasks for each of the two.")] = 50,
+    steps: Annotated[int, typer.Option(help="Steps of 8 tasks for each of the two.")] = 60,
     output_dir: Annotated[Path, typer.Option(metavar="DIR", help="Folder of both runs.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option(help="Names tasks and all random numbers, the same for both.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON.")] = False,
