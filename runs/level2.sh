@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The level-2 comparison on a CPU: every arm, three to five seeds, from the default config of preset=tiny.
 #   runs/level2.sh [JOBS]     about 5 minutes a run on one core; finished runs are kept, started ones are resumed
-# Results land in runs/level2/ARM-sSEED; results/level2 holds their metrics as committed.
+# Runs land in runs/level2/ARM-SEED. Committed metrics: results/level2 (dual, dapo); results/level2-whole-group has all arms as
+# they were before advantages compared by condition.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 jobs=${1:-2}

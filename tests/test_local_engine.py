@@ -334,9 +334,12 @@ def test_adapters_are_ordinary_peft_folders(separate, saved: Path, name: str):
     tokens = torch.tensor([tokenizer().encode("Please call the bank and unlock my card.")])
     loaded = PeftModel.from_pretrained(base(), saved / "adapters" / name).eval()
     with torch.no_grad():
-        ours, theirs = separate[0].model.logits(tokens, (name,)), loaded(tokens).logits
+        model = separate[0].model
+        ours, theirs = model.logits(tokens, (name,)), loaded(tokens).logits
+        of_modules = model.causal_lm.get_output_embeddings()(model.hidden_of_modules(tokens, (name,)))
         bare = base()(tokens).logits
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+    torch.testing.assert_close(of_modules, theirs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)  # in fewer operations, rounded elsewhere
     assert not torch.allclose(theirs, bare, atol=1e-3)
 
 

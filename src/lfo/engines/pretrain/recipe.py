@@ -2,7 +2,7 @@
 
     lfo pretrain --output-dir base                  the embedded base, from nothing; about 10 minutes on one GPU
     lfo pretrain --output-dir base --steps 200      a smoke test on a CPU
-    lfo pretrain --base smollm2-135m                a base that exists is only warmed up; about 2 minutes on one GPU
+    lfo pretrain --base smollm2-135m                a base that exists is only warmed up; about 4 minutes on one GPU
 
 Deterministic up to the device's arithmetic. What comes out is checked by `lfo pretrain --check`.
 """
