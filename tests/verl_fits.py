@@ -54,7 +54,7 @@ def steps_beside_the_local_engine() -> None:
     from lfo.engines.verl.trainer import _RemoteSteps
 
     trainer = create_trainer(
-        config("coupling=stacked", "policy.max_resamples=1", "steps=6"), TalkativeWorld, tokenizer()
+        config("coupling=stacked", "policy.max_resamples=1", "steps=6", "seed=1"), TalkativeWorld, tokenizer()
     )
     with trainer._cluster() as cluster:  # type: ignore[union-attr]
         loop = _RemoteSteps(trainer, cluster)
