@@ -154,6 +154,7 @@ def test_a_bad_setting_is_refused_in_one_sentence(override, words):
         (["algo=dapo", "surprise=0.1"], "surprise=0.1 needs algo=dual-lora"),
         (["world_model.only=true", "world_model.weight=0"], "needs world_model.weight above 0"),
         (["eval.splits="], "eval.every=0 turns evaluation off"),
+        (["eval.final_splits=test,val"], "name something twice: val, test, val"),
         (["lora.targets=q_proj,"], "lora.targets must be"),
         (["output_dir="], "output_dir must name a folder"),
     ],

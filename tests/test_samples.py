@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -121,6 +122,14 @@ def test_the_buffer_keeps_everything_once():
     assert buffer.add([example(1), example(2), example(1)]) == 2
     assert buffer.add([example(2), example(3)]) == 1
     assert len(buffer) == 3
+
+
+@pytest.mark.parametrize("marks", [(True, False), (False, True)])
+def test_what_look_ahead_asked_about_once_stays_marked(marks: tuple[bool, bool]):
+    buffer = ReplayBuffer()
+    for asked in marks:
+        buffer.add([replace(example(1), asked=asked)])
+    assert [each.asked for each in buffer.examples.values()] == [True]
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 9)), max_size=20), st.integers(0, 12))

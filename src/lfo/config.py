@@ -109,6 +109,7 @@ class EvalConfig:
     every: int = 10  # steps between evaluations; 0 = never
     tasks: int = 100  # fixed tasks of each split
     splits: tuple[str, ...] = ("val",)
+    final_splits: tuple[str, ...] = ()  # evaluated after the last step only, beside `splits`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -379,8 +380,10 @@ def _relations(c: RunConfig) -> Iterator[tuple[bool, str]]:
     yield bool(c.model.strip()), "model must name the embedded base (tiny), a folder or a hub id"
     yield bool(c.output_dir.strip()), "output_dir must name a folder"
     yield len(c.levels) > 0, "levels must name at least one level"
-    for name, values in (("levels", c.levels), ("eval.splits", c.eval.splits), ("trackers", c.trackers)):
+    for name, values in (("levels", c.levels), ("trackers", c.trackers)):
         yield len(set(values)) == len(values), f"{name} names something twice: {', '.join(map(str, values))}"
+    splits = (*c.eval.splits, *c.eval.final_splits)
+    yield len(set(splits)) == len(splits), f"eval.splits and eval.final_splits name something twice: {', '.join(splits)}"
     yield len(c.eval.splits) > 0, "eval.splits must name at least one split; eval.every=0 turns evaluation off"
     yield all(part.strip() for part in c.lora.targets.split(",")), "lora.targets must be all-linear or module names"
     yield (

@@ -141,13 +141,13 @@ class Trainer:
 
     # --- evaluation --------------------------------------------------------------------------------------------
 
-    def evaluate(self, run: RunDirectory | None = None) -> dict[str, Any]:
+    def evaluate(self, run: RunDirectory | None = None, splits: Sequence[str] | None = None) -> dict[str, Any]:
         """Greedy success on the fixed tasks of each split, with look-ahead where the run has it; and what the world
         model expects to hear after the held-out calls."""
         started = time.monotonic()
         row: dict[str, Any] = {}
         records: list[dict[str, Any]] = []
-        for split in self.config.eval.splits:
+        for split in self.config.eval.splits if splits is None else splits:
             tasks = self.recipe.known_tasks(split)[: self.config.eval.tasks]
             evaluation = evaluate_tasks(
                 tasks,

@@ -8,7 +8,7 @@ It knows neither a model nor where the work is done: `Steps` does that, in one p
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,8 +37,8 @@ class Steps(Protocol):
         """One step of training; answers its row of metrics."""
         ...
 
-    def evaluate(self, run: RunDirectory) -> dict[str, Any]:
-        """What the policy and the world model can do now, as metrics; sample rollouts go into the run's folder."""
+    def evaluate(self, run: RunDirectory, splits: Sequence[str]) -> dict[str, Any]:
+        """What the policy can do on these splits and the world model anywhere, as metrics; sample rollouts go into the run's folder."""
         ...
 
     def save(self, folder: Path) -> None:
@@ -63,7 +63,7 @@ def run_steps(steps: Steps, run: RunDirectory, environment: EnvironmentFactory, 
         with open_trackers(config, run.path, first_step=first_row) as track:
             if config.eval.every and first_row == 0:
                 # The untrained policy is the first point of every curve.
-                row = {"step": 0, "tasks_seen": 0, **steps.evaluate(run)}
+                row = {"step": 0, "tasks_seen": 0, **steps.evaluate(run, config.eval.splits)}
                 run.append_metrics(row)
                 track(row)
             state = steps.recipe.state
@@ -71,7 +71,8 @@ def run_steps(steps: Steps, run: RunDirectory, environment: EnvironmentFactory, 
                 row = steps.step(step)
                 done = state.step = step + 1
                 if config.eval.every and (done % config.eval.every == 0 or done == config.steps):
-                    row |= steps.evaluate(run)
+                    final = config.eval.final_splits if done == config.steps else ()
+                    row |= steps.evaluate(run, (*config.eval.splits, *final))
                     steps.recipe.control_weight(row)
                 run.append_metrics(row)
                 track(row)

@@ -226,12 +226,10 @@ class Recipe:
             return [[] for _ in groups]
         heard = []
         for group in groups:
-            examples = {
-                example.key: example
-                for rollout in group.rollouts
-                for example in self.codec.examples_of(rollout, predict=self.predicted_tools)
-            }
-            heard.append(list(examples.values()))
+            merged = ReplayBuffer()
+            for rollout in group.rollouts:
+                merged.add(self.codec.examples_of(rollout, predict=self.predicted_tools))
+            heard.append(list(merged.examples.values()))
             if self.config.world_model.replay:
                 self.replay.add(heard[-1])
         return heard

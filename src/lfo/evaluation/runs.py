@@ -101,7 +101,7 @@ def describe_data(config: RunConfig, environment: EnvironmentFactory) -> dict[st
     Two splits with one fingerprint hold the same tasks with the same openings, in the same order. `ceiling` is the
     information ceiling of these tasks, or null in worlds that have none.
     """
-    splits = config.eval.splits if config.eval.every else ()
+    splits = (*config.eval.splits, *config.eval.final_splits) if config.eval.every else ()
     return {
         "environment": config.env,
         "levels": list(config.levels) if config.env == "phone-calls" else [],

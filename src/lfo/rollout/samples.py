@@ -78,10 +78,12 @@ class ReplayBuffer:
         return len(self.examples)
 
     def add(self, examples: Iterable[WorldModelExample]) -> int:
-        """Keep what is new; answers how much that was."""
+        """Keep what is new; answers how much that was. What look-ahead asked about once is marked for good: a rollout
+        that was shown the expected reply may make the same call without asking."""
         before = len(self.examples)
         for example in examples:
-            self.examples.setdefault(example.key, example)
+            if example.asked or example.key not in self.examples:
+                self.examples[example.key] = example
         return len(self.examples) - before
 
     def draw(

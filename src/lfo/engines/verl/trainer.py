@@ -261,12 +261,12 @@ class _RemoteSteps:
             ],
         )
 
-    def evaluate(self, run: RunDirectory) -> dict[str, Any]:
+    def evaluate(self, run: RunDirectory, splits: Sequence[str]) -> dict[str, Any]:
         """Greedy success on the fixed tasks of each split, and what the world model expects after held-out calls."""
         started, config = time.monotonic(), self.config
         row: dict[str, Any] = {}
         records: list[dict[str, Any]] = []
-        for split in config.eval.splits:
+        for split in splits:
             tasks = self.recipe.known_tasks(split)[: config.eval.tasks]
             requests = [RolloutRequest(task=task, seeds=(0,), blind=not config.lookahead) for task in tasks]
             heard = self.cluster.roll_out(requests, step=self.recipe.state.step, greedy=True)
