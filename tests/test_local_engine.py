@@ -298,6 +298,23 @@ def test_a_context_without_room_for_a_whole_state_still_looks_ahead():
     assert len(trainer.agent.complete([prompt])) == 1
 
 
+@pytest.mark.parametrize("inquiries", [True, False])
+def test_blind_rollouts_take_turns_in_asking_what_look_ahead_asks(inquiries: bool):
+    trainer = small_trainer("levels=3", f"exploration.inquiries={inquiries}", "exploration.blind_share=0.5")
+    groups, kept, _ = trainer.collect(0)
+    for group in groups:  # two departments, so two questions
+        size = len(group.rollouts)
+        in_turns = [member < size // 2 and member % 2 == 1 and inquiries for member in range(size)]
+        assert [rollout.inquired for rollout in group.rollouts] == in_turns
+        inquired = [each for each in group.rollouts if each.inquired]
+        asked = {str(next(turn.call for turn in each.turns if turn.asked)) for each in inquired}
+        second = {str(turns[1].call) for each in group.rollouts if (turns := [t for t in each.turns if t.predicted])}
+        assert asked == (second if inquiries else set()), "the very call that the others imagine second"
+    assert not any(rollout.inquired for group in kept.values() for rollout in group.rollouts)
+    shaped = [trainer.recipe.shaped(group) for group in groups]
+    assert not any(rollout.inquired for group in shaped for rollout in group.rollouts), "not the policy's own doing"
+
+
 # --- any environment -----------------------------------------------------------------------------------------------
 
 
@@ -315,7 +332,7 @@ def test_another_environment_trains_through_create_trainer(tmp_path: Path):
     rows = read_metrics(tmp_path / "run")
     assert [row["step"] for row in rows] == [0, 1, 2]
     assert ["eval/val/success" in row for row in rows] == [True, True, True]
-    assert ["eval/test_unseen_oracles/success" in row for row in rows] == [False, False, True], "after the last step only"
+    assert ["eval/test_unseen_oracles/success" in row for row in rows] == [False, False, True], "only at the end"
     records = (tmp_path / "run" / "rollouts" / "step-000002.jsonl").read_text()
     assert records.count('"split": "val"') == records.count('"split": "test_unseen_oracles"') == 3
 

@@ -11,6 +11,7 @@ from lfo.protocol.chat import ChatCodec
 from lfo.protocol.world_model import (
     WorldModelCodec,
     WorldModelState,
+    concerning,
     observed_calls,
     parse_prediction,
     render_prompt,
@@ -159,7 +160,7 @@ def test_identical_examples_have_one_key(codec):
 
 def test_a_small_state_is_not_compressed(codec):
     state = state_of(OPENING, TURNS)
-    assert codec.compress(state) == state
+    assert codec.compress(state, CALL) == state
 
 
 def test_compression_follows_its_order(codec):
@@ -167,22 +168,40 @@ def test_compression_follows_its_order(codec):
         return WorldModelState(task=task, step=9, actions=actions, collected=collected or {"pin": "1"})
 
     long, newest = "word " * 60, ("call(2)", "Done.")
-    compressed = codec.compress(state(("a", "x"), ("b", long), ("c", long), ("d", long), newest))
+    compressed = codec.compress(state(("a", "x"), ("b", long), ("c", long), ("d", long), newest), CALL)
     assert [call for call, _ in compressed.actions] == ["d", "call(2)"]  # 240 letters each: one more does not fit
     assert compressed.earlier == 3
     assert "- ... 3 earlier actions\n- d: word" in render_state(compressed)
     assert (compressed.task, compressed.step, compressed.collected) == ("Unlock.", 9, {"pin": "1"})
 
-    compressed = codec.compress(state(("a", "x"), ("b", "word " * 1000)))
+    compressed = codec.compress(state(("a", "x"), ("b", "word " * 1000)), CALL)
     assert compressed.actions[0][0] == "b"
     assert compressed.actions[0][1].endswith("...")
     assert len(compressed.actions[0][1]) > 300
     assert (compressed.task, compressed.earlier) == ("Unlock.", 1)
 
-    compressed = codec.compress(state(("b", "x"), task="word " * 1000))
+    compressed = codec.compress(state(("b", "x"), task="word " * 1000), CALL)
     assert compressed.actions == (("b", "..."),)
     assert compressed.task.startswith("word word")
     assert compressed.collected == {"pin": "1"}
+
+
+def test_of_a_state_that_is_too_large_what_concerns_the_call_stays():
+    directory = "Acme Bank, bank; Cards 800: unlock; Loans 900: rates; Desk 700: Cards 800 is busy"
+    actions = (("search", directory), ("form", '{"a": "1"}'))
+    state = WorldModelState(task="Unlock.", step=3, actions=actions, collected={})
+    kept = concerning(state, CALL)
+    assert kept.actions == (
+        ("search", "Acme Bank, bank; Cards 800: unlock; Desk 700: Cards 800 is busy"),
+        ("form", '{"a": "1"}'),
+    )
+    assert kept == concerning(kept, CALL)
+    stranger = ToolCall(name="make_phone_call", arguments={"phone_number": "555", "auth_info": {}})
+    assert concerning(state, stranger) == state, "nothing is known of it, so all of it may matter"
+    size = len(ChatCodec(build(CHATML_WITH_TOOLS)).encode(render_state(state)))
+    enough, too_few = (WorldModelCodec(build(CHATML_WITH_TOOLS), state_tokens=tokens) for tokens in (size, size - 1))
+    assert enough.compress(state, CALL) == state
+    assert too_few.compress(state, CALL) == kept
 
 
 NARROW = WorldModelCodec(build(CHATML_WITH_TOOLS), state_tokens=300)
@@ -201,7 +220,7 @@ TEXT = st.one_of(st.text(max_size=40), st.sampled_from([*SPECIAL, "word " * 90, 
 @settings(max_examples=100, deadline=None)
 def test_a_state_never_exceeds_its_limit(state):
     codec = NARROW
-    compressed = codec.compress(state)
+    compressed = codec.compress(state, CALL)
     ids = ChatCodec(build(CHATML_WITH_TOOLS)).encode(render_state(compressed))
     assert len(ids) <= 300
     assert not {0, 1, 2} & set(ids)
@@ -211,7 +230,7 @@ def test_a_state_never_exceeds_its_limit(state):
         call, observation = compressed.actions[-1]
         assert state.actions[-1][0].startswith(call.removesuffix("..."))
         assert state.actions[-1][1].startswith(observation.removesuffix("..."))
-    assert codec.compress(compressed) == compressed
+    assert codec.compress(compressed, CALL) == compressed
 
 
 def test_hostile_calls_and_replies_are_bounded_and_carry_no_special_token(codec):

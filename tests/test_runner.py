@@ -270,6 +270,56 @@ def test_an_imagined_exchange_that_does_not_fit_ends_it():
     assert len(rollout.tokens) <= 300
 
 
+# --- inquiries -------------------------------------------------------------------------------------------------
+
+QUESTIONS = [ToolCall(name="say", arguments={"words": words}) for words in ("one?", "two?", "three?")]
+
+
+def each_question_once(transcript: Sequence[Message]) -> ToolCall | None:
+    said = [message.content for message in transcript if message.role == "assistant"]
+    return next((call for call in QUESTIONS if format_tool_call(call) not in said), None)
+
+
+def inquire(number: int, *, room: int = 10_000) -> tuple[Rollout, Script]:
+    codec = ChatCodec(tokenizer(), (TOOL,))
+    settings = RunnerSettings(max_turns=2, environment_retries=0)
+    runner = Runner(lambda: Curious(each_question_once), codec, settings=settings, predictor=lambda _: [])
+    rows = Script(codec, [CALL] * 2, room=room)
+    (rollout,) = runner.run([RolloutRequest(task=Chore(), seeds=(0,), blind=True, inquiry=number)], rows)
+    return rollout, rows
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_an_inquiry_is_made_once_for_real_and_is_not_the_policys(number: int):
+    rollout, rows = inquire(number)
+    asked, own = rollout.turns
+    assert (asked.call, asked.observation, asked.asked, asked.predicted) == (
+        QUESTIONS[number % 3],
+        "Go on.",
+        True,
+        False,
+    )
+    assert (own.action, own.asked) == (CALL, False), "one inquiry a rollout, then the policy goes on"
+    assert rollout.inquired
+    assert rollout.tokens[: len(rows.rows[0])] == tuple(rows.rows[0])
+    words = range(asked.action_start, asked.action_end + 1)
+    assert {(rollout.origins[place], rollout.logprobs[place]) for place in words} == {(int(Origin.PROMPT), 0.0)}
+    assert rollout.sampled_count == len(rows.codec.encode(CALL)) + 1
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_the_first_question_is_left_to_the_policy(number: int):
+    rollout, _ = inquire(number)
+    assert [turn.action for turn in rollout.turns] == [CALL, CALL]
+    assert not rollout.inquired
+
+
+def test_an_inquiry_that_does_not_fit_ends_it():
+    room = len(inquire(0)[0].tokens[: inquire(0)[0].turns[0].action_start]) + 10
+    rollout, _ = inquire(1, room=room)
+    assert (rollout.stop, rollout.turns) == (StopReason.CONTEXT_OVERFLOW, ())
+
+
 # --- hostile text ----------------------------------------------------------------------------------------------
 
 

@@ -93,6 +93,7 @@ class WorldModelConfig:
 class ExplorationConfig:
     blind_share: float = 0.5  # share of each group that acts without look-ahead
     blind_steps: int = 0  # first steps in which every rollout does
+    inquiries: bool = True  # where look-ahead has several questions, blind rollouts take turns in really asking them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -383,7 +384,7 @@ def _relations(c: RunConfig) -> Iterator[tuple[bool, str]]:
     for name, values in (("levels", c.levels), ("trackers", c.trackers)):
         yield len(set(values)) == len(values), f"{name} names something twice: {', '.join(map(str, values))}"
     splits = (*c.eval.splits, *c.eval.final_splits)
-    yield len(set(splits)) == len(splits), f"eval.splits and eval.final_splits name something twice: {', '.join(splits)}"
+    yield len(set(splits)) == len(splits), f"the splits of eval name something twice: {', '.join(splits)}"
     yield len(c.eval.splits) > 0, "eval.splits must name at least one split; eval.every=0 turns evaluation off"
     yield all(part.strip() for part in c.lora.targets.split(",")), "lora.targets must be all-linear or module names"
     yield (

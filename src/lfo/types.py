@@ -126,6 +126,7 @@ class Rollout:
     stop: StopReason
     error: str = ""  # one sentence, when the environment failed
     blind: bool = False  # explored without look-ahead
+    inquired: bool = False  # explored by asking what look-ahead would have imagined: not the policy's own doing
     info: Mapping[str, Any] = field(default_factory=dict)  # the environment's last words: level, mistakes, ...
 
     def __post_init__(self) -> None:

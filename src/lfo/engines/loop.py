@@ -38,7 +38,7 @@ class Steps(Protocol):
         ...
 
     def evaluate(self, run: RunDirectory, splits: Sequence[str]) -> dict[str, Any]:
-        """What the policy can do on these splits and the world model anywhere, as metrics; sample rollouts go into the run's folder."""
+        """What the policy can do on these splits, and the world model, as metrics; samples go into the run's folder."""
         ...
 
     def save(self, folder: Path) -> None:

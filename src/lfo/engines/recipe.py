@@ -151,13 +151,20 @@ class Recipe:
         return tasks
 
     def requests(self, step: int, draw: int) -> list[RolloutRequest]:
-        """The rollouts of one draw: those of one task side by side, the blind ones of each first."""
+        """The rollouts of one draw: those of one task side by side, the blind ones of each first.
+
+        By itself a blind policy asks the first of look-ahead's questions, if any: with a failed call the task is lost.
+        So where there are several, the blind rollouts of a task take turns, and each question is heard answered.
+        """
         config = self.config
         size = config.rollout.group_size
         blind = size if step < config.exploration.blind_steps else round(size * config.exploration.blind_share)
         return [
             RolloutRequest(
-                task=task, seeds=(config.seed, step, draw, place, member), blind=not config.lookahead or member < blind
+                task=task,
+                seeds=(config.seed, step, draw, place, member),
+                blind=not config.lookahead or member < blind,
+                inquiry=member if config.exploration.inquiries and member < blind else 0,
             )
             for place, task in enumerate(self.tasks(step, draw))
             for member in range(size)
@@ -195,9 +202,11 @@ class Recipe:
         return Collected(groups=groups, kept=kept, report=report)
 
     def shaped(self, group: RolloutGroup) -> RolloutGroup:
-        """The group as the policy is trained on it: its rewards, without rollouts that the environment broke off."""
+        """The group as the policy is trained on it: its rewards, without rollouts that the environment broke off and
+        those in which somebody else made a call."""
         config = self.config
-        group = dataclasses.replace(group, rollouts=tuple(r for r in group.rollouts if r.stop not in BROKEN_OFF))
+        own = (rollout for rollout in group.rollouts if rollout.stop not in BROKEN_OFF and not rollout.inquired)
+        group = dataclasses.replace(group, rollouts=tuple(own))
         rewards = list(group.rewards)
         if config.policy.overlong_buffer:
             limits = {"limit": config.rollout.max_context, "buffer": config.policy.overlong_buffer}
@@ -311,11 +320,12 @@ class Recipe:
     def row(self, step: int, collected: Collected) -> dict[str, Any]:
         """What the rollouts of a step show, for its row of metrics."""
         report, rollouts = collected.report, collected.rollouts
+        own = [rollout for rollout in rollouts if not rollout.inquired]
         return {
             "step": step + 1,
             "tasks_seen": self.state.tasks_seen,
-            **rollout_metrics(rollouts),
-            **_by_sight(rollouts),
+            **rollout_metrics(own),
+            **_by_sight(own),
             "groups_kept": report.kept,
             "groups_all_failed": report.all_failed,
             "groups_all_succeeded": report.all_succeeded,

@@ -53,7 +53,7 @@ def inspect_calls(agent: Agent, calls: Iterable[ObservedCall]) -> Iterator[Inspe
     for seen in calls:
         (predicted,) = agent.predict([(seen.state, seen.call)])
         yield InspectedReply(
-            state=render_state(agent.world_model_codec.compress(seen.state)),
+            state=render_state(agent.world_model_codec.compress(seen.state, seen.call)),
             call=seen.call,
             predicted=predicted,
             actual=seen.reply,

@@ -41,6 +41,8 @@ REPLY_OPEN, REPLY_CLOSE = "<|csr|>", "<|/csr|>"
 _MAX_CHARS = 8_000
 _MAX_COLLECTED = 100
 _MAX_VALUE_CHARS = 200
+_MIN_VALUE_CHARS = 3  # of a value that names something: shorter ones are everywhere
+_LINE_BREAK = "; "  # between the lines of a text that stands in one line of a state
 _CUT = "..."
 
 
@@ -154,9 +156,12 @@ class WorldModelCodec:
         """The id that ends a target."""
         return self._chat.end_of_turn
 
-    def compress(self, state: WorldModelState) -> WorldModelState:
-        """Shrinks one part after the other, each as little as needed: older actions, the newest observation, the
-        task, and, where even that is not enough, the newest call and the collected values."""
+    def compress(self, state: WorldModelState, call: ToolCall) -> WorldModelState:
+        """A state that is too large, in the light of the call: first goes what does not concern it, then one part
+        after the other shrinks, each as little as needed: older actions, the newest observation, the task, and, where
+        even that is not enough, the newest call and the collected values."""
+        if self._size(state) > self._state_tokens:
+            state = concerning(state, call)
         for size, shrink in _SHRINKS:
             if self._size(state) <= self._state_tokens:
                 break
@@ -169,7 +174,7 @@ class WorldModelCodec:
         body = _call_body(call)[:_MAX_CHARS]
         if len(self._encode(body)) > self._text_tokens:
             body = _cut(body, _most(len(body), lambda n: len(self._encode(body[:n])), self._text_tokens))
-        return self._start + self._encode(_prompt(self.compress(state), body))
+        return self._start + self._encode(_prompt(self.compress(state, call), body))
 
     def target_ids(self, reply: str) -> list[int]:
         """What the world model should say, end of turn included."""
@@ -199,6 +204,28 @@ class WorldModelCodec:
 
     def _size(self, state: WorldModelState) -> int:
         return len(self._encode(render_state(state)))
+
+
+def concerning(state: WorldModelState, call: ToolCall) -> WorldModelState:
+    """The state with what concerns the call: of an observation of several lines the first, which says what it is
+    about, and those that hold a value of the call; all of it where none does."""
+    values = tuple(value for value in _texts_in(call.arguments) if len(value) >= _MIN_VALUE_CHARS)
+
+    def shortened(observation: str) -> str:
+        first, *others = observation.split(_LINE_BREAK)
+        kept = [line for line in others if any(value in line for value in values)]
+        return _LINE_BREAK.join([first, *kept]) if kept else observation
+
+    return replace(state, actions=tuple((said, shortened(heard)) for said, heard in state.actions))
+
+
+def _texts_in(value: Any, depth: int = 4) -> Iterator[str]:
+    """Every text inside the arguments of a call, which may be nested."""
+    if isinstance(value, str):
+        yield value
+    elif depth and isinstance(value, Mapping | list):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts_in(inner, depth - 1)
 
 
 def _keep_newest_actions(state: WorldModelState, count: int) -> WorldModelState:
@@ -296,7 +323,7 @@ def _strings_in(text: str) -> dict[str, str]:
 def _one_line(text: str) -> str:
     """Line breaks inside a text must not forge lines of a state."""
     lines = (" ".join(line.split()) for line in text[:_MAX_CHARS].splitlines())
-    return "; ".join(line for line in lines if line)
+    return _LINE_BREAK.join(line for line in lines if line)
 
 
 def _json(value: Any) -> str:

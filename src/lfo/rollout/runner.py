@@ -45,6 +45,15 @@ class Speech(Protocol):
     def stopped(self) -> bool: ...
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Dictated:
+    """What was said for a row."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()
+    stopped: bool = True
+
+
 class Rows(Protocol):
     """Rows of tokens that a sampler continues; `lfo.model.sampler.Session` is one."""
 
@@ -78,6 +87,7 @@ class RolloutRequest:
     task: Any
     seeds: tuple[int, ...]
     blind: bool = False  # no look-ahead
+    inquiry: int = 0  # of a blind rollout: which of look-ahead's questions it asks for real; 0 = it acts by itself
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +128,7 @@ class _Row:
     error: str = ""
     speech: Speech | None = None
     asked: bool = False  # whether the call in `speech` is one that look-ahead asks about
+    inquired: bool = False  # whether a question of look-ahead was asked for real in this rollout
     watch: Callable[[Turn], None] | None = None
 
     def add(self, turn: Turn) -> None:
@@ -151,6 +162,7 @@ class _Row:
             stop=self.stop,
             error=self.error,
             blind=self.request.blind,
+            inquired=self.inquired,
             info=self.info,
         )
 
@@ -190,8 +202,9 @@ class Runner:
             if not alive:
                 break
             self._look_ahead([row for row in alive if not row.request.blind], rows)
-            alive = [row for row in alive if row.stop is None]
-            self._speak(alive, rows, turn, self.settings.temperature if temperature is None else temperature)
+            inquiring = self._inquire([row for row in alive if row.request.inquiry and not row.inquired], rows)
+            speaking = [row for row in alive if row.stop is None and row.place not in inquiring]
+            self._speak(speaking, rows, turn, self.settings.temperature if temperature is None else temperature)
             self._listen([row for row in alive if row.stop is None], rows)
         for row in batch:
             row.stop = row.stop or StopReason.MAX_TURNS
@@ -270,6 +283,24 @@ class Runner:
             )
         )
 
+    def _inquire(self, batch: Sequence[_Row], rows: Rows) -> set[int]:
+        """Let rows make the call that others only imagine, where look-ahead has questions now; answers which rows do.
+        The words are not the policy's, and never trained on."""
+        inquiring: set[int] = set()
+        if self._predictor is None:
+            return inquiring
+        batch = [row for row in batch if isinstance(row.environment, OffersLookahead)]
+        outcomes = self.settings.call_all([partial(_inquiry, row) for row in batch])
+        for row, call in zip(batch, outcomes, strict=True):
+            if isinstance(call, EnvironmentFailed):
+                row.fail(call)
+            elif call is not None:
+                message = (*self._codec.encode(format_tool_call(call)), self._codec.end_of_turn)
+                self._extend(row, rows, Tokens(ids=message, origins=(int(Origin.PROMPT),) * len(message), spans=()))
+                row.speech, row.inquired = _Dictated(tokens=message), True
+                inquiring.add(row.place)
+        return inquiring
+
     # --- one turn ----------------------------------------------------------------------------------------------
 
     def _speak(self, alive: Sequence[_Row], rows: Rows, turn: int, temperature: float) -> None:
@@ -299,7 +330,9 @@ class Runner:
             assert row.environment is not None
             assert row.speech is not None
             message = self._codec.decode(row.speech.tokens)
-            asked = self._predictor is not None and _is_asked(row.environment, row.transcript, message)
+            asked = isinstance(row.speech, _Dictated) or (
+                self._predictor is not None and _is_asked(row.environment, row.transcript, message)
+            )
             return *_hear(row.environment, message), asked
 
         for row, outcome in zip(alive, self.settings.call_all([partial(step, row) for row in alive]), strict=True):
@@ -372,6 +405,19 @@ def _hear(environment: Environment, message: str) -> tuple[StepResult, ReplyFact
         raise ValueError(f"step answered the reward {result.reward}")
     facts = environment.describe_reply(result.observation) if isinstance(environment, DescribesReplies) else None
     return result, facts
+
+
+def _inquiry(row: _Row) -> ToolCall | None:
+    """The question that a row asks for real, if look-ahead has several now; the first the policy asks by itself."""
+    assert isinstance(row.environment, OffersLookahead)
+    questions: list[ToolCall] = []
+    transcript = list(row.transcript)
+    while len(questions) < MAX_IMAGINED and (call := row.environment.lookahead_query(tuple(transcript))) is not None:
+        questions.append(call)
+        transcript.append(Message(role="assistant", content=format_tool_call(call), predicted=True))
+        transcript.append(Message(role="tool", content=EXPECTED, name=call.name, predicted=True))
+    place = row.request.inquiry % len(questions) if questions else 0
+    return questions[place] if place else None
 
 
 def _is_asked(environment: Environment, transcript: Sequence[Message], message: str) -> bool:

@@ -146,7 +146,10 @@ class RunnerLoop(AgentLoopBase):
         self._request_id = f"{fields['uid']}-{member}"
         self.adapter = str(fields["adapter"])
         request = RolloutRequest(
-            task=fields["task"], seeds=tuple(fields["seeds"][member]), blind=bool(fields["blind"][member])
+            task=fields["task"],
+            seeds=tuple(fields["seeds"][member]),
+            blind=bool(fields["blind"][member]),
+            inquiry=int(fields["inquiry"][member]),
         )
         greedy = float(sampling_params["temperature"]) == 0
         heard = await asyncio.to_thread(self._play, request, greedy)

@@ -106,6 +106,7 @@ class Cluster:
                 "task": [group[0].task for group in groups],
                 "seeds": [[list(request.seeds) for request in group] for group in groups],
                 "blind": [[request.blind for request in group] for group in groups],
+                "inquiry": [[request.inquiry for request in group] for group in groups],
                 "adapter": [adapter] * len(groups),
                 "__rollout_n__": [len(group) for group in groups],
             },
