@@ -4,7 +4,7 @@
     memory.add(heard)                       # ObservedCalls
     memory.recall([(state, call)])          # -> for each, the reply that was heard in the most similar situation
 
-A situation has three texts: the task, what was done and heard before, and the call. Two situations are as similar as
+A situation has three texts: the task, what was done and heard before as far as it concerns the call, and the call. Two situations are as similar as
 the mean of the cosines of these texts, each as TF-IDF over the character n-grams of its words: the standard of text
 retrieval, with nothing made by hand for a world. Of equally similar ones the newest is recalled. Nothing here is
 trained. What else was tried, and that this was the best of it: docs/LOG.md.
@@ -25,7 +25,7 @@ from scipy.sparse import csr_array
 
 from lfo.env.tool_environment import format_tool_call
 from lfo.errors import DataError
-from lfo.protocol.world_model import ObservedCall, WorldModelState
+from lfo.protocol.world_model import ObservedCall, WorldModelState, concerning
 from lfo.types import ToolCall
 
 NGRAMS = (3, 4, 5)
@@ -37,7 +37,7 @@ Situation = tuple[str, ...]  # task, what was done and heard before, call
 
 
 def situation_of(state: WorldModelState, call: ToolCall) -> Situation:
-    before = " ".join(f"{action} {observation}" for action, observation in state.actions)
+    before = " ".join(f"{action} {observation}" for action, observation in concerning(state, call).actions)
     return state.task[:_MAX_CHARS], before[-_MAX_CHARS:], format_tool_call(call)[:_MAX_CHARS]
 
 
