@@ -4,10 +4,10 @@
     memory.add(heard)                       # ObservedCalls
     memory.recall([(state, call)])          # -> for each, the reply that was heard in the most similar situation
 
-A situation has three texts: the task, what was done and heard before as far as it concerns the call, and the call. Two situations are as similar as
-the mean of the cosines of these texts, each as TF-IDF over the character n-grams of its words: the standard of text
-retrieval, with nothing made by hand for a world. Of equally similar ones the newest is recalled. Nothing here is
-trained. What else was tried, and that this was the best of it: docs/LOG.md.
+A situation has three texts: the task, what was done and heard before (as far as it concerns the call), and the call.
+Two situations are as similar as the mean of the cosines of these texts, each as TF-IDF over character n-grams of its
+words: the standard of text retrieval, with nothing made by hand for a world. Of equally similar ones the newest is
+recalled. Nothing here is trained. What else was tried, and that this was the best of it: docs/LOG.md.
 """
 
 from __future__ import annotations
