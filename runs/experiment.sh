@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# The comparison: plain DAPO, every coupling with and without look-ahead, and the controls, several seeds each.
+#   runs/experiment.sh tiny 2                     the embedded base on level 2: about 5 minutes a run on one CPU core
+#   runs/experiment.sh tiny 2,3,4                 on levels 2 to 4
+#   runs/experiment.sh smollm2-135m 2,3,4 5       on one GPU, five runs at a time
+# Runs land in runs/PRESET-levelsN/ARM-SEED; those that have ended are kept, started ones are resumed. Set ARMS to a regular
+# expression to run some of them, as ARMS='dual|dapo', and SEEDS, STEPS, DAPO_STEPS or LFO as you like.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+preset=${1:?a preset, such as tiny} levels=${2:?levels, such as 2 or 2,3,4} jobs=${3:-2}
+export FOLDER=runs/$preset-levels${levels//,/} LFO=${LFO:-.venv/bin/lfo} OMP_NUM_THREADS=1
+export COMMON="preset=$preset levels=$levels eval.splits=val,test_unseen_companies
+  eval.final_splits=test_unseen_rules,test_unseen_phrasing checkpoint_every=50"
+steps=${STEPS:-$([ "$levels" = 2 ] && echo 60 || echo 120)}
+arms() {
+  for seed in ${SEEDS:-0 1 2}; do
+    echo "dual-$seed seed=$seed steps=$steps"
+    echo "dapo-$seed seed=$seed steps=${DAPO_STEPS:-400} eval.every=20 algo=dapo"
+    echo "memory-$seed seed=$seed steps=$steps lookahead_source=memory world_model.weight=0"
+    echo "shuffled-$seed seed=$seed steps=$steps lookahead_source=shuffled"
+    echo "untrained-$seed seed=$seed steps=$steps world_model.weight=0"
+    for coupling in shared stacked; do
+      echo "$coupling-lookahead-$seed seed=$seed steps=$steps coupling=$coupling"
+    done
+    for coupling in separate shared stacked; do
+      echo "$coupling-$seed seed=$seed steps=$steps coupling=$coupling lookahead=false exploration.blind_share=0"
+    done
+    echo "truth-$seed seed=$seed steps=20 lookahead_source=truth"
+  done
+}
+run() {
+  name=$1; shift
+  if [ -d "$FOLDER/$name/adapters" ]; then return; fi
+  if [ -f "$FOLDER/$name/config.yaml" ]; then "$LFO" train --resume "$FOLDER/$name"; return; fi
+  # shellcheck disable=SC2086
+  "$LFO" train $COMMON output_dir="$FOLDER/$name" "$@"
+}
+export -f run
+arms | grep -E "^(${ARMS:-.*})-[0-9]+ " | xargs -P "$jobs" -L 1 bash -c 'run "$@"' run
