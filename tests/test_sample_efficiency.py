@@ -24,9 +24,11 @@ from lfo.evaluation.sample_efficiency import (
     correlation,
     curve,
     group_names,
+    level_table,
     median_bound,
     pearson,
     ratio_to_baseline,
+    split_table,
     t_interval,
     table,
     tasks_to,
@@ -317,6 +319,43 @@ def test_a_zero_shot_ratio_needs_a_baseline_that_is_not_zero_and_a_split_that_wa
     assert group.zero_shot.ratio is None
     group = compare([base, run_of({0: 0.0, 80: 0.0}, "eval.splits=val")]).groups[1]
     assert group.zero_shot is None
+
+
+# Every split, and how far seeds agree
+
+
+def test_success_at_the_end_is_told_for_every_split_and_level_with_its_interval():
+    def run(seed: int, success: float) -> RunRecord:
+        made = run_of({0: 0.0, 80: success}, f"seed={seed}", "eval.final_splits=test_unseen_rules", unseen=[0.0, 0.5])
+        last = {"eval/test_unseen_rules/success": 0.25, "eval/val/success_by_level": {"2": success, "3": 0.0}}
+        return dataclasses.replace(made, rows=(made.rows[0], {**made.rows[1], **last}))
+
+    comparison = compare([run(seed, success) for seed, success in enumerate((0.5, 0.6, 0.7))])
+    (group,) = comparison.groups
+    val = group.at_the_end["val"]
+    assert (val.by_seed, val.mean) == ({0: 0.5, 1: 0.6, 2: 0.7}, pytest.approx(0.6))
+    assert val.interval == pytest.approx((0.6 - 0.2484, 0.6 + 0.2484), abs=1e-4)  # 4.3027 * 0.1 / sqrt(3)
+    assert (group.at_the_end["test_unseen_companies"].mean, group.at_the_end["test_unseen_rules"].mean) == (0.5, 0.25)
+    assert group.at_the_end["test_unseen_rules"].interval is None, "three seeds that agree tell no deviation"
+    assert split_table(comparison) == [
+        ("group", "val", "companies", "rules"),
+        ("dual-lora", "60% ±25", "50%", "25%"),
+    ]
+    assert level_table(comparison) == [("group", "2", "3"), ("dual-lora", "60% ±25", "0%")]
+    assert level_table(compare([run_of({0: 0.5})])) == []
+
+
+@pytest.mark.parametrize(("own", "told"), [((0.02, 0.01, 0.00), False), ((0.42, 0.39, 0.45), True)])
+def test_a_group_that_does_what_the_baseline_does_cannot_be_told_from_it(own: tuple[float, ...], told: bool):
+    base = [run_of({0: 0.0, 80: 0.01, 160: 0.9}, "algo=dapo", f"seed={seed}") for seed in range(3)]
+    runs = [run_of({0: 0.0, 80: success}, "lookahead=false", f"seed={seed}") for seed, success in enumerate(own)]
+    comparison = compare([*base, *runs])
+    difference = comparison.groups[1].difference
+    assert difference is not None
+    assert difference.tasks == 80, "where both have been"
+    assert difference.points.mean == pytest.approx(sum(own) / 3 - 0.01)
+    assert any("cannot be told from dapo on val after 80 tasks" in line for line in conclusions(comparison)) != told
+    assert comparison.groups[0].difference is None
 
 
 # World model and policy

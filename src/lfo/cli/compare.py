@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def compare(
@@ -25,16 +28,21 @@ def compare(
     if as_json:
         typer.echo(json.dumps(sample_efficiency.as_json(comparison), indent=2))
         return
-    of = "success" if comparison.ceiling is None else f"the ceiling ({comparison.ceiling:.1%})"
-    _print(
-        f"Tasks to a share of {of}",
-        sample_efficiency.table(comparison),
-        [*sample_efficiency.conclusions(comparison), *comparison.notes],
-    )
-
-
-def _print(title: str, rows: Sequence[Sequence[str]], words: Sequence[str]) -> None:
     from rich.console import Console
+
+    console = Console()
+    of = "success" if comparison.ceiling is None else f"the ceiling ({comparison.ceiling:.1%})"
+    console.print(_table(f"Tasks to a share of {of}", sample_efficiency.table(comparison)))
+    console.print(
+        _table("Success at the end: mean, 95 % interval over seeds", sample_efficiency.split_table(comparison))
+    )
+    if by_level := sample_efficiency.level_table(comparison):
+        console.print(_table("Success on val at the end, by level", by_level))
+    for line in (*sample_efficiency.conclusions(comparison), *comparison.notes):
+        console.print(line, highlight=False, markup=False)
+
+
+def _table(title: str, rows: Sequence[Sequence[str]]) -> Table:
     from rich.table import Column, Table
     from rich.text import Text
 
@@ -46,7 +54,4 @@ def _print(title: str, rows: Sequence[Sequence[str]], words: Sequence[str]) -> N
     )
     for row in rows[1:]:
         table.add_row(*map(Text, row))
-    console = Console()
-    console.print(table)
-    for line in words:
-        console.print(line, highlight=False, markup=False)
+    return table

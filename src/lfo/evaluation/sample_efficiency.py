@@ -37,7 +37,7 @@ SHARES = (0.5, 0.7, 0.9)  # of 1 and of the ceiling: the targets
 TARGET_SHARE = 0.7  # of the ceiling: where "good" begins, and where groups are compared
 CONFIDENCE = 0.95
 GAIN_STEPS = 50  # how much later the policy's gain is looked at
-VAL = "eval/val/success"
+VAL, LEVELS = "eval/val/success", "eval/val/success_by_level"
 # What tells how good the world model was at an evaluation, the best witness first.
 ACCURACY_KEYS = ("world_model_eval/semantic_accuracy", "eval/val/lookahead_accuracy")
 
@@ -94,6 +94,23 @@ class ZeroShot:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Spread:
+    """A figure of each seed, their mean and its t-interval; None where one seed, or no deviation, tells nothing."""
+
+    by_seed: Mapping[int, float]
+    mean: float
+    interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """Success on val less the baseline's, both after `tasks` tasks, paired by seed."""
+
+    tasks: int
+    points: Spread
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
     """Runs that differ by seed alone, and what they show against the baseline."""
 
@@ -102,8 +119,11 @@ class Group:
     tasks_to: Mapping[str, Mapping[float, Reached]]  # "success" and "ceiling" -> share -> tasks
     by_seed: Mapping[int, Reached]  # tasks of each run to the target of the comparison
     success: float  # on val at the last evaluation of each run
+    at_the_end: Mapping[str, Spread]  # split -> success at the last evaluation on it
+    by_level: Mapping[str, Spread]  # level -> success on its part of val at the last evaluation; empty for one level
     tasks_seen: int  # of the shortest run
     ratio: Ratio
+    difference: Difference | None
     zero_shot: ZeroShot | None
     correlation: Correlation | None
 
@@ -163,8 +183,11 @@ def _group(
         },
         by_seed=by_seed,
         success=fmean(each[max(each)] for each in curves),
+        at_the_end=_at_the_end(runs),
+        by_level=_by_level(runs),
         tasks_seen=min(max(each) for each in curves),
         ratio=ratio,
+        difference=_difference(runs, base) if base is not None and base is not runs else None,
         zero_shot=_zero_shot(runs, base),
         correlation=correlation([run.rows for run in runs]),
     )
@@ -271,6 +294,50 @@ def median_bound(values: Any, confidence: float = CONFIDENCE) -> Any:
         k += 1
     bound = values[..., k - 1] if k else np.full(values.shape[:-1], -np.inf)
     return float(bound) if values.ndim == 1 else bound
+
+
+# Success on every split, with how far seeds agree
+
+
+def spread(by_seed: Mapping[int, float]) -> Spread:
+    """
+    >>> spread({0: 0.5, 1: 0.5}).interval is None
+    True
+    """
+    mean, low, high = t_interval(list(by_seed.values()))
+    interval = None if math.isnan(low) else (float(low), float(high))
+    return Spread(by_seed=by_seed, mean=float(mean), interval=interval)
+
+
+def _at_the_end(runs: Sequence[RunRecord]) -> dict[str, Spread]:
+    settings = _config(runs[0]).eval
+    found = {}
+    for split in (*settings.splits, *settings.final_splits):
+        curves = {_config(run).seed: curve(run.rows, f"eval/{split}/success") for run in runs}
+        if all(curves.values()):
+            found[split] = spread({seed: points[max(points)] for seed, points in curves.items()})
+    return found
+
+
+def _by_level(runs: Sequence[RunRecord]) -> dict[str, Spread]:
+    last = {
+        _config(run).seed: next((row[LEVELS] for row in reversed(run.rows) if isinstance(row.get(LEVELS), dict)), {})
+        for run in runs
+    }
+    levels = set.intersection(*(set(levels) for levels in last.values()))
+    if len(levels) < 2:
+        return {}
+    return {level: spread({seed: each[level] for seed, each in last.items()}) for level in sorted(levels)}
+
+
+def _difference(runs: Sequence[RunRecord], base: Sequence[RunRecord]) -> Difference | None:
+    own, others = ({_config(run).seed: curve(run.rows) for run in part} for part in (runs, base))
+    seeds = sorted(own.keys() & others.keys())
+    if not seeds:
+        return None
+    tasks = min(max(points) for seed in seeds for points in (own[seed], others[seed]))
+    points = {seed: _at(own[seed], tasks) - _at(others[seed], tasks) for seed in seeds}
+    return Difference(tasks=tasks, points=spread(points))
 
 
 # Unseen companies, and what prediction has to do with it
@@ -457,6 +524,10 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
                     for of, shares in group.tasks_to.items()
                 },
                 "success": group.success,
+                "at_the_end": {split: _spread_as_json(each) for split, each in group.at_the_end.items()},
+                "by_level": {level: _spread_as_json(each) for level, each in group.by_level.items()},
+                "difference_to_baseline": group.difference
+                and {"tasks": group.difference.tasks, **_spread_as_json(group.difference.points)},
                 "tasks_seen": group.tasks_seen,
                 "ratio_to_baseline": group.ratio.value,
                 "interval": group.ratio.interval,
@@ -474,6 +545,35 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         ],
         "notes": list(comparison.notes),
     }
+
+
+def _spread_as_json(each: Spread) -> dict[str, Any]:
+    by_seed = {str(seed): value for seed, value in each.by_seed.items()}
+    return {"mean": each.mean, "interval": each.interval, "by_seed": by_seed}
+
+
+def split_table(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Success at the last evaluation on each split."""
+    rows = _spread_table([(group.name, group.at_the_end) for group in comparison.groups])
+    return [tuple(heading.removeprefix("test_unseen_") for heading in rows[0]), *rows[1:]]
+
+
+def level_table(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Success at the last evaluation on each level of val; empty where no run has several."""
+    rows = _spread_table([(group.name, group.by_level) for group in comparison.groups])
+    return rows if len(rows[0]) > 1 else []
+
+
+def _spread_table(groups: Sequence[tuple[str, Mapping[str, Spread]]]) -> list[tuple[str, ...]]:
+    columns = list(dict.fromkeys(column for _, spreads in groups for column in spreads))
+    cells = [(name, *(_spread_in_words(spreads.get(column)) for column in columns)) for name, spreads in groups]
+    return [("group", *columns), *cells]
+
+
+def _spread_in_words(each: Spread | None) -> str:
+    if each is None:
+        return "-"
+    return f"{each.mean:.0%}" + (f" ±{100 * (each.interval[1] - each.mean):.0f}" if each.interval else "")
 
 
 def table(comparison: Comparison) -> list[tuple[str, ...]]:
@@ -517,6 +617,17 @@ def conclusions(comparison: Comparison) -> list[str]:
             )
         elif comparison.baseline not in (None, group.name):
             words.append(f"{group.name} against {comparison.baseline}: {ratio.note}.")
+        gap = group.difference
+        if (
+            gap is not None
+            and gap.points.interval is not None
+            and gap.points.interval[0] <= 0 <= gap.points.interval[1]
+        ):
+            low, high = gap.points.interval
+            words.append(
+                f"{group.name} cannot be told from {comparison.baseline} on val after {gap.tasks} tasks: "
+                f"{100 * gap.points.mean:+.1f} points ({CONFIDENCE:.0%}: {100 * low:+.1f} to {100 * high:+.1f})."
+            )
         shot = group.zero_shot
         if shot is not None and shot.baseline is not None and group.name != comparison.baseline:
             words.append(
