@@ -5,7 +5,7 @@
 Later settings win over earlier ones: defaults, then the preset, then what the algorithm implies, then the
 file named by `config=FILE`, then the overrides in their order. OmegaConf parses and merges (so
 `output_dir=runs/${algo}-${seed}` works); what comes out is a tree of frozen dataclasses whose annotations are
-checked here. A config is data: nothing here looks at a model, a run or a device.
+checked (`settings`). A config is data: nothing here looks at a model, a run or a device.
 """
 
 from __future__ import annotations
@@ -13,21 +13,19 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher, get_close_matches
-from functools import cache
+from difflib import SequenceMatcher
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from lfo.errors import ConfigError
+from lfo.settings import did_you_mean, hints_of, leaves, parse, typed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -297,7 +295,7 @@ def load_config(overrides: Sequence[str] = ()) -> RunConfig:
         if name == "config":
             assignments[:0] = _read_assignments(Path(text))
         else:
-            assignments.append((name, _parse(text, _annotation(name))))
+            assignments.append((name, parse(text, _annotation(name))))
     return _resolve(assignments)
 
 
@@ -311,7 +309,7 @@ def from_yaml(path: str | Path, *, known_only: bool = False) -> RunConfig:
 
 def from_mapping(settings: Mapping[str, Any]) -> RunConfig:
     """The config whose `dataclasses.asdict` this is, checked."""
-    config = _typed(settings, RunConfig, "")
+    config = typed(settings, RunConfig, "")
     validate(config)
     return config
 
@@ -356,7 +354,7 @@ def fingerprint(config: RunConfig, without: Sequence[str] = BESIDE_THE_EXPERIMEN
 
 def validate(config: RunConfig) -> None:
     """Raise a ConfigError, one sentence, for the first thing that is wrong with a config."""
-    _typed(dataclasses.asdict(config), RunConfig, "")
+    typed(dataclasses.asdict(config), RunConfig, "")
     settings = flatten(config)
     for name, (low, high) in RANGES.items():
         values = settings[name] if isinstance(settings[name], tuple) else (settings[name],)
@@ -377,7 +375,7 @@ def _relations(c: RunConfig) -> Iterator[tuple[bool, str]]:
     yield (
         c.env in SHIPPED_ENVIRONMENTS or re.fullmatch(r"[\w.]+:\w+", c.env) is not None,
         f"env must be {' or '.join(SHIPPED_ENVIRONMENTS)} or package.module:Class, not {c.env!r}"
-        + _did_you_mean(c.env, SHIPPED_ENVIRONMENTS),
+        + did_you_mean(c.env, SHIPPED_ENVIRONMENTS),
     )
     yield bool(c.model.strip()), "model must name the embedded base (tiny), a folder or a hub id"
     yield bool(c.output_dir.strip()), "output_dir must name a folder"
@@ -450,9 +448,9 @@ def _relations(c: RunConfig) -> Iterator[tuple[bool, str]]:
 
 def _resolve(assignments: Sequence[tuple[str, Any]]) -> RunConfig:
     """Lay the assignments over the tables that they choose, and check what comes out."""
-    hints, given = _hints(RunConfig), dict(assignments)
-    preset = _typed(given.get("preset", "default"), hints["preset"], "preset")
-    algo = _typed(given.get("algo", "dual-lora"), hints["algo"], "algo")
+    hints, given = hints_of(RunConfig), dict(assignments)
+    preset = typed(given.get("preset", "default"), hints["preset"], "preset")
+    algo = typed(given.get("algo", "dual-lora"), hints["algo"], "algo")
     tree = dataclasses.asdict(RunConfig())
     for name, value in (*PRESETS[preset].items(), *ALGORITHMS[algo].items(), *assignments):
         _assign(tree, name, value)
@@ -460,7 +458,7 @@ def _resolve(assignments: Sequence[tuple[str, Any]]) -> RunConfig:
         settings = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)
     except OmegaConfBaseException as error:
         raise ConfigError(f"a setting cannot be resolved: {str(error).splitlines()[0]}") from error
-    config = _typed(settings, RunConfig, "")
+    config = typed(settings, RunConfig, "")
     validate(config)
     return config
 
@@ -494,21 +492,7 @@ def _read_assignments(path: Path, *, known_only: bool = False) -> list[tuple[str
     return assignments
 
 
-_hints = cache(get_type_hints)  # resolving them is most of the time of a check
-
-
-def _leaves(part: type = RunConfig, prefix: str = "") -> dict[str, Any]:
-    """Dotted name -> annotation, for every setting."""
-    leaves: dict[str, Any] = {}
-    for name, annotation in _hints(part).items():
-        if dataclasses.is_dataclass(annotation):
-            leaves.update(_leaves(cast(type, annotation), f"{prefix}{name}."))
-        else:
-            leaves[prefix + name] = annotation
-    return leaves
-
-
-LEAVES = _leaves()
+LEAVES = leaves(RunConfig)
 PARTS = frozenset(name.partition(".")[0] for name in LEAVES if "." in name)
 
 
@@ -537,70 +521,3 @@ def _unknown(name: str) -> str:
         return whole + SequenceMatcher(None, name.rpartition(".")[2], leaf.rpartition(".")[2]).ratio()
 
     return f"there is no setting {name!r}; the nearest is {max(LEAVES, key=likeness)}"
-
-
-def _did_you_mean(value: str, choices: Sequence[str]) -> str:
-    close = get_close_matches(value, choices, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
-def _parse(text: str, annotation: Any) -> Any:
-    """A value as typed on a command line. Text stays as it is, so that a folder named 1e5 keeps its name."""
-    origin = get_origin(annotation)
-    if annotation is str or origin is Literal:
-        return text
-    if origin in (Union, UnionType) and str in get_args(annotation):
-        return None if text.lower() in ("", "none", "null") else text
-    if origin is tuple and not text.startswith(("[", "$")):
-        text = f"[{text}]"
-    try:
-        return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[index]
-    except (YAMLError, OmegaConfBaseException):
-        return text  # the check of its type says what was expected
-
-
-def _typed(value: Any, annotation: Any, name: str) -> Any:
-    """The value as its annotation wants it, or a ConfigError that says what was expected."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if dataclasses.is_dataclass(annotation):
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{name} is a group of settings, not {value!r}")
-        hints = _hints(annotation)
-        prefix = f"{name}." if name else ""
-        return cast(type, annotation)(**{key: _typed(inner, hints[key], prefix + key) for key, inner in value.items()})
-    if origin is Literal:
-        if value not in arguments:
-            hint = _did_you_mean(str(value), arguments)
-            raise ConfigError(f"{name} must be one of {', '.join(arguments)}, not {value!r}{hint}")
-        return value
-    if origin in (Union, UnionType):
-        inner = next(argument for argument in arguments if argument is not NoneType)
-        return None if value is None else _typed(value, inner, name)
-    if origin is tuple:
-        variadic = arguments[-1] is Ellipsis
-        if not isinstance(value, list | tuple) or not (variadic or len(value) == len(arguments)):
-            length = "" if variadic else f"{len(arguments)} "
-            raise ConfigError(f"{name} must be a list of {length}values in brackets, not {value!r}")
-        inner = arguments[:1] * len(value) if variadic else arguments
-        return tuple(
-            _typed(item, item_type, f"each value of {name}") for item, item_type in zip(value, inner, strict=True)
-        )
-    if origin is Mapping:
-        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-            raise ConfigError(f"{name} must be a mapping from names to values, not {value!r}")
-        return dict(value)
-    if annotation is float and type(value) is int:
-        value = float(value)
-    if type(value) is not annotation or (annotation is float and not math.isfinite(value)):
-        raise ConfigError(f"{name} must be {_IN_WORDS[annotation]}, not {value!r}")
-    if annotation is str and not value.isprintable():  # YAML would not give every kind of line break back
-        raise ConfigError(f"{name} must be printable text, not {value!r}")
-    return value
-
-
-_IN_WORDS = {
-    bool: "true or false (bool)",
-    int: "a whole number (int)",
-    float: "a finite number (float)",
-    str: "text (str)",
-}
