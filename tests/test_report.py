@@ -273,6 +273,14 @@ def test_runs_that_were_not_all_evaluated_on_every_split_still_share_those_they_
     assert list(titles.values()) == [2, 1]
 
 
+def test_a_split_that_is_evaluated_at_the_end_only_has_a_figure_and_no_curve(tmp_path: Path):
+    last = {"eval/test_unseen_rules/success": 0.3}
+    write_run(tmp_path / "one", "eval.final_splits=test_unseen_rules", extra=lambda step: last if step else {})
+    payload = payload_of(tmp_path)
+    assert [chart["title"] for chart in payload["success"]] == ["val: new tasks, known companies"]
+    assert [row["label"] for row in payload["levels"]] == ["val", "test_unseen_rules"]
+
+
 def test_runs_of_an_unknown_world_have_curves_but_no_comparison(tmp_path: Path):
     write_run(tmp_path / "run", "env=my_world:Safes", "world_model.predict=all")
     payload = payload_of(tmp_path)

@@ -28,7 +28,12 @@ from lfo.report.words import headline, page_names, percent, table
 
 COLOURS = 8  # that the page can tell apart
 ABLATION_FILE = "ablation.json"
-SPLITS = {"val": "new tasks, known companies", "test_unseen_companies": "companies never seen in training"}
+SPLITS = {
+    "val": "new tasks, known companies",
+    "test_unseen_companies": "companies never seen in training",
+    "test_unseen_rules": "rules never met in training",
+    "test_unseen_phrasing": "phrasings never heard in training",
+}
 
 # Metric -> title and form, in the order of the page; those that no run has are left out.
 WORLD_MODEL = {
@@ -219,9 +224,14 @@ class _Page:
         }
 
     def success(self) -> list[dict[str, Any]]:
-        """A learning curve for each set of tasks that runs were evaluated on."""
+        """A learning curve for each set of tasks that runs were evaluated on, more than at the end."""
         charts = []
+        configs = [config for member in self.members if (config := self.records[member.run].config) is not None]
+        at_the_end = {split for config in configs for split in config.eval.final_splits}
+        at_the_end -= {split for config in configs for split in config.eval.splits}
         for split in _splits(self.members):
+            if split in at_the_end:
+                continue
             for data, members in self._by_tasks(split):
                 ceiling = number(_split(data, split).get("ceiling"))
                 title = self._split_title(split, data)
