@@ -9,21 +9,27 @@ import glob
 import sys
 from pathlib import Path
 
-from lfo.env.ceiling import mean_ceiling
-from lfo.env.phone_calls import PhoneCalls
+from lfo.evaluation.runs import read_run
 from lfo.evaluation.sample_efficiency import curve
 from lfo.report.picture import draw_curves
-from lfo.rundir import read_metrics
+
+MODELS = {"tiny": "the embedded base", "smollm2-135m-warm": "SmolLM2-135M"}
 
 
 def main(output: str, groups: list[str]) -> None:
     named = {
-        name: [curve(read_metrics(run)) for run in sorted(glob.glob(pattern))]
+        name: [read_run(run) for run in sorted(glob.glob(pattern))]
         for name, pattern in (group.split("=", 1) for group in groups)
     }
-    ceiling = mean_ceiling(PhoneCalls(levels=(2,)).tasks("val"))
-    title = "Success on new tasks of known companies, level 2"
-    Path(output).write_text(draw_curves(named, title=title, ceiling=ceiling), encoding="utf-8")
+    first = next(run for runs in named.values() for run in runs)
+    if first.config is None or first.data is None:
+        sys.exit(first.problem)
+    levels = ", ".join(map(str, first.data["levels"]))
+    title = f"Success on new tasks of known companies, level{'s' * (', ' in levels)} {levels}"
+    title += f", {MODELS.get(first.config.model, first.config.model)}"
+    curves = {name: [curve(run.rows) for run in runs] for name, runs in named.items()}
+    picture = draw_curves(curves, title=title, ceiling=first.data["splits"]["val"]["ceiling"])
+    Path(output).write_text(picture, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -356,6 +356,8 @@ def test_a_group_that_does_what_the_baseline_does_cannot_be_told_from_it(own: tu
     assert difference.points.mean == pytest.approx(sum(own) / 3 - 0.01)
     assert any("cannot be told from dapo on val after 80 tasks" in line for line in conclusions(comparison)) != told
     assert comparison.groups[0].difference is None
+    two = compare([*base[:2], *runs[:2]])
+    assert not any("cannot be told" in line for line in conclusions(two)), "two seeds hardly ever tell anything"
 
 
 # World model and policy

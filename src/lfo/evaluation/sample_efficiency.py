@@ -36,6 +36,7 @@ from lfo.evaluation.runs import RunRecord
 SHARES = (0.5, 0.7, 0.9)  # of 1 and of the ceiling: the targets
 TARGET_SHARE = 0.7  # of the ceiling: where "good" begins, and where groups are compared
 CONFIDENCE = 0.95
+FEWEST_SEEDS = 3  # that allow to say that two groups cannot be told apart: two hardly ever can
 GAIN_STEPS = 50  # how much later the policy's gain is looked at
 VAL, LEVELS = "eval/val/success", "eval/val/success_by_level"
 # What tells how good the world model was at an evaluation, the best witness first.
@@ -618,16 +619,13 @@ def conclusions(comparison: Comparison) -> list[str]:
         elif comparison.baseline not in (None, group.name):
             words.append(f"{group.name} against {comparison.baseline}: {ratio.note}.")
         gap = group.difference
-        if (
-            gap is not None
-            and gap.points.interval is not None
-            and gap.points.interval[0] <= 0 <= gap.points.interval[1]
-        ):
+        if gap is not None and len(gap.points.by_seed) >= FEWEST_SEEDS and gap.points.interval is not None:
             low, high = gap.points.interval
-            words.append(
-                f"{group.name} cannot be told from {comparison.baseline} on val after {gap.tasks} tasks: "
-                f"{100 * gap.points.mean:+.1f} points ({CONFIDENCE:.0%}: {100 * low:+.1f} to {100 * high:+.1f})."
-            )
+            if low <= 0 <= high:
+                words.append(
+                    f"{group.name} cannot be told from {comparison.baseline} on val after {gap.tasks} tasks: "
+                    f"{100 * gap.points.mean:+.1f} points ({CONFIDENCE:.0%}: {100 * low:+.1f} to {100 * high:+.1f})."
+                )
         shot = group.zero_shot
         if shot is not None and shot.baseline is not None and group.name != comparison.baseline:
             words.append(
