@@ -21,9 +21,15 @@ def main(output: str, groups: list[str]) -> None:
         name: [read_run(run) for run in sorted(glob.glob(pattern))]
         for name, pattern in (group.split("=", 1) for group in groups)
     }
-    first = next(run for runs in named.values() for run in runs)
-    if first.config is None or first.data is None:
-        sys.exit(first.problem)
+    for name, runs in named.items():
+        if not runs:
+            sys.exit(f"no run matches the pattern of {name}")
+        for run in runs:
+            if run.problem or run.data is None:
+                sys.exit(run.problem or f"nobody can tell on which tasks {run.path} was evaluated")
+    first = next(iter(named.values()))[0]
+    assert first.config is not None
+    assert first.data is not None
     levels = ", ".join(map(str, first.data["levels"]))
     title = f"Success on new tasks of known companies, level{'s' * (', ' in levels)} {levels}"
     title += f", {MODELS.get(first.config.model, first.config.model)}"

@@ -21,7 +21,7 @@ from lfo.errors import DataError
 from lfo.objectives.advantages import overlong_penalty
 from lfo.rundir import RunDirectory, read_metrics
 from lfo.types import StopReason
-from small_runs import base, fussy_calls, small_config, small_trainer, tokenizer, weights
+from small_runs import FussyCalls, base, fussy_calls, small_config, small_trainer, tokenizer, weights
 
 BLIND = ("lookahead=false", "rollout.group_size=4")
 
@@ -300,9 +300,12 @@ def test_a_context_without_room_for_a_whole_state_still_looks_ahead():
 
 @pytest.mark.parametrize("inquiries", [True, False])
 def test_blind_rollouts_take_turns_in_asking_what_look_ahead_asks(inquiries: bool):
-    trainer = small_trainer("levels=3", f"exploration.inquiries={inquiries}", "exploration.blind_share=0.5")
-    groups, kept, _ = trainer.collect(0)
-    for group in groups:  # two departments, so two questions
+    settings = ("levels=3", "exploration.blind_share=0.5", "policy.dynamic_sampling=false")
+    trainer = small_trainer(
+        f"exploration.inquiries={inquiries}", *settings, environment=partial(FussyCalls, levels=(3,))
+    )
+    collected = trainer.collect(0)
+    for group in collected.groups:  # two departments, so two questions
         size = len(group.rollouts)
         in_turns = [member < size // 2 and member % 2 == 1 and inquiries for member in range(size)]
         assert [rollout.inquired for rollout in group.rollouts] == in_turns
@@ -310,9 +313,29 @@ def test_blind_rollouts_take_turns_in_asking_what_look_ahead_asks(inquiries: boo
         asked = {str(next(turn.call for turn in each.turns if turn.asked)) for each in inquired}
         second = {str(turns[1].call) for each in group.rollouts if (turns := [t for t in each.turns if t.predicted])}
         assert asked == (second if inquiries else set()), "the very call that the others imagine second"
-    assert not any(rollout.inquired for group in kept.values() for rollout in group.rollouts)
-    shaped = [trainer.recipe.shaped(group) for group in groups]
-    assert not any(rollout.inquired for group in shaped for rollout in group.rollouts), "not the policy's own doing"
+    own = [rollout for rollout in collected.rollouts if not rollout.inquired]
+    assert [len(group.rollouts) for group in collected.kept.values()] == [len(own) // len(collected.groups)] * 2
+    assert not any(rollout.inquired for group in collected.kept.values() for rollout in group.rollouts)
+    row = trainer.recipe.row(0, collected)
+    assert row["success"] == pytest.approx(sum(rollout.reward for rollout in own) / len(own)), "of the policy's own"
+    assert sum(row["stops"].values()) == len(collected.rollouts), "all of them ended somehow"
+
+
+def test_inline_an_inquiry_teaches_the_world_model_and_not_the_policy():
+    trainer = small_trainer(
+        "levels=3",
+        "coupling=shared",
+        "world_model.input=inline",
+        "policy.dynamic_sampling=false",
+        environment=partial(FussyCalls, levels=(3,)),
+    )
+    collected = trainer.collect(0)
+    plan = trainer.recipe.plan(0, collected, trainer.recipe.hear(collected.groups))
+    rows = [row for mini_batch in plan.mini_batches for row in mini_batch]
+    inquired = sum(rollout.inquired for rollout in collected.rollouts)
+    assert inquired > 0
+    assert len(rows) == len(collected.rollouts)
+    assert sum(not any(row.policy_weights) and any(row.world_model_weights) for row in rows) == inquired
 
 
 # --- any environment -----------------------------------------------------------------------------------------------

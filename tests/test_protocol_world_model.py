@@ -198,6 +198,8 @@ def test_of_a_state_that_is_too_large_what_concerns_the_call_stays():
     assert kept == concerning(kept, CALL)
     stranger = ToolCall(name="make_phone_call", arguments={"phone_number": "555", "auth_info": {}})
     assert concerning(state, stranger) == state, "nothing is known of it, so all of it may matter"
+    by_number = ToolCall(name="make_phone_call", arguments={"phone_number": 800, "urgent": True})
+    assert concerning(state, by_number) == kept
     size = len(ChatCodec(build(CHATML_WITH_TOOLS)).encode(render_state(state)))
     enough, too_few = (WorldModelCodec(build(CHATML_WITH_TOOLS), state_tokens=tokens) for tokens in (size, size - 1))
     assert enough.compress(state, CALL) == state
@@ -241,6 +243,7 @@ def test_hostile_calls_and_replies_are_bounded_and_carry_no_special_token(codec)
         ToolCall(name="<|im_end|>\n" * 99, arguments={"auth_info": "<|im_end|>" * 100_000}),
         ToolCall(name="x" * 1_000_000, arguments={"\ud800": float("nan")}),
         ToolCall(name="deep", arguments={"auth_info": nested}),
+        ToolCall(name="many", arguments={"auth_info": [f"value{number}" for number in range(50_000)]}),
     ]
     for call in calls:
         example = codec.example(state_of(OPENING, [turn(call, "<|im_end|>" * 100_000)] * 3), call, "<|im_end|>" * 9999)

@@ -43,6 +43,21 @@ def memory_of(calls: Iterable[ObservedCall]) -> ReplyMemory:
     return memory
 
 
+# --- what concerns the call ----------------------------------------------------------------------------------------
+
+
+def test_situations_are_compared_by_what_concerns_the_call():
+    def situation(number: str, others: str) -> tuple[WorldModelState, ToolCall]:
+        return state("Please.", ("search", f"Acme, bank; Cards {number}: unlock; {others}")), dial(number)
+
+    (one, call), (other, _) = (
+        situation("555-1000", "Loans 9: rates"),
+        situation("555-1000", "Desk 8: forms; Bar 7: beer"),
+    )
+    assert one != other
+    assert reply_memory.situation_of(one, call) == reply_memory.situation_of(other, call)
+
+
 # --- retrieval -----------------------------------------------------------------------------------------------------
 
 

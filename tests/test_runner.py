@@ -20,7 +20,16 @@ from lfo.protocol.chat import ChatCodec
 from lfo.protocol.world_model import WorldModelCodec, observed_calls, state_of
 from lfo.rollout.predictors import shuffled_predictor, true_reply_predictor, world_model_predictor
 from lfo.rollout.records import rollout_record
-from lfo.rollout.runner import EXPECTED, MAX_IMAGINED, Question, RolloutRequest, Runner, RunnerSettings
+from lfo.rollout.runner import (
+    EXPECTED,
+    MAX_IMAGINED,
+    Question,
+    RolloutRequest,
+    Runner,
+    RunnerSettings,
+    is_asked,
+    questions,
+)
 from lfo.rollout.samples import policy_sample, world_model_sample
 from lfo.types import Message, Origin, Rollout, StepResult, StopReason, ToolCall
 from small_runs import fussy_calls, small_model, tokenizer
@@ -312,6 +321,37 @@ def test_the_first_question_is_left_to_the_policy(number: int):
     rollout, _ = inquire(number)
     assert [turn.action for turn in rollout.turns] == [CALL, CALL]
     assert not rollout.inquired
+
+
+def test_a_question_that_is_asked_again_and_again_is_one_question():
+    """So there is no second one to inquire about: the policy acts by itself."""
+    codec = ChatCodec(tokenizer(), (TOOL,))
+    settings = RunnerSettings(max_turns=2, environment_retries=0)
+    runner = Runner(lambda: Curious(lambda transcript: ASK), codec, settings=settings, predictor=lambda _: [])
+    requests = [RolloutRequest(task=Chore(), seeds=(0,), blind=True, inquiry=number) for number in (1, 2)]
+    rollouts = runner.run(requests, Script(codec, [CALL] * 2, rows=2))
+    assert [[turn.action for turn in rollout.turns] for rollout in rollouts] == [[CALL, CALL]] * 2
+    assert not any(rollout.inquired for rollout in rollouts)
+
+
+def test_whether_to_inquire_is_decided_once():
+    """Three questions at first, so number 3 acts by itself; after its call two are left, and it still does."""
+    codec = ChatCodec(tokenizer(), (TOOL,))
+    settings = RunnerSettings(max_turns=2, environment_retries=0)
+    runner = Runner(lambda: Curious(each_question_once), codec, settings=settings, predictor=lambda _: [])
+    said = [format_tool_call(QUESTIONS[0]), CALL]
+    request = RolloutRequest(task=Chore(), seeds=(0,), blind=True, inquiry=3)
+    (rollout,) = runner.run([request], Script(codec, said))
+    assert ([turn.action for turn in rollout.turns], rollout.inquired) == (said, False)
+
+
+def test_every_question_of_look_ahead_is_one_that_is_asked():
+    world = Curious(each_question_once)
+    opening = [Message(role="user", content="Talk to me.")]
+    assert questions(world, opening) == QUESTIONS
+    assert all(is_asked(world, opening, format_tool_call(call)) for call in QUESTIONS)
+    assert not is_asked(world, opening, CALL)
+    assert questions(Parrot(say_on), opening) == []
 
 
 def test_an_inquiry_that_does_not_fit_ends_it():

@@ -356,8 +356,19 @@ def test_a_group_that_does_what_the_baseline_does_cannot_be_told_from_it(own: tu
     assert difference.points.mean == pytest.approx(sum(own) / 3 - 0.01)
     assert any("cannot be told from dapo on val after 80 tasks" in line for line in conclusions(comparison)) != told
     assert comparison.groups[0].difference is None
+    elsewhere = [run_of({0: 0.0, 90: 0.5, 160: 0.01}, "lookahead=false", f"seed={seed}") for seed in range(3)]
+    gap = compare([*base, *elsewhere]).groups[1].difference
+    assert gap is not None
+    assert (gap.tasks, gap.points.mean) == (160, pytest.approx(-0.89)), "never at different numbers of tasks"
     two = compare([*base[:2], *runs[:2]])
     assert not any("cannot be told" in line for line in conclusions(two)), "two seeds hardly ever tell anything"
+
+
+def test_a_group_that_does_exactly_what_the_baseline_does_is_said_to():
+    base = [run_of({0: 0.0, 80: 0.0}, "algo=dapo", f"seed={seed}") for seed in range(3)]
+    runs = [run_of({0: 0.0, 80: 0.0}, "lookahead=false", f"seed={seed}") for seed in range(3)]
+    said = "did exactly what dapo did on val after 80 tasks, seed by seed."
+    assert any(said in line for line in conclusions(compare([*base, *runs])))
 
 
 # World model and policy

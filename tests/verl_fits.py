@@ -110,6 +110,7 @@ def rollouts_through_verls_tools(loop: Any, cluster: Any) -> dict[str, list[dict
                     "task": request.task,
                     "seeds": [request.seeds],
                     "blind": [request.blind],
+                    "inquiry": [request.inquiry],
                 }
             ]
         ]

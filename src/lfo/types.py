@@ -28,7 +28,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 class Origin(IntEnum):
     """Where a token came from."""
 
-    PROMPT = 0  # system and user messages, and the template around every message
+    PROMPT = 0  # system and user messages, the template around every message, and calls made in the policy's place
     SAMPLED = 1  # drawn from the policy
     ENVIRONMENT = 2  # said by the environment
     PREDICTED = 3  # an imagined exchange, written by look-ahead

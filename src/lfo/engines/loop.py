@@ -58,6 +58,8 @@ def run_steps(steps: Steps, run: RunDirectory, environment: EnvironmentFactory, 
     """Train to the last step; answers a summary."""
     config = steps.config
     with Progress(config) as progress:
+        for split in config.eval.final_splits:
+            steps.recipe.known_tasks(split)  # a split that there is not is better found now than after the last step
         first_row = _restore(steps, run) if resume else 0
         run.write_data(describe_data(config, environment))
         with open_trackers(config, run.path, first_step=first_row) as track:

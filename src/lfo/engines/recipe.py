@@ -153,8 +153,8 @@ class Recipe:
     def requests(self, step: int, draw: int) -> list[RolloutRequest]:
         """The rollouts of one draw: those of one task side by side, the blind ones of each first.
 
-        By itself a blind policy asks the first of look-ahead's questions, if any: with a failed call the task is lost.
-        So where there are several, the blind rollouts of a task take turns, and each question is heard answered.
+        A blind policy that cannot go on after a failed call only ever hears the first of look-ahead's questions
+        answered. So where there are several, the blind rollouts of a task take turns in asking them.
         """
         config = self.config
         size = config.rollout.group_size
@@ -205,8 +205,7 @@ class Recipe:
         """The group as the policy is trained on it: its rewards, without rollouts that the environment broke off and
         those in which somebody else made a call."""
         config = self.config
-        own = (rollout for rollout in group.rollouts if rollout.stop not in BROKEN_OFF and not rollout.inquired)
-        group = dataclasses.replace(group, rollouts=tuple(own))
+        group = dataclasses.replace(group, rollouts=tuple(filter(_is_the_policys, group.rollouts)))
         rewards = list(group.rewards)
         if config.policy.overlong_buffer:
             limits = {"limit": config.rollout.max_context, "buffer": config.policy.overlong_buffer}
@@ -283,15 +282,15 @@ class Recipe:
         return self.predicted_tools if inline else frozenset()
 
     def _inline_rows(self, groups: Sequence[RolloutGroup], *, without: Collection[int]) -> list[list[TrainingSample]]:
-        """Rows of the groups that the policy does not learn from; the others carry their observations themselves."""
+        """Rows of what the policy does not learn from; the others carry their observations themselves."""
         return [
             [
                 row
                 for rollout in group.rollouts
-                if (row := policy_sample(rollout, None, adapters=self.policy_adapters, inline=self._inline_tools))
+                if not (place in without and _is_the_policys(rollout))
+                and (row := policy_sample(rollout, None, adapters=self.policy_adapters, inline=self._inline_tools))
             ]
             for place, group in enumerate(groups)
-            if place not in without
         ]
 
     def _world_rows(self, step: int, heard: Sequence[WorldModelExample], part: int) -> list[TrainingSample]:
@@ -326,6 +325,7 @@ class Recipe:
             "tasks_seen": self.state.tasks_seen,
             **rollout_metrics(own),
             **_by_sight(own),
+            "stops": rollout_metrics(rollouts)["stops"],
             "groups_kept": report.kept,
             "groups_all_failed": report.all_failed,
             "groups_all_succeeded": report.all_succeeded,
@@ -349,6 +349,11 @@ def _deal(parts: Sequence[Sequence[Any]], count: int) -> list[list[Any]]:
     for place, part in enumerate(parts):
         dealt[place * count // max(len(parts), count)].extend(part)
     return dealt
+
+
+def _is_the_policys(rollout: Rollout) -> bool:
+    """Whether the policy is to be judged by a rollout: not where its environment broke, or a call was dictated."""
+    return rollout.stop not in BROKEN_OFF and not rollout.inquired
 
 
 def _by_sight(rollouts: Sequence[Rollout]) -> dict[str, float]:

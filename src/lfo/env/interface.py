@@ -61,7 +61,8 @@ class OffersLookahead(Protocol):
 
     A pure function of the transcript, which holds what the policy has seen and nothing else. It is asked
     before each turn of the policy, again and again until it answers None; imagined exchanges stand in the
-    transcript as messages marked `predicted`.
+    transcript as messages marked `predicted`. Training may also make the call for real (`exploration.inquiries`),
+    for which the questions of a point are listed with nothing expected in answer.
     """
 
     def lookahead_query(self, transcript: Sequence[Message]) -> ToolCall | None: ...

@@ -105,7 +105,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """Success on val less the baseline's, both after `tasks` tasks, paired by seed."""
+    """Success on val less the baseline's, at the last evaluation that all of them had, after `tasks` tasks."""
 
     tasks: int
     points: Spread
@@ -336,8 +336,11 @@ def _difference(runs: Sequence[RunRecord], base: Sequence[RunRecord]) -> Differe
     seeds = sorted(own.keys() & others.keys())
     if not seeds:
         return None
-    tasks = min(max(points) for seed in seeds for points in (own[seed], others[seed]))
-    points = {seed: _at(own[seed], tasks) - _at(others[seed], tasks) for seed in seeds}
+    shared = set.intersection(*({*own[seed]} & {*others[seed]} for seed in seeds))
+    if not any(shared):  # before training there is no difference to look for
+        return None
+    tasks = max(shared)
+    points = {seed: own[seed][tasks] - others[seed][tasks] for seed in seeds}
     return Difference(tasks=tasks, points=spread(points))
 
 
@@ -614,18 +617,13 @@ def conclusions(comparison: Comparison) -> list[str]:
         if ratio.value is not None:
             words.append(
                 f"{comparison.baseline} needed {ratio.bound + ' ' if ratio.bound else ''}{ratio.value:.1f} times as "
-                f"many tasks as {group.name} to reach {comparison.target:.0%} on val, {over}{_spread(ratio)}."
+                f"many tasks as {group.name} to reach {comparison.target:.0%} on val, {over}{_interval_note(ratio)}."
             )
         elif comparison.baseline not in (None, group.name):
             words.append(f"{group.name} against {comparison.baseline}: {ratio.note}.")
         gap = group.difference
-        if gap is not None and len(gap.points.by_seed) >= FEWEST_SEEDS and gap.points.interval is not None:
-            low, high = gap.points.interval
-            if low <= 0 <= high:
-                words.append(
-                    f"{group.name} cannot be told from {comparison.baseline} on val after {gap.tasks} tasks: "
-                    f"{100 * gap.points.mean:+.1f} points ({CONFIDENCE:.0%}: {100 * low:+.1f} to {100 * high:+.1f})."
-                )
+        if gap is not None and (sentence := _no_difference(group.name, str(comparison.baseline), gap)):
+            words.append(sentence)
         shot = group.zero_shot
         if shot is not None and shot.baseline is not None and group.name != comparison.baseline:
             words.append(
@@ -640,6 +638,22 @@ def conclusions(comparison: Comparison) -> list[str]:
                 f"{link.steps} steps and {success} with success after them (n = {link.n})."
             )
     return words
+
+
+def _no_difference(name: str, baseline: str, gap: Difference) -> str:
+    """Says so where the two cannot be told apart; nothing where they can, or where too few seeds tell nothing."""
+    if len(gap.points.by_seed) < FEWEST_SEEDS:
+        return ""
+    if gap.points.interval is None:
+        same = not any(gap.points.by_seed.values())
+        return f"{name} did exactly what {baseline} did on val after {gap.tasks} tasks, seed by seed." if same else ""
+    low, high = gap.points.interval
+    if low > 0 or high < 0:
+        return ""
+    return (
+        f"{name} cannot be told from {baseline} on val after {gap.tasks} tasks: {100 * gap.points.mean:+.1f} points "
+        f"({CONFIDENCE:.0%}: {100 * low:+.1f} to {100 * high:+.1f})."
+    )
 
 
 def _ratio_in_words(ratio: Ratio) -> str:
@@ -657,7 +671,7 @@ def _interval_in_words(interval: tuple[float | None, float | None]) -> str:
     return f"below {high:.1f}" if low is None else f"{low:.1f} to {high:.1f}"
 
 
-def _spread(ratio: Ratio) -> str:
+def _interval_note(ratio: Ratio) -> str:
     if ratio.interval is not None:
         return f" ({CONFIDENCE:.0%}: {_interval_in_words(ratio.interval)})"
     if len(ratio.seeds) == 1:

@@ -26,6 +26,7 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from lfo.errors import ConfigError
@@ -207,9 +208,10 @@ class WorldModelCodec:
 
 
 def concerning(state: WorldModelState, call: ToolCall) -> WorldModelState:
-    """The state with what concerns the call: of an observation of several lines the first, which says what it is
-    about, and those that hold a value of the call; all of it where none does."""
-    values = tuple(value for value in _texts_in(call.arguments) if len(value) >= _MIN_VALUE_CHARS)
+    """The state with what concerns the call: of an observation of several lines (which stand in a state with `; ` in
+    between) the first, which says what it is about, and those that hold a value of the call; all where none does."""
+    named = (value for value in _values_in(call.arguments) if len(value) >= _MIN_VALUE_CHARS)
+    values = tuple(islice(named, _MAX_COLLECTED))
 
     def shortened(observation: str) -> str:
         first, *others = observation.split(_LINE_BREAK)
@@ -219,13 +221,13 @@ def concerning(state: WorldModelState, call: ToolCall) -> WorldModelState:
     return replace(state, actions=tuple((said, shortened(heard)) for said, heard in state.actions))
 
 
-def _texts_in(value: Any, depth: int = 4) -> Iterator[str]:
-    """Every text inside the arguments of a call, which may be nested."""
-    if isinstance(value, str):
-        yield value
+def _values_in(value: Any, depth: int = 4) -> Iterator[str]:
+    """The texts and numbers in the arguments of a call, which may be nested, though not deeply."""
+    if isinstance(value, str | int | float):
+        yield str(value)
     elif depth and isinstance(value, Mapping | list):
         for inner in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts_in(inner, depth - 1)
+            yield from _values_in(inner, depth - 1)
 
 
 def _keep_newest_actions(state: WorldModelState, count: int) -> WorldModelState:

@@ -224,7 +224,7 @@ class _Page:
         }
 
     def success(self) -> list[dict[str, Any]]:
-        """A learning curve for each set of tasks that runs were evaluated on, more than at the end."""
+        """A learning curve for each set of tasks that runs were evaluated on, but for splits of the end only."""
         charts = []
         configs = [config for member in self.members if (config := self.records[member.run].config) is not None]
         at_the_end = {split for config in configs for split in config.eval.final_splits}

@@ -14,9 +14,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lfo.env.interface import DescribesReplies, Environment, OffersLookahead
+from lfo.env.interface import DescribesReplies, Environment
 from lfo.env.tool_environment import read_tool_call
 from lfo.errors import DataError
+from lfo.rollout.runner import is_asked
 from lfo.types import Message, Rollout, StopReason, Turn
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -107,7 +108,6 @@ def _messages(turn: Turn) -> tuple[Message, Message]:
 
 def _turn(environment: Environment, transcript: Sequence[Message], action: str, observation: str) -> Turn:
     call = read_tool_call(action)
-    query = environment.lookahead_query(transcript) if isinstance(environment, OffersLookahead) else None
     return Turn(
         action=action,
         observation=observation,
@@ -116,7 +116,7 @@ def _turn(environment: Environment, transcript: Sequence[Message], action: str, 
         action_end=0,
         observation_start=0,
         observation_end=0,
-        asked=call is not None and call == query,
+        asked=is_asked(environment, transcript, action),
         facts=environment.describe_reply(observation) if isinstance(environment, DescribesReplies) else None,
     )
 

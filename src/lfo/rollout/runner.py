@@ -8,7 +8,7 @@ An environment that raises or hangs ends its own rollout, with the reason: this 
 
 Look-ahead: before each turn of the policy the environment may name a call (`lookahead_query`, from what the
 policy has seen). What the predictor expects to hear is written into the row as an exchange in the shape of a
-real one, marked in words, and never trained on.
+real one, marked in words, and never trained on. An inquiry makes such a call for real, in the policy's place.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class RolloutRequest:
     task: Any
     seeds: tuple[int, ...]
     blind: bool = False  # no look-ahead
-    inquiry: int = 0  # of a blind rollout: which of look-ahead's questions it asks for real; 0 = it acts by itself
+    inquiry: int = 0  # of a blind rollout: which of look-ahead's questions, counted in turns, is asked for real in it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,7 +128,7 @@ class _Row:
     error: str = ""
     speech: Speech | None = None
     asked: bool = False  # whether the call in `speech` is one that look-ahead asks about
-    inquired: bool = False  # whether a question of look-ahead was asked for real in this rollout
+    inquired: bool | None = None  # whether a question of look-ahead was asked for real; None = there was none yet
     watch: Callable[[Turn], None] | None = None
 
     def add(self, turn: Turn) -> None:
@@ -162,7 +162,7 @@ class _Row:
             stop=self.stop,
             error=self.error,
             blind=self.request.blind,
-            inquired=self.inquired,
+            inquired=bool(self.inquired),
             info=self.info,
         )
 
@@ -202,7 +202,7 @@ class Runner:
             if not alive:
                 break
             self._look_ahead([row for row in alive if not row.request.blind], rows)
-            inquiring = self._inquire([row for row in alive if row.request.inquiry and not row.inquired], rows)
+            inquiring = self._inquire([row for row in alive if row.request.inquiry and row.inquired is None], rows)
             speaking = [row for row in alive if row.stop is None and row.place not in inquiring]
             self._speak(speaking, rows, turn, self.settings.temperature if temperature is None else temperature)
             self._listen([row for row in alive if row.stop is None], rows)
@@ -284,21 +284,24 @@ class Runner:
         )
 
     def _inquire(self, batch: Sequence[_Row], rows: Rows) -> set[int]:
-        """Let rows make the call that others only imagine, where look-ahead has questions now; answers which rows do.
-        The words are not the policy's, and never trained on."""
+        """Where look-ahead has questions for the first time, let rows ask for real what others only imagine; answers
+        which rows do. The first question is left to the policy. The words are not its own, and never trained on."""
         inquiring: set[int] = set()
         if self._predictor is None:
             return inquiring
         batch = [row for row in batch if isinstance(row.environment, OffersLookahead)]
-        outcomes = self.settings.call_all([partial(_inquiry, row) for row in batch])
-        for row, call in zip(batch, outcomes, strict=True):
-            if isinstance(call, EnvironmentFailed):
-                row.fail(call)
-            elif call is not None:
-                message = (*self._codec.encode(format_tool_call(call)), self._codec.end_of_turn)
-                self._extend(row, rows, Tokens(ids=message, origins=(int(Origin.PROMPT),) * len(message), spans=()))
-                row.speech, row.inquired = _Dictated(tokens=message), True
-                inquiring.add(row.place)
+        outcomes = self.settings.call_all([partial(_questions_of, row) for row in batch])
+        for row, outcome in zip(batch, outcomes, strict=True):
+            if isinstance(outcome, EnvironmentFailed):
+                row.fail(outcome)
+            elif outcome:
+                place = row.request.inquiry % len(outcome)
+                row.inquired = place > 0
+                if row.inquired:
+                    message = (*self._codec.encode(format_tool_call(outcome[place])), self._codec.end_of_turn)
+                    self._extend(row, rows, Tokens(ids=message, origins=(int(Origin.PROMPT),) * len(message), spans=()))
+                    row.speech = _Dictated(tokens=message)
+                    inquiring.add(row.place)
         return inquiring
 
     # --- one turn ----------------------------------------------------------------------------------------------
@@ -331,7 +334,7 @@ class Runner:
             assert row.speech is not None
             message = self._codec.decode(row.speech.tokens)
             asked = isinstance(row.speech, _Dictated) or (
-                self._predictor is not None and _is_asked(row.environment, row.transcript, message)
+                self._predictor is not None and is_asked(row.environment, row.transcript, message)
             )
             return *_hear(row.environment, message), asked
 
@@ -407,22 +410,28 @@ def _hear(environment: Environment, message: str) -> tuple[StepResult, ReplyFact
     return result, facts
 
 
-def _inquiry(row: _Row) -> ToolCall | None:
-    """The question that a row asks for real, if look-ahead has several now; the first the policy asks by itself."""
-    assert isinstance(row.environment, OffersLookahead)
-    questions: list[ToolCall] = []
-    transcript = list(row.transcript)
-    while len(questions) < MAX_IMAGINED and (call := row.environment.lookahead_query(tuple(transcript))) is not None:
-        questions.append(call)
-        transcript.append(Message(role="assistant", content=format_tool_call(call), predicted=True))
-        transcript.append(Message(role="tool", content=EXPECTED, name=call.name, predicted=True))
-    place = row.request.inquiry % len(questions) if questions else 0
-    return questions[place] if place else None
+def _questions_of(row: _Row) -> list[ToolCall]:
+    assert row.environment is not None
+    return questions(row.environment, row.transcript)
 
 
-def _is_asked(environment: Environment, transcript: Sequence[Message], message: str) -> bool:
-    """Whether a message makes the very call that look-ahead would ask about if nothing had been imagined yet."""
+def questions(environment: Environment, transcript: Sequence[Message]) -> list[ToolCall]:
+    """What look-ahead asks one after the other at this point, each once; what it would hear is left empty."""
+    found: list[ToolCall] = []
     if not isinstance(environment, OffersLookahead):
-        return False
+        return found
+    imagined = [message for message in transcript if not message.predicted]
+    while len(found) < MAX_IMAGINED:
+        call = environment.lookahead_query(tuple(imagined))
+        if call is None or call in found:
+            break
+        found.append(call)
+        imagined.append(Message(role="assistant", content=format_tool_call(call), predicted=True))
+        imagined.append(Message(role="tool", content=EXPECTED, name=call.name, predicted=True))
+    return found
+
+
+def is_asked(environment: Environment, transcript: Sequence[Message], message: str) -> bool:
+    """Whether a message makes a call that look-ahead would ask about if nothing had been imagined yet."""
     call = read_tool_call(message)
-    return call is not None and call == environment.lookahead_query([each for each in transcript if not each.predicted])
+    return call is not None and call in questions(environment, transcript)

@@ -214,7 +214,7 @@ def _output(heard: Heard) -> HeardOutput:
     rollout = heard.rollout
     sampled = [int(origin == Origin.SAMPLED) for origin in rollout.origins]
     start = sampled.index(1) if 1 in sampled else len(sampled)
-    nothing = start == len(sampled)  # the environment failed before the policy spoke
+    nothing = start == len(sampled)  # it ended before the policy spoke
     return HeardOutput(
         prompt_ids=list(rollout.tokens[:start]) or [0],
         response_ids=[0] if nothing else list(rollout.tokens[start:]),
