@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from lfo.engines.local import Trainer
+from lfo.rollout.runner import RolloutRequest
 from lfo.rundir import latest_checkpoint, read_metrics
+from lfo.types import Rollout
 from small_runs import small_trainer, tokenizer
 
 pytest.importorskip("verl", reason="verl is not installed: pip install -e '.[verl]'")
@@ -36,34 +42,67 @@ def results(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "results.json").read_text())
 
 
+def gap_of_draw(trainer: Trainer, request: RolloutRequest, rollout: Rollout, other: Sequence[int]) -> float:
+    """How far the number that drew the first token that differs lies from the boundary between the two tokens.
+
+    Engines round differently, so a number on the boundary may fall to either side; anything else is a difference.
+    """
+    place = next(at for at, pair in enumerate(zip(rollout.tokens, other, strict=False)) if pair[0] != pair[1])
+    spoken = [turn for turn in rollout.turns if not turn.predicted]
+    found = [(number, turn) for number, turn in enumerate(spoken) if turn.action_start <= place <= turn.action_end]
+    assert found, "what was not drawn must not differ"
+    ((number, turn),) = found
+    uniforms = np.random.default_rng([*request.seeds, number]).random(trainer.settings.max_turn_tokens)
+    with torch.no_grad():
+        hidden = trainer.model.hidden(torch.tensor([rollout.tokens[:place]]), trainer.model.policy_adapters)[0, -1]
+        distribution = (hidden @ trainer.model.head.T / trainer.settings.temperature).softmax(-1).cumsum(-1)
+    lower, upper = sorted((rollout.tokens[place], other[place]))
+    drawn = uniforms[place - turn.action_start]
+    return max(abs(drawn - float(distribution[lower])), abs(drawn - float(distribution[upper - 1])))
+
+
 def test_three_steps_are_those_of_the_local_engine(results):
-    """The same rollouts, token by token, and the same losses: tasks, seeds, look-ahead, sampling and updates agree."""
+    """The same rollouts, token by token, and the same losses: tasks, seeds, look-ahead, sampling and updates agree.
+
+    All but a rollout at most that goes another way from a draw on the very boundary of two tokens.
+    """
     trainer = small_trainer(
         "coupling=stacked", "policy.max_resamples=1", "steps=6", "seed=1", environment=TalkativeWorld
     )
-    tokens: list[tuple[int, ...]] = []
+    theirs = [tuple(each["tokens"]) for each in results["rollouts"]]
+    gaps: list[float] = []
+    played: list[Rollout] = []
     roll_out = trainer.roll_out
 
-    def noting(requests):
+    def comparing(requests: Sequence[RolloutRequest]) -> list[Rollout]:
         rollouts = roll_out(requests)
-        tokens.extend(rollout.tokens for rollout in rollouts)
+        if not gaps:  # afterwards the two have learned from different rollouts
+            for request, rollout, other in zip(requests, rollouts, theirs[len(played) :], strict=False):
+                if rollout.tokens != other:
+                    gaps.append(gap_of_draw(trainer, request, rollout, other))
+        played.extend(rollouts)
         return rollouts
 
-    trainer.roll_out = noting  # type: ignore[method-assign]
-    rows = [trainer.step(step) for step in range(3)]
-    assert [tuple(each["tokens"]) for each in results["rollouts"]] == tokens
-    assert sum(row["groups_kept"] for row in rows) > 0, "dynamic sampling kept nothing: no policy update was compared"
-    compared = 0
-    for mine, theirs in zip(rows, results["rows"], strict=True):
-        for name, value in mine.items():
+    trainer.roll_out = comparing  # type: ignore[method-assign]
+    kept = compared = 0
+    for step in range(3):
+        row = trainer.step(step)
+        if gaps:
+            break
+        kept += row["groups_kept"]
+        for name, value in row.items():
             if name.startswith(("seconds/", "tokens_per_second")):
                 continue
             compared += 1
             if isinstance(value, float):
-                assert theirs[name] == pytest.approx(value, abs=CLOSE), name
+                assert results["rows"][step][name] == pytest.approx(value, abs=CLOSE), name
             else:
-                assert theirs[name] == value, name
-    assert compared > 60
+                assert results["rows"][step][name] == value, name
+    assert gaps or len(played) == len(theirs)
+    assert len(gaps) <= 1
+    assert all(gap < CLOSE for gap in gaps)
+    assert kept > 0, "dynamic sampling kept nothing: no policy update was compared"
+    assert compared > 20
 
 
 def test_rollouts_are_sampled_with_the_weights_that_are_trained(results, folder: Path):
@@ -111,6 +150,12 @@ def test_verls_tools_would_cut_replies_and_that_shows(results):
     assert cut_replies(results["through_tools"]["ours"])[1] == 0
     long, cut = cut_replies(results["through_tools"]["verl's"])
     assert cut == long > 0
+
+
+def test_an_inquiry_reaches_the_agent_loop_and_comes_back(results):
+    inquired, asked = results["inquiry"]
+    assert inquired
+    assert any(asked)
 
 
 def test_another_environment_trains_on_two_ranks(results, folder: Path):

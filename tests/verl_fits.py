@@ -20,9 +20,11 @@ from lfo.config import RunConfig, load_config
 from lfo.engines import create_trainer
 from lfo.engines.verl import settings
 from lfo.env.oracle import OracleCodes
+from lfo.env.phone_calls import PhoneCalls
 from lfo.errors import WorkError
 from lfo.protocol.world_model import WorldModelCodec
 from lfo.rollout.records import rollout_record
+from lfo.rollout.runner import RolloutRequest
 from lfo.types import Rollout
 from small_runs import SMALL, tokenizer
 from verl_worlds import TalkativeWorld, ToolWorld
@@ -78,6 +80,10 @@ def steps_beside_the_local_engine() -> None:
         except WorkError as error:
             RESULTS["stale"] = str(error)
         RESULTS["through_tools"] = rollouts_through_verls_tools(loop, cluster)
+        (two_departments, *_) = PhoneCalls(levels=(3,)).tasks("train")
+        request = RolloutRequest(task=two_departments, seeds=(0, 0), blind=True, inquiry=1)
+        (heard,) = cluster.roll_out([request], step=3)
+        RESULTS["inquiry"] = [heard.rollout.inquired, [turn.asked for turn in heard.rollout.turns]]
 
 
 def rollouts_through_verls_tools(loop: Any, cluster: Any) -> dict[str, list[dict[str, Any]]]:
