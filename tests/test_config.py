@@ -17,6 +17,7 @@ from lfo.config import (
     LoraConfig,
     RunConfig,
     differences,
+    experiment,
     fingerprint,
     flatten,
     from_yaml,
@@ -255,6 +256,14 @@ def test_a_bad_file_is_refused_in_one_sentence(tmp_path: Path, text, words):
     path = tmp_path / "bad.yaml"
     path.write_text(text)
     assert words in refused(f"config={path}")
+
+
+def test_plain_dapo_is_one_experiment_whatever_is_set_about_a_world_model():
+    def one(algo: str, tokens: int) -> str:
+        return experiment(load_config([f"algo={algo}", f"world_model.state_tokens={tokens}"]))
+
+    assert one("dapo", 96) == one("dapo", 112)
+    assert one("dual-lora", 96) != one("dual-lora", 112)
 
 
 def test_a_fingerprint_joins_runs_that_differ_by_seed_and_parts_all_others():

@@ -349,6 +349,11 @@ def fingerprint(config: RunConfig, without: Sequence[str] = BESIDE_THE_EXPERIMEN
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def experiment(config: RunConfig) -> str:
+    """The fingerprint by which runs are one experiment; plain DAPO has no world model, so its settings do not count."""
+    return fingerprint(config, (*BESIDE_THE_EXPERIMENT, *(("world_model",) if config.algo == "dapo" else ())))
+
+
 # Checking
 
 

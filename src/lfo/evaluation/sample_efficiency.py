@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-from lfo.config import BESIDE_THE_EXPERIMENT, LEAVES, RunConfig, differences, fingerprint, flatten, load_config
+from lfo.config import BESIDE_THE_EXPERIMENT, LEAVES, RunConfig, differences, experiment, flatten, load_config
 from lfo.errors import DataError, UsageError
 from lfo.evaluation.runs import RunRecord
 
@@ -414,7 +414,7 @@ def pearson(one: Sequence[float], other: Sequence[float]) -> float | None:
 def _grouped(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
     groups: dict[str, list[RunRecord]] = defaultdict(list)
     for run in runs:
-        group = groups[fingerprint(_config(run))]
+        group = groups[experiment(_config(run))]
         twin = next((other for other in group if _config(other).seed == _config(run).seed), None)
         if twin is not None:
             raise UsageError(f"{twin.path} and {run.path} have the same settings and the same seed; leave one out")

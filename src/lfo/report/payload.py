@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lfo import __version__
-from lfo.config import RunConfig, fingerprint
+from lfo.config import RunConfig, experiment
 from lfo.errors import LfoError, UsageError
 from lfo.evaluation.runs import RunRecord, read_run
 from lfo.evaluation.sample_efficiency import TARGET_SHARE, Comparison, Reached, compare, group_names, tasks_to
@@ -426,7 +426,7 @@ def _group_key(record: RunRecord) -> str:
     """One experiment on one set of tasks: the world behind the same settings may have changed."""
     assert record.config is not None
     splits = (record.data or {}).get("splits", {})
-    return fingerprint(record.config) + json.dumps(
+    return experiment(record.config) + json.dumps(
         {split: _split(record.data, split).get("fingerprint") for split in splits}
     )
 
