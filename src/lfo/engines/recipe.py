@@ -325,7 +325,7 @@ class Recipe:
             "tasks_seen": self.state.tasks_seen,
             **rollout_metrics(own),
             **_by_sight(own),
-            "stops": rollout_metrics(rollouts)["stops"],
+            **({"stops": rollout_metrics(rollouts)["stops"]} if rollouts else {}),  # how all of them ended
             "groups_kept": report.kept,
             "groups_all_failed": report.all_failed,
             "groups_all_succeeded": report.all_succeeded,
