@@ -333,9 +333,7 @@ class Runner:
             assert row.environment is not None
             assert row.speech is not None
             message = self._codec.decode(row.speech.tokens)
-            asked = isinstance(row.speech, _Dictated) or (
-                self._predictor is not None and is_asked(row.environment, row.transcript, message)
-            )
+            asked = self._predictor is not None and is_asked(row.environment, row.transcript, message)
             return *_hear(row.environment, message), asked
 
         for row, outcome in zip(alive, self.settings.call_all([partial(step, row) for row in alive]), strict=True):
