@@ -252,6 +252,21 @@ def test_hostile_calls_and_replies_are_bounded_and_carry_no_special_token(codec)
         assert "<|/tool|>\n<|/action|>\n\n<|predict_csr|>\n<|csr|><|im_end|>" in show(example.tokens)
 
 
+def test_a_prompt_that_is_asked_for_again_is_the_same_and_nobody_can_spoil_it(codec):
+    states = [state_of(OPENING, ()), state_of(OPENING, [turn(CALL, "Bank of Tests, bank")])]
+    calls = [CALL, ToolCall(name=CALL.name, arguments={**CALL.arguments, "more": "1"})]
+    calls += [ToolCall(name="long", arguments={"x": "y" * 9_000 + end}) for end in "ab"]
+    pairs = [(state, call) for state in states for call in calls]
+    first = [codec.prompt_ids(*pair) for pair in pairs]
+    assert len(set(map(tuple, first))) == 2 * (len(calls) - 1)  # the long ones differ behind the cut alone
+    expected = [list(ids) for ids in first]
+    for ids in first:
+        ids.clear()
+    assert [codec.prompt_ids(*pair) for pair in pairs] == expected
+    codec.forget()
+    assert [codec.prompt_ids(*pair) for pair in pairs] == expected
+
+
 def test_the_start_token_is_kept_where_the_tokenizer_writes_one():
     from tokenizers.processors import TemplateProcessing
 

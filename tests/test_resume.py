@@ -1,4 +1,4 @@
-"""A run survives what happens to runs: kill -9 anywhere, Ctrl-C, a full disk, a NaN, a broken environment."""
+"""A run survives what happens to runs: kill -9 anywhere, Ctrl-C, a full disk or GPU, a NaN, a broken environment."""
 
 from __future__ import annotations
 
@@ -178,6 +178,21 @@ def test_a_nan_stops_the_run_and_the_last_checkpoint_is_intact(whole: Path, tmp_
     assert "not a finite number" in err.splitlines()[-1]
     assert_intact(run, step=2)
     assert rows(run) == rows(whole)[:3]
+
+
+def test_a_full_gpu_stops_the_run_and_the_last_checkpoint_is_intact(whole: Path, tmp_path: Path, capsys, monkeypatch):
+    update = Trainer.update
+
+    def full(self, plan):
+        if self.recipe.state.step == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 282.00 MiB.")
+        return update(self, plan)
+
+    monkeypatch.setattr(Trainer, "update", full)
+    code, err, run = failing_run(capsys, tmp_path)
+    assert code == 1
+    assert err.splitlines()[-1].startswith("lfo: the GPU is out of memory; free it and continue")
+    assert_intact(run, step=2)
 
 
 def test_a_full_disk_stops_the_run_and_the_last_checkpoint_is_intact(whole: Path, tmp_path: Path, capsys, monkeypatch):

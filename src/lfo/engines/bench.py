@@ -145,7 +145,7 @@ def _train(variant: _Variant) -> None:
     trainer = variant.trainer
     parameters = [weight for weights in trainer.learner.parameters.values() for weight in weights]
     before = [weight.detach().clone() for weight in parameters]
-    trainer.agent.world_model_codec._encode.cache_clear()  # in training every step brings new texts
+    trainer.agent.world_model_codec.forget()  # in training every step brings new texts
     heard = _timed(variant, "examples", lambda: trainer.recipe.hear(variant.groups))
 
     def update() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -35,7 +36,7 @@ from lfo.objectives.losses import (
 )
 from lfo.types import TrainingSample
 
-MICRO_BATCH_TOKENS = 16_384
+MICRO_BATCH_TOKENS = 24_576  # a mini-batch of the presets in one pass: launching takes longer than computing
 LOGITS_AT_ONCE = 1 << 27  # numbers: predictions times vocabulary
 
 
@@ -131,11 +132,12 @@ class Learner:
         world_tokens = sum(sum(sample.world_model_weights) for sample in samples) if weight else 0.0
         if not (policy_tokens or world_tokens):
             return {}
-        watched: dict[str, float] = defaultdict(float)
+        sums: dict[str, Any] = defaultdict(float)  # on the device: asking for a number would make it wait
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         for batch in self._micro_batches(samples):
-            self._backward(batch, policy_tokens, world_tokens, weight, watched)
+            self._backward(batch, policy_tokens, world_tokens, weight, sums)
+        watched = {name: float(value) for name, value in sums.items()}
         self._gather(watched)
         norms = clip_gradients_per_adapter(self.parameters, self.config.optimizer.clip)
         if not all(map(math.isfinite, (*norms.values(), *watched.values()))):
@@ -159,7 +161,7 @@ class Learner:
         """Add what other processes computed to the gradients and to what is watched: there are none."""
 
     def _backward(
-        self, batch: Batch, policy_tokens: float, world_tokens: float, weight: float, watched: dict[str, float]
+        self, batch: Batch, policy_tokens: float, world_tokens: float, weight: float, sums: dict[str, Any]
     ) -> None:
         settings, model = self.config.policy, self.model
         policy_BT, world_BT = batch.policy_weights_BT, batch.world_model_weights_BT
@@ -197,10 +199,10 @@ class Learner:
                 normalizer=policy_tokens,
             )
             policy = result.loss
-            watched["policy_loss"] += policy.item()
-            watched["clip_fraction"] += result.clip_fraction.item()
-            watched["policy_kl"] += result.approx_kl.item()
-            watched["entropy"] += weighted_mean(entropies_BT.detach(), policy_BT, normalizer=policy_tokens).item()
+            sums["policy_loss"] += policy.detach()
+            sums["clip_fraction"] += result.clip_fraction
+            sums["policy_kl"] += result.approx_kl
+            sums["entropy"] += weighted_mean(entropies_BT.detach(), policy_BT, normalizer=policy_tokens)
             if settings.entropy:
                 chosen_BT = policy_BT * top_entropy_mask(entropies_BT, policy_BT, settings.entropy_share)
                 share = policy_tokens * settings.entropy_share
@@ -208,15 +210,15 @@ class Learner:
             if settings.kl:
                 base_BT = self._base_logprobs(batch, policy_BT > 0)
                 kl = kl_to_base(logprobs_BT, base_BT, policy_BT, normalizer=policy_tokens)
-                watched["base_kl"] += kl.item()
+                sums["base_kl"] += kl.detach()
                 policy = policy + settings.kl * kl
         if has_world:
             logprobs_BT, hits_BT = fused_token_hits(
                 hidden_BTD, model.head, batch.tokens_BT, positions_BT=world_BT > 0, chunk=chunk
             )
             world = world_model_loss(logprobs_BT, world_BT, world_tokens)
-            watched["world_model_loss"] += world.item()
-            watched["world_model_accuracy"] += weighted_mean(hits_BT, world_BT, normalizer=world_tokens).item()
+            sums["world_model_loss"] += world.detach()
+            sums["world_model_accuracy"] += weighted_mean(hits_BT, world_BT, normalizer=world_tokens)
         if both and spared:
             kept = [weight for name, group in self.parameters.items() if name not in spared for weight in group]
             everything = [weight for group in self.parameters.values() for weight in group]

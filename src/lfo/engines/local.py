@@ -29,6 +29,7 @@ from lfo.engines.recipe import Collected, Plan, Recipe
 from lfo.engines.trackers import require_trackers
 from lfo.engines.world_model_eval import WorldModelExamination
 from lfo.env.interface import EnvironmentFactory
+from lfo.errors import WorkError
 from lfo.evaluation.balance import gradient_balance
 from lfo.evaluation.fixed_tasks import evaluate_tasks, lookahead_accuracy
 from lfo.evaluation.success import rollout_metrics
@@ -90,7 +91,13 @@ class Trainer:
     def fit(self, *, resume: bool = False) -> dict[str, Any]:
         """Train to the last step; answers a summary."""
         with RunDirectory.create(self.config.output_dir, self.config, resume=resume) as run:
-            return run_steps(self, run, self.environment, resume=resume)
+            try:
+                return run_steps(self, run, self.environment, resume=resume)
+            except torch.OutOfMemoryError as error:
+                raise WorkError(
+                    "the GPU is out of memory; free it and continue from the last checkpoint with --resume, or start a "
+                    "run with a smaller rollout.group_size or rollout.max_context (`lfo plan` says what takes how much)"
+                ) from error
 
     def step(self, step: int) -> dict[str, Any]:
         """One step of training: rollouts, then updates; answers its row of metrics."""

@@ -13,8 +13,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -41,6 +45,7 @@ from lfo.rollout.runner import BROKEN_OFF, RolloutRequest, refuse_dead_environme
 from lfo.rollout.samples import PREDICTED_TOOLS, ReplayBuffer, policy_sample, world_model_sample
 from lfo.types import Rollout, RolloutGroup, TrainingSample
 
+ENCODERS = min(8, os.cpu_count() or 1)  # threads that turn what was heard into tokens
 RATE_FLOOR = 0.1  # the cosine ends at this share of the learning rate
 
 RollOut = Callable[[Sequence[RolloutRequest]], Sequence[Rollout]]
@@ -232,11 +237,14 @@ class Recipe:
         """The distinct world-model examples of each group, kept for later too; identical ones are merged."""
         if not self.state.weight or self.config.world_model.input == "inline":
             return [[] for _ in groups]
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        with ThreadPoolExecutor(ENCODERS) as pool:
+            examples = pool.map(partial(self.codec.examples_of, predict=self.predicted_tools), rollouts)
         heard = []
         for group in groups:
             merged = ReplayBuffer()
-            for rollout in group.rollouts:
-                merged.add(self.codec.examples_of(rollout, predict=self.predicted_tools))
+            for of_rollout in islice(examples, len(group.rollouts)):
+                merged.add(of_rollout)
             heard.append(list(merged.examples.values()))
             if self.config.world_model.replay:
                 self.replay.add(heard[-1])

@@ -15,7 +15,8 @@ of all LoRA on it, H heads, D head size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -29,24 +30,24 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Lora:
-    """One adapter on one of the linear layers that share an input, rounded to the dtype that computes."""
+class _Linear:
+    """A linear layer, and the LoRA of all adapters on it side by side: a second adapter launches nothing more."""
 
-    adapter: str
-    rows: slice  # of the output
-    ranks: slice  # of A of the whole group
-    scale: float
-    b: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    rows: slice  # of the group's output
+    ranks: slice  # of the group's A
+    adapters: tuple[tuple[str, slice], ...]  # each with its share of these ranks
+    b: Tensor  # rounded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Group:
     """Linear layers with one input: q, k, v; o; gate, up; down."""
 
-    weights: tuple[Tensor, ...]
-    biases: tuple[Tensor | None, ...]
-    loras: tuple[_Lora, ...]
-    a: Tensor  # R x W, rounded
+    linears: tuple[_Linear, ...]
+    a: Tensor  # R x W, scaled and rounded
+    scale_R1: Tensor
     parameters: tuple[Tensor, ...]  # A and B of each LoRA, as they are trained
 
 
@@ -58,19 +59,17 @@ class _Linears(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: _Group, uses_MR: Tensor | None, *parameters: Tensor) -> Tensor:
-        y = x.new_empty(len(x), sum(len(weight) for weight in group.weights))
-        first = 0
-        for weight, bias in zip(group.weights, group.biases, strict=True):
-            part = y[:, first : first + len(weight)]
-            torch.mm(x, weight.T, out=part)
-            if bias is not None:
-                part.add_(bias)
-            first += len(weight)
+        y = x.new_empty(len(x), group.linears[-1].rows.stop)
         projected = x @ group.a.T
         if uses_MR is not None:
             projected.mul_(uses_MR)
-        for lora in group.loras:
-            y[:, lora.rows].addmm_(projected[:, lora.ranks], lora.b.T, alpha=lora.scale)
+        for linear in group.linears:
+            part = y[:, linear.rows]
+            torch.mm(x, linear.weight.T, out=part)
+            if linear.bias is not None:
+                part.add_(linear.bias)
+            if linear.adapters:
+                part.addmm_(projected[:, linear.ranks], linear.b.T)
         ctx.group, ctx.uses_MR = group, uses_MR
         ctx.save_for_backward(x, projected)
         return y
@@ -81,29 +80,29 @@ class _Linears(torch.autograd.Function):
         gradient = gradient.contiguous()
         x, projected = ctx.saved_tensors
         group: _Group = ctx.group
-        towards_x, first = None, 0
-        if ctx.needs_input_grad[0]:
-            for weight in group.weights:
-                part = gradient[:, first : first + len(weight)]
-                towards_x = part @ weight if towards_x is None else towards_x.addmm_(part, weight)
-                first += len(weight)
+        needs_x, *needs = ctx.needs_input_grad[:1] + ctx.needs_input_grad[_FIXED:]
+        towards_x = None
         towards_projected = torch.empty_like(projected)
-        answers: list[Tensor | None] = [None] * len(group.parameters)
-        for place, lora in enumerate(group.loras):
-            part = gradient[:, lora.rows]
-            if ctx.needs_input_grad[_FIXED + 2 * place + 1]:
-                answers[2 * place + 1] = _product(part.T, projected[:, lora.ranks]).mul_(lora.scale)
-            torch.mm(part, lora.b * lora.scale, out=towards_projected[:, lora.ranks])
-        if ctx.uses_MR is not None:
-            towards_projected.mul_(ctx.uses_MR)
-        if any(ctx.needs_input_grad[_FIXED::2]):
-            towards_a = _product(towards_projected.T, x)
-            for place, lora in enumerate(group.loras):
-                if ctx.needs_input_grad[_FIXED + 2 * place]:
-                    answers[2 * place] = towards_a[lora.ranks]
-        if towards_x is not None and group.loras:
-            towards_x.addmm_(towards_projected, group.a)
-        return towards_x, None, None, *answers
+        answers_a: list[Tensor | None] = []
+        answers_b: list[Tensor | None] = []
+        for linear in group.linears:
+            part = gradient[:, linear.rows]
+            if needs_x:
+                towards_x = part @ linear.weight if towards_x is None else towards_x.addmm_(part, linear.weight)
+            if linear.adapters:
+                torch.mm(part, linear.b, out=towards_projected[:, linear.ranks])
+                towards_b = _product(part.T, projected[:, linear.ranks])
+                answers_b += [towards_b[:, ranks] for _, ranks in linear.adapters]
+        if answers_b:
+            if ctx.uses_MR is not None:
+                towards_projected.mul_(ctx.uses_MR)
+            towards_a = _product(towards_projected.T, x).mul_(group.scale_R1)
+            for linear in group.linears:
+                answers_a += [towards_a[linear.ranks][ranks] for _, ranks in linear.adapters]
+            if towards_x is not None:
+                towards_x.addmm_(towards_projected, group.a)
+        answers = [answer for pair in zip(answers_a, answers_b, strict=True) for answer in pair]
+        return towards_x, None, None, *(each if needed else None for each, needed in zip(answers, needs, strict=True))
 
 
 def _product(one: Tensor, other: Tensor) -> Tensor:
@@ -183,7 +182,7 @@ class LeanForward:
         self._model = model
         self._config = model.config
         self._groups: dict[tuple[str, ...], list[dict[str, _Group]]] = {}
-        self._copies: dict[tuple[str, ...], tuple[list[Tensor], list[Tensor]]] = {}
+        self._copies: dict[tuple[str, ...], _Copies] = {}
 
     @staticmethod
     def supports(model: DualAdapterModel) -> bool:
@@ -260,7 +259,12 @@ class LeanForward:
         has_MA = has_BA.repeat_interleave(torch.tensor(lengths), dim=0).to(device)
         uses: dict[str, Tensor | None] = {}
         for name, group in groups.items():
-            owners = [everyone.index(lora.adapter) for lora in group.loras for _ in range(lora.b.shape[1])]
+            owners = [
+                everyone.index(adapter)
+                for linear in group.linears
+                for adapter, ranks in linear.adapters
+                for _ in range(ranks.start, ranks.stop)
+            ]
             uses[name] = has_MA[:, owners].to(group.a.dtype)
         return uses
 
@@ -270,12 +274,10 @@ class LeanForward:
     def _rounded(self, adapters: tuple[str, ...]) -> list[dict[str, _Group]]:
         """The groups of every layer, with the present weights of these adapters."""
         if adapters not in self._groups:
-            self._copies[adapters] = ([], [])
+            self._copies[adapters] = _Copies()
             layers = self._model.causal_lm.model.layers
             self._groups[adapters] = [self._make_groups(layer, adapters) for layer in layers]
-        sources, targets = self._copies[adapters]
-        if targets:
-            torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateImportUsage]
+        self._copies[adapters].refresh()
         return self._groups[adapters]
 
     def _make_groups(self, layer: Any, adapters: tuple[str, ...]) -> dict[str, _Group]:
@@ -289,35 +291,63 @@ class LeanForward:
         return {name: self._make_group([modules[each] for each in names], adapters) for name, names in parts.items()}
 
     def _make_group(self, modules: Sequence[Any], adapters: tuple[str, ...]) -> _Group:
-        linears = [base_linear(module) for module in modules]
-        weights = tuple(linear.weight for linear in linears)
-        found = []
-        first = 0
-        for module, weight in zip(modules, weights, strict=True):
-            rows, first = slice(first, first + len(weight)), first + len(weight)
-            for adapter in adapters:
-                if adapter in getattr(module, "lora_A", {}):
-                    a, b = module.lora_A[adapter].weight, module.lora_B[adapter].weight
-                    found.append((adapter, rows, module.scaling[adapter], a, b))
-        ranks = sum(len(a) for _, _, _, a, _ in found)
-        all_a = weights[0].new_zeros(ranks, weights[0].shape[1])
-        sources, targets = self._copies[adapters]
-        loras, rank = [], 0
-        for adapter, rows, scale, a, b in found:
-            rounded = torch.empty_like(b, dtype=all_a.dtype)
-            ranks_here = slice(rank, rank + len(a))
-            lora = _Lora(adapter=adapter, rows=rows, ranks=ranks_here, scale=scale, b=rounded)
-            sources += [a.detach(), b.detach()]
-            targets += [all_a[lora.ranks], rounded]
-            rank += len(a)
-            loras.append(lora)
+        found = [[name for name in adapters if name in getattr(module, "lora_A", {})] for module in modules]
+        sizes = [
+            [len(module.lora_A[name].weight) for name in names] for module, names in zip(modules, found, strict=True)
+        ]
+        first = base_linear(modules[0]).weight
+        all_a = first.new_zeros(sum(map(sum, sizes)), first.shape[1])
+        scales: list[float] = []
+        linears, parameters, row, rank = [], [], 0, 0
+        for module, names, ranks in zip(modules, found, sizes, strict=True):
+            linear = base_linear(module)
+            out = len(linear.weight)
+            b = linear.weight.new_empty(out, sum(ranks))
+            places = [slice(end - size, end) for size, end in zip(ranks, accumulate(ranks), strict=True)]
+            a = all_a[rank : rank + sum(ranks)]
+            for name, place in zip(names, places, strict=True):
+                a_source, b_source = module.lora_A[name].weight, module.lora_B[name].weight
+                scale = module.scaling[name]
+                self._copies[adapters].add(a_source.detach(), scale, a[place])
+                self._copies[adapters].add(b_source.detach(), 1.0, b[:, place])
+                parameters += [a_source, b_source]
+                scales += [scale] * (place.stop - place.start)
+            linears.append(
+                _Linear(
+                    weight=linear.weight,
+                    bias=linear.bias,
+                    rows=slice(row, row + out),
+                    ranks=slice(rank, rank + sum(ranks)),
+                    adapters=tuple(zip(names, places, strict=True)),
+                    b=b,
+                )
+            )
+            row, rank = row + out, rank + sum(ranks)
         return _Group(
-            weights=weights,
-            biases=tuple(linear.bias for linear in linears),
-            loras=tuple(loras),
+            linears=tuple(linears),
             a=all_a,
-            parameters=tuple(weight for _, _, _, a, b in found for weight in (a, b)),
+            scale_R1=torch.tensor(scales, device=first.device)[:, None],
+            parameters=tuple(parameters),
         )
+
+
+@dataclass(slots=True)
+class _Copies:
+    """Where the trained weights go, scaled and rounded, at the beginning of each forward: two launches for them all."""
+
+    sources: list[Tensor] = field(default_factory=list)
+    scales: list[float] = field(default_factory=list)
+    targets: list[Tensor] = field(default_factory=list)
+
+    def add(self, source: Tensor, scale: float, target: Tensor) -> None:
+        self.sources.append(source)
+        self.scales.append(scale)
+        self.targets.append(target)
+
+    def refresh(self) -> None:
+        if self.sources:
+            scaled = torch._foreach_mul(self.sources, self.scales)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_copy_(self.targets, scaled)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _norm(x: Tensor, norm: Any) -> Tensor:

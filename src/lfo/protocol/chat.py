@@ -131,7 +131,8 @@ class ChatCodec:
     def encode(self, text: str) -> list[int]:
         """Untrusted text: never a control token, whatever it contains."""
         well_formed = text.encode("utf-8", errors="replace").decode("utf-8")  # lone surrogates
-        return self._content.encode(well_formed, add_special_tokens=False).ids
+        (encoded,) = self._content.encode_batch_fast([well_formed], add_special_tokens=False)  # lets other threads run
+        return encoded.ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a sampled message, up to its end of turn; stray special tokens are shown as text."""

@@ -40,6 +40,7 @@ REPLY_OPEN, REPLY_CLOSE = "<|csr|>", "<|/csr|>"
 
 # Beyond these sizes a text is cut before anything else looks at it: a megabyte costs no more than a page.
 _MAX_CHARS = 8_000
+_REMEMBERED = 1_024  # texts whose ids are kept
 _MAX_COLLECTED = 100
 _MAX_VALUE_CHARS = 200
 _MIN_VALUE_CHARS = 3  # of a value that names something: shorter ones are everywhere
@@ -142,7 +143,8 @@ class WorldModelCodec:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, state_tokens: int = 512, text_tokens: int = 512) -> None:
         self._chat = ChatCodec(tokenizer)
         # The rollouts of one task say much the same in the same state: half of all texts were just encoded.
-        self._encode = lru_cache(maxsize=1024)(self._chat.encode)
+        self._encode = lru_cache(maxsize=_REMEMBERED)(self._chat.encode)
+        self._prompts: dict[tuple[str, str], list[int]] = {}
         self._state_tokens = state_tokens
         self._text_tokens = text_tokens
         first = tokenizer.encode("a")[0]  # a base whose tokenizer starts every text in one way never saw another
@@ -172,10 +174,26 @@ class WorldModelCodec:
 
     def prompt_ids(self, state: WorldModelState, call: ToolCall) -> list[int]:
         """The ids of `render_prompt`, with the state compressed and an overlong call cut."""
-        body = _call_body(call)[:_MAX_CHARS]
+        texts = render_state(state), _call_body(call)
+        ids = self._prompts.get(texts)
+        if ids is None:
+            ids = self._prompt_ids(state, call, texts[1])
+            if len(texts[1]) <= _MAX_CHARS:
+                if len(self._prompts) >= _REMEMBERED:
+                    self._prompts.clear()
+                self._prompts[texts] = ids
+        return list(ids)
+
+    def _prompt_ids(self, state: WorldModelState, call: ToolCall, body: str) -> list[int]:
+        body = body[:_MAX_CHARS]
         if len(self._encode(body)) > self._text_tokens:
             body = _cut(body, _most(len(body), lambda n: len(self._encode(body[:n])), self._text_tokens))
         return self._start + self._encode(_prompt(self.compress(state, call), body))
+
+    def forget(self) -> None:
+        """Encode everything again when it comes."""
+        self._encode.cache_clear()
+        self._prompts.clear()
 
     def target_ids(self, reply: str) -> list[int]:
         """What the world model should say, end of turn included."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -90,10 +91,10 @@ class RankedLearner(Learner):
             yield collate(parts[self.rank], self.model.device)
 
     def _backward(
-        self, batch: Batch, policy_tokens: float, world_tokens: float, weight: float, watched: dict[str, float]
+        self, batch: Batch, policy_tokens: float, world_tokens: float, weight: float, sums: dict[str, Any]
     ) -> None:
         if bool(batch.policy_weights_BT.any()) or bool(batch.world_model_weights_BT.any()):
-            super()._backward(batch, policy_tokens, world_tokens, weight, watched)
+            super()._backward(batch, policy_tokens, world_tokens, weight, sums)
             return
         hidden_BTD = self.model.hidden(batch.tokens_BT, batch.adapters)
         if self.config.policy.kl and policy_tokens and batch.adapters == self.model.policy_adapters:

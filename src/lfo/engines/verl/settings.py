@@ -28,10 +28,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from lfo.config import RunConfig
-from lfo.engines.learner import MICRO_BATCH_TOKENS
 from lfo.engines.loading import model_source, pick_device
 from lfo.errors import ConfigError
 
+MICRO_BATCH_TOKENS = 16_384  # of each rank
 PLUGIN = "lfo.engines.verl.plugin"  # registers our parts wherever verl builds a model config
 PLATFORM = "lfo.engines.verl.platform"  # imported with verl itself
 ENGINE = "dual_lora"  # the name under which our engine is registered
