@@ -266,6 +266,14 @@ def test_plain_dapo_is_one_experiment_whatever_is_set_about_a_world_model():
     assert one("dual-lora", 96) != one("dual-lora", 112)
 
 
+def test_looking_more_often_is_another_experiment_only_where_it_sets_the_weight():
+    def one(every: int, adaptive: bool) -> str:
+        return experiment(load_config([f"eval.every={every}", f"world_model.adaptive_weight={adaptive}"]))
+
+    assert one(5, False) == one(10, False)
+    assert one(5, True) != one(10, True)
+
+
 def test_a_fingerprint_joins_runs_that_differ_by_seed_and_parts_all_others():
     config = load_config(["preset=tiny"])
     same = load_config(["preset=tiny", "seed=5", "output_dir=elsewhere"])

@@ -330,7 +330,16 @@ def differences(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
 
 
 # Settings that do not change the experiment, but for the seed, over which experiments are repeated.
-BESIDE_THE_EXPERIMENT = ("seed", "output_dir", "preset", "device", "threads", "checkpoint_every", "trackers")
+BESIDE_THE_EXPERIMENT = (
+    "seed",
+    "output_dir",
+    "preset",
+    "device",
+    "threads",
+    "checkpoint_every",
+    "trackers",
+    "eval.every",
+)
 
 
 def fingerprint(config: RunConfig, without: Sequence[str] = BESIDE_THE_EXPERIMENT) -> str:
@@ -350,8 +359,12 @@ def fingerprint(config: RunConfig, without: Sequence[str] = BESIDE_THE_EXPERIMEN
 
 
 def experiment(config: RunConfig) -> str:
-    """The fingerprint by which runs are one experiment; plain DAPO has no world model, so its settings do not count."""
-    return fingerprint(config, (*BESIDE_THE_EXPERIMENT, *(("world_model",) if config.algo == "dapo" else ())))
+    """The fingerprint by which runs are one experiment; plain DAPO has no world model, so its settings do not count,
+    and how often a run is evaluated counts only where that sets the world model's weight."""
+    without = {*BESIDE_THE_EXPERIMENT, *(("world_model",) if config.algo == "dapo" else ())}
+    if config.world_model.adaptive_weight:
+        without.remove("eval.every")
+    return fingerprint(config, sorted(without))
 
 
 # Checking
