@@ -91,8 +91,8 @@ class _Linears(torch.autograd.Function):
                 towards_x = part @ linear.weight if towards_x is None else towards_x.addmm_(part, linear.weight)
             if linear.adapters:
                 torch.mm(part, linear.b, out=towards_projected[:, linear.ranks])
-                towards_b = _product(part.T, projected[:, linear.ranks])
-                answers_b += [towards_b[:, ranks] for _, ranks in linear.adapters]
+                of_linear = projected[:, linear.ranks]  # columns of one product would be copied into gradients
+                answers_b += [_product(part.T, of_linear[:, ranks]) for _, ranks in linear.adapters]
         if answers_b:
             if ctx.uses_MR is not None:
                 towards_projected.mul_(ctx.uses_MR)
