@@ -13,24 +13,19 @@ import pytest
 from lfo.cli import main
 from lfo.config import load_config, to_yaml
 from lfo.errors import DataError, UsageError
+from lfo.evaluation.comparison_text import as_json, conclusions, level_table, split_table, table
+from lfo.evaluation.intervals import median_bound, t_interval
 from lfo.evaluation.runs import RunRecord, find_runs
 from lfo.evaluation.sample_efficiency import (
     VAL,
     Ratio,
     Reached,
-    as_json,
     compare,
-    conclusions,
     correlation,
     curve,
     group_names,
-    level_table,
-    median_bound,
     pearson,
     ratio_to_baseline,
-    split_table,
-    t_interval,
-    table,
     tasks_to,
 )
 

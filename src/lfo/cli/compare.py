@@ -21,24 +21,23 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON.")] = False,
 ) -> None:
     """Compare how many tasks runs needed, grouped by their settings: lfo compare runs/level2/*"""
-    from lfo.evaluation import sample_efficiency
+    from lfo.evaluation import comparison_text
     from lfo.evaluation.runs import find_runs, read_run
+    from lfo.evaluation.sample_efficiency import compare as compare_runs
 
-    comparison = sample_efficiency.compare([read_run(path) for path in find_runs(runs)], baseline=baseline)
+    comparison = compare_runs([read_run(path) for path in find_runs(runs)], baseline=baseline)
     if as_json:
-        typer.echo(json.dumps(sample_efficiency.as_json(comparison), indent=2))
+        typer.echo(json.dumps(comparison_text.as_json(comparison), indent=2))
         return
     from rich.console import Console
 
     console = Console()
     of = "success" if comparison.ceiling is None else f"the ceiling ({comparison.ceiling:.1%})"
-    console.print(_table(f"Tasks to a share of {of}", sample_efficiency.table(comparison)))
-    console.print(
-        _table("Success at the end: mean, 95 % interval over seeds", sample_efficiency.split_table(comparison))
-    )
-    if by_level := sample_efficiency.level_table(comparison):
+    console.print(_table(f"Tasks to a share of {of}", comparison_text.table(comparison)))
+    console.print(_table("Success at the end: mean, 95 % interval over seeds", comparison_text.split_table(comparison)))
+    if by_level := comparison_text.level_table(comparison):
         console.print(_table("Success on val at the end, by level", by_level))
-    for line in (*sample_efficiency.conclusions(comparison), *comparison.notes):
+    for line in (*comparison_text.conclusions(comparison), *comparison.notes):
         console.print(line, highlight=False, markup=False)
 
 

@@ -18,7 +18,6 @@ median but for a chance of 1 in 2 ** n. So five seeds are the fewest that give a
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -27,16 +26,14 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
 
 from lfo.config import BESIDE_THE_EXPERIMENT, LEAVES, RunConfig, differences, experiment, flatten, load_config
 from lfo.errors import DataError, UsageError
+from lfo.evaluation.intervals import median_bound, t_interval
 from lfo.evaluation.runs import RunRecord
 
 SHARES = (0.5, 0.7, 0.9)  # of 1 and of the ceiling: the targets
 TARGET_SHARE = 0.7  # of the ceiling: where "good" begins, and where groups are compared
-CONFIDENCE = 0.95
-FEWEST_SEEDS = 3  # that allow to say that two groups cannot be told apart: two hardly ever can
 GAIN_STEPS = 50  # how much later the policy's gain is looked at
 VAL, LEVELS = "eval/val/success", "eval/val/success_by_level"
 # What tells how good the world model was at an evaluation, the best witness first.
@@ -262,41 +259,6 @@ def ratio_to_baseline(baseline: Mapping[int, Reached], group: Mapping[int, Reach
     )
 
 
-def t_interval(values: Any, confidence: float = CONFIDENCE) -> tuple[Any, Any, Any]:
-    """Mean and t-interval over the last axis; the interval is NaN where there is no deviation to judge by.
-
-    >>> [round(float(each), 3) for each in t_interval([1.0, 2.0, 3.0])]
-    [2.0, -0.484, 4.484]
-    """
-    values = np.asarray(values, dtype=float)
-    n = values.shape[-1]
-    mean = values.mean(axis=-1)
-    if n < 2:
-        return mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan)
-    deviation = values.std(axis=-1, ddof=1)
-    # Seeds that agree to the last digit agree because evaluations are far apart, not because nothing varies.
-    deviation = np.where(deviation > 1e-12, deviation, np.nan)
-    half = stdtrit(n - 1, (1 + confidence) / 2) * deviation / math.sqrt(n)
-    return mean, mean - half, mean + half
-
-
-def median_bound(values: Any, confidence: float = CONFIDENCE) -> Any:
-    """A lower bound on the median over the last axis, good for any distribution; -inf where n is too small.
-
-    The k-th smallest of n exceeds the median only if fewer than k fall below it: a tail of the fair binomial.
-
-    >>> median_bound([3.0, 1.0, 2.0, 5.0, 4.0]), median_bound([3.0, 1.0, 2.0, 5.0])
-    (1.0, -inf)
-    """
-    values = np.sort(np.asarray(values, dtype=float), axis=-1)
-    n = values.shape[-1]
-    k, tail = 0, 0.0
-    while (tail := tail + math.comb(n, k) / 2**n) <= 1 - confidence:
-        k += 1
-    bound = values[..., k - 1] if k else np.full(values.shape[:-1], -np.inf)
-    return float(bound) if values.ndim == 1 else bound
-
-
 # Success on every split, with how far seeds agree
 
 
@@ -506,176 +468,3 @@ def _refuse_different_data(runs: Sequence[RunRecord]) -> None:
 def _config(run: RunRecord) -> RunConfig:
     assert run.config is not None, "unusable runs are refused before"
     return run.config
-
-
-# For programs and people
-
-
-def as_json(comparison: Comparison) -> dict[str, Any]:
-    """Everything, with null where nothing is known."""
-    return {
-        "baseline": comparison.baseline,
-        "ceiling": comparison.ceiling,
-        "target": comparison.target,
-        "confidence": CONFIDENCE,
-        "groups": [
-            {
-                "name": group.name,
-                "runs": [str(run.path) for run in group.runs],
-                "by_seed": {str(seed): dataclasses.asdict(reached) for seed, reached in group.by_seed.items()},
-                "tasks_to": {
-                    of: {f"{share:.0%}".rstrip("%"): dataclasses.asdict(reached) for share, reached in shares.items()}
-                    for of, shares in group.tasks_to.items()
-                },
-                "success": group.success,
-                "at_the_end": {split: _spread_as_json(each) for split, each in group.at_the_end.items()},
-                "by_level": {level: _spread_as_json(each) for level, each in group.by_level.items()},
-                "difference_to_baseline": group.difference
-                and {"tasks": group.difference.tasks, **_spread_as_json(group.difference.points)},
-                "tasks_seen": group.tasks_seen,
-                "ratio_to_baseline": group.ratio.value,
-                "interval": group.ratio.interval,
-                "censored": group.ratio.censored,
-                "bound": group.ratio.bound,
-                "paired_seeds": list(group.ratio.seeds),
-                "note": group.ratio.note,
-                "zero_shot": group.zero_shot.success if group.zero_shot else None,
-                "zero_shot_tasks": group.zero_shot.tasks if group.zero_shot else None,
-                "zero_shot_baseline": group.zero_shot.baseline if group.zero_shot else None,
-                "zero_shot_ratio": group.zero_shot.ratio if group.zero_shot else None,
-                "correlation": dataclasses.asdict(group.correlation) if group.correlation else None,
-            }
-            for group in comparison.groups
-        ],
-        "notes": list(comparison.notes),
-    }
-
-
-def _spread_as_json(each: Spread) -> dict[str, Any]:
-    by_seed = {str(seed): value for seed, value in each.by_seed.items()}
-    return {"mean": each.mean, "interval": each.interval, "by_seed": by_seed}
-
-
-def split_table(comparison: Comparison) -> list[tuple[str, ...]]:
-    """Success at the last evaluation on each split."""
-    rows = _spread_table([(group.name, group.at_the_end) for group in comparison.groups])
-    return [tuple(heading.removeprefix("test_unseen_") for heading in rows[0]), *rows[1:]]
-
-
-def level_table(comparison: Comparison) -> list[tuple[str, ...]]:
-    """Success at the last evaluation on each level of val; empty where no run has several."""
-    rows = _spread_table([(group.name, group.by_level) for group in comparison.groups])
-    return rows if len(rows[0]) > 1 else []
-
-
-def _spread_table(groups: Sequence[tuple[str, Mapping[str, Spread]]]) -> list[tuple[str, ...]]:
-    columns = list(dict.fromkeys(column for _, spreads in groups for column in spreads))
-    cells = [(name, *(_spread_in_words(spreads.get(column)) for column in columns)) for name, spreads in groups]
-    return [("group", *columns), *cells]
-
-
-def _spread_in_words(each: Spread | None) -> str:
-    if each is None:
-        return "-"
-    return f"{each.mean:.0%}" + (f" ±{100 * (each.interval[1] - each.mean):.0f}" if each.interval else "")
-
-
-def table(comparison: Comparison) -> list[tuple[str, ...]]:
-    """The rows to show, the first of them the headings."""
-    of = "success" if comparison.ceiling is None else "ceiling"
-    rows = [
-        (
-            "group",
-            "seeds",
-            *(f"{share:.0%}" for share in SHARES),
-            "ratio",
-            "val",
-            "unseen",
-        )
-    ]
-    for group in comparison.groups:
-        reached = [group.tasks_to[of][share] for share in SHARES]
-        rows.append(
-            (
-                group.name,
-                str(len(group.runs)),
-                *(f"{'> ' if each.censored else ''}{each.tasks:.0f}" for each in reached),
-                _ratio_in_words(group.ratio),
-                f"{group.success:.0%}",
-                "-" if group.zero_shot is None else f"{group.zero_shot.success:.0%}",
-            )
-        )
-    return rows
-
-
-def conclusions(comparison: Comparison) -> list[str]:
-    """In plain words what the groups show against the baseline, and what nobody can tell."""
-    words = []
-    for group in comparison.groups:
-        ratio, seeds = group.ratio, len(group.ratio.seeds)
-        over = f"over {seeds} paired seed{'s' if seeds > 1 else ''}"
-        if ratio.value is not None:
-            words.append(
-                f"{comparison.baseline} needed {ratio.bound + ' ' if ratio.bound else ''}{ratio.value:.1f} times as "
-                f"many tasks as {group.name} to reach {comparison.target:.0%} on val, {over}{_interval_note(ratio)}."
-            )
-        elif comparison.baseline not in (None, group.name):
-            words.append(f"{group.name} against {comparison.baseline}: {ratio.note}.")
-        gap = group.difference
-        if gap is not None and (sentence := _no_difference(group.name, str(comparison.baseline), gap)):
-            words.append(sentence)
-        shot = group.zero_shot
-        if shot is not None and shot.baseline is not None and group.name != comparison.baseline:
-            words.append(
-                f"On {shot.split} after {shot.tasks} tasks: {group.name} {shot.success:.0%}, "
-                f"{comparison.baseline} {shot.baseline:.0%}."
-            )
-        link = group.correlation
-        if link is not None and link.with_gain is not None:
-            success = "-" if link.with_success is None else f"{link.with_success:+.2f}"
-            words.append(
-                f"{group.name}: {link.accuracy} correlates {link.with_gain:+.2f} with the gain of the next "
-                f"{link.steps} steps and {success} with success after them (n = {link.n})."
-            )
-    return words
-
-
-def _no_difference(name: str, baseline: str, gap: Difference) -> str:
-    """Says so where the two cannot be told apart; nothing where they can, or where too few seeds tell nothing."""
-    if len(gap.points.by_seed) < FEWEST_SEEDS:
-        return ""
-    if gap.points.interval is None:
-        same = not any(gap.points.by_seed.values())
-        return f"{name} did exactly what {baseline} did on val after {gap.tasks} tasks, seed by seed." if same else ""
-    low, high = gap.points.interval
-    if low > 0 or high < 0:
-        return ""
-    return (
-        f"{name} cannot be told from {baseline} on val after {gap.tasks} tasks: {100 * gap.points.mean:+.1f} points "
-        f"({CONFIDENCE:.0%}: {100 * low:+.1f} to {100 * high:+.1f})."
-    )
-
-
-def _ratio_in_words(ratio: Ratio) -> str:
-    value = "-" if ratio.value is None else f"{_SIGNS[ratio.bound]}{ratio.value:.1f}"
-    return value if ratio.interval is None else f"{value} ({_interval_in_words(ratio.interval)})"
-
-
-_SIGNS = {"at least": "≥ ", "at most": "≤ ", None: ""}
-
-
-def _interval_in_words(interval: tuple[float | None, float | None]) -> str:
-    low, high = interval
-    if high is None:
-        return f"above {low:.1f}"
-    return f"below {high:.1f}" if low is None else f"{low:.1f} to {high:.1f}"
-
-
-def _interval_note(ratio: Ratio) -> str:
-    if ratio.interval is not None:
-        return f" ({CONFIDENCE:.0%}: {_interval_in_words(ratio.interval)})"
-    if len(ratio.seeds) == 1:
-        return "; one seed has no interval"
-    if ratio.censored:
-        return "; with runs that never got there, fewer than five seeds have no interval"
-    return "; all seeds agree to the evaluation, so their spread is unknown"

@@ -14,7 +14,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from lfo.evaluation.sample_efficiency import t_interval
+from lfo.evaluation.intervals import t_interval
 
 Rows = Sequence[Mapping[str, Any]]
 POINTS = 200  # on one line; more are not seen, and are drawn as means of neighbouring steps
