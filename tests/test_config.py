@@ -156,6 +156,10 @@ def test_a_bad_setting_is_refused_in_one_sentence(override, words):
         (["world_model.only=true", "world_model.weight=0"], "needs world_model.weight above 0"),
         (["eval.splits="], "eval.every=0 turns evaluation off"),
         (["eval.final_splits=test,val"], "name something twice: val, test, val"),
+        (
+            ["eval.final_splits=test", "eval.every=0"],
+            "eval.every=0 turns evaluation off, that of eval.final_splits too",
+        ),
         (["lora.targets=q_proj,"], "lora.targets must be"),
         (["output_dir="], "output_dir must name a folder"),
     ],

@@ -403,6 +403,10 @@ def _relations(c: RunConfig) -> Iterator[tuple[bool, str]]:
     splits = (*c.eval.splits, *c.eval.final_splits)
     yield len(set(splits)) == len(splits), f"the splits of eval name something twice: {', '.join(splits)}"
     yield len(c.eval.splits) > 0, "eval.splits must name at least one split; eval.every=0 turns evaluation off"
+    yield (
+        c.eval.every > 0 or not c.eval.final_splits,
+        "eval.every=0 turns evaluation off, that of eval.final_splits too",
+    )
     yield all(part.strip() for part in c.lora.targets.split(",")), "lora.targets must be all-linear or module names"
     yield (
         r.prompts % r.mini_batch_prompts == 0,
