@@ -111,6 +111,8 @@ def test_parts_by_hand():
     # 2 of keys and values, 2 layers, 2 heads of 16, 2 bytes, 50 tokens; 8 rows and nobody's, for two decoders.
     rolled = rollout(SMALL, Work(context=50, rollouts=8), gpus=1)
     assert rolled["kv_cache"] == 2 * (2 * 2 * 2 * 16 * 2 * 50) * 9
+    longer = rollout(SMALL, Work(context=2_000, rollouts=8), gpus=1)["kv_cache"]
+    assert longer == (2 * 2 * 2 * 16 * 2) * (2_000 + 512) * 9  # a prediction is short, however long a rollout is
     shared = rollout(SMALL, Work(context=50, rollouts=8, tensor_parallel=2), gpus=4)
     assert shared["kv_cache"] == (2 * 2 * 2 * 16 * 2 * 50) * 4 // 2
     assert shared["weights"] == SMALL.parameters

@@ -336,7 +336,7 @@ def test_common_prefix_leaves_a_token_to_each():
 def test_the_hf_decoder_needs_no_refresh():
     model = make_model("gpt_neox")
     decoder = HFDecoder(model, ("policy",))
-    before = decoder.cache(1).start([0], [[5, 6]], [0])
+    before = decoder.cache(1, 8).start([0], [[5, 6]], [0])
     with torch.no_grad():
         model.adapter_parameters("policy")[0].add_(1.0)
-    assert not torch.allclose(before, decoder.cache(1).start([0], [[5, 6]], [0]))
+    assert not torch.allclose(before, decoder.cache(1, 8).start([0], [[5, 6]], [0]))

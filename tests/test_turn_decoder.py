@@ -136,6 +136,28 @@ def test_sessions_that_live_together_have_memory_of_their_own_and_leave_it_to_la
     assert sampler.session(rows=9, adapters=("policy",))._cache._memory.rows == 16
 
 
+@pytest.mark.usefixtures("by_turns")
+def test_a_short_prediction_takes_little_memory_and_the_same_one_again():
+    sampler = Sampler(make_model("qwen3", "shared"), max_context=2_000, eos_ids=())
+    decoder = sampler._decoder(("policy",))
+    assert isinstance(decoder, TurnDecoder)
+    whole = sampler.session(rows=3, adapters=("policy",))  # a rollout, in the middle of which look-ahead asks
+    sizes = []
+    for rows, length in ((3, 20), (3, 290), (9, 20), (3, 290)):
+        sampler.generate(
+            [[7] * length] * rows, adapters=("policy",), max_new_tokens=4, temperature=1.0, uniforms=np.zeros((rows, 4))
+        )
+        gc.collect()
+        (memory,) = decoder._free
+        sizes.append((memory.rows, memory.context))
+    assert sizes == [(8, 256), (8, 512), (16, 512), (16, 512)]
+    assert (whole._cache._memory.rows, whole._cache._memory.context) == (8, 2_000)
+    del whole
+    gc.collect()
+    assert sampler.session(rows=3, adapters=("policy",), context=100)._cache._memory.context == 512
+    assert sampler.session(rows=3, adapters=("policy",))._cache._memory.context == 2_000
+
+
 def test_heads_that_the_kernels_cannot_take_are_left_to_the_other_decoders(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(turn_decoder, "find_spec", lambda name: object())
     assert TurnDecoder.supports(make_model("qwen3"))  # heads of 16

@@ -29,6 +29,7 @@ WORKSPACE = 72 * 2**20  # of the matrix library, on two streams
 LOGITS_AT_ONCE = 1 << 27  # as in engines/learner.py: predictions times vocabulary
 MICRO_BATCH_TOKENS, MICRO_BATCH_TOKENS_OF_A_RANK = 24_576, 16_384  # as in engines/learner.py and verl/settings.py
 SMALLEST_MICRO_BATCH = 1024
+PREDICTION = 512  # tokens of what the world model is asked and answers
 PADDING = 1.15  # rows of one micro-batch differ in length; attention alone sees it
 
 
@@ -235,9 +236,9 @@ def rollout(shape: Shape, work: Work, gpus: int) -> dict[str, int]:
     # Our decoders share embedding and head with the base; a server has its own.
     weights = decoders * HALF * linear if gpus == 1 else HALF * shape.parameters // parallel
     adapters = work.adapters * HALF * shape.adapter_parameters(work.rank) // parallel
-    cached = 2 * shape.layers * shape.keys * HALF * work.context * rows
-    if gpus == 1:
-        cached = decoders * cached * (rows + 1) // rows
+    lengths = [work.context, *[min(work.context, PREDICTION)] * (decoders - 1)]
+    slots = rows + 1 if gpus == 1 else rows
+    cached = 2 * shape.layers * shape.keys * HALF * sum(lengths) * slots
     return {
         "weights": weights,
         "adapters": adapters,

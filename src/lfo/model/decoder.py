@@ -5,7 +5,7 @@ fused weights once per refresh, and keys and values lie in a preallocated cache,
 products. `HFDecoder` runs everything else with the model's own forward: right, not fast. On a GPU, `turn_decoder`
 runs that family by whole turns.
 
-Both offer `cache(rows) -> DecoderCache`; `sampler.Session` drives it:
+Both offer `cache(rows, context) -> DecoderCache`; `sampler.Session` drives it:
 
     logits_BV = cache.start(rows, histories, computed)    # these rows are the batch now
     logits_BV = cache.step(tokens_B)                      # one more token for every row of the batch
@@ -57,7 +57,9 @@ class Decoder(Protocol):
         """Take over the adapters' present weights; caches made before are void."""
         ...
 
-    def cache(self, rows: int) -> DecoderCache: ...
+    def cache(self, rows: int, context: int) -> DecoderCache:
+        """Room for so many rows of up to `context` tokens."""
+        ...
 
 
 def make_decoder(
@@ -165,7 +167,7 @@ class FusedDecoder:
                     else:
                         target.copy_(torch.addmm(weight.to(delta.b.dtype), delta.b, delta.a, alpha=delta.scale))
 
-    def cache(self, rows: int) -> Any:
+    def cache(self, rows: int, context: int) -> Any:
         return FusedCache(self, rows)
 
     def forward(self, tokens_M: Tensor, positions_M: Tensor, attend: Callable[[int, Tensor], Tensor]) -> Tensor:
@@ -487,7 +489,7 @@ class HFDecoder:
     def refresh(self) -> None:
         """Nothing is copied from the model, so nothing is stale."""
 
-    def cache(self, rows: int) -> HFCache:
+    def cache(self, rows: int, context: int) -> HFCache:
         return HFCache(self)
 
 

@@ -68,8 +68,10 @@ class Sampler:
         """The adapters have changed: sessions begun before are over, later ones use the new weights."""
         self.version += 1
 
-    def session(self, *, rows: int, adapters: Sequence[str]) -> Session:
-        return Session(self, self._decoder(tuple(adapters)), rows)
+    def session(self, *, rows: int, adapters: Sequence[str], context: int | None = None) -> Session:
+        """Rows of up to `context` tokens, the whole context unless fewer are enough: room is memory."""
+        room = self.max_context if context is None else min(context, self.max_context)
+        return Session(self, self._decoder(tuple(adapters)), rows, room)
 
     def generate(
         self,
@@ -86,7 +88,8 @@ class Sampler:
             rows = list(dict.fromkeys(rows))
         if not rows:
             return []
-        session = self.session(rows=len(rows), adapters=adapters)
+        longest = max(map(len, rows)) + max_new_tokens
+        session = self.session(rows=len(rows), adapters=adapters, context=longest)
         session.extend(range(len(rows)), rows)
         limits = [max_new_tokens] * len(rows)
         answers = session.decode(range(len(rows)), max_new_tokens=limits, temperature=temperature, uniforms=uniforms)
@@ -109,10 +112,11 @@ class Sampler:
 class Session:
     """Rows that grow together under one set of weights. Tokens are computed when a row decodes, not before."""
 
-    def __init__(self, sampler: Sampler, decoder: Decoder, rows: int) -> None:
+    def __init__(self, sampler: Sampler, decoder: Decoder, rows: int, context: int) -> None:
         self._sampler = sampler
         self._version = sampler.version
-        self._cache = decoder.cache(rows)
+        self._context = context
+        self._cache = decoder.cache(rows, context)
         self._tokens: list[list[int]] = [[] for _ in range(rows)]
         self._computed = [0] * rows
         # Asking a GPU which rows are finished stalls it; a finished row costs a CPU.
@@ -124,7 +128,7 @@ class Session:
 
     def room(self, row: int) -> int:
         """How many more tokens fit."""
-        return self._sampler.max_context - len(self._tokens[row])
+        return self._context - len(self._tokens[row])
 
     def extend(self, rows: Sequence[int], chunks: Sequence[Sequence[int]]) -> None:
         """Append tokens to rows."""

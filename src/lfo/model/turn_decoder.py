@@ -28,7 +28,7 @@ from lfo.model.decoder import FusedDecoder, SlotCache, base_linear, layer_linear
 from lfo.model.turn_ops import Heads, Turn
 
 _AHEAD = 2  # steps that the device has in hand while the host looks at the flags of an earlier one
-_SMALLEST_BATCH = 8
+_SMALLEST_BATCH, _SMALLEST_CONTEXT = 8, 256
 _RANK_STEP = 16  # columns behind an input; matrix units want multiples of 8
 _PARTS = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -186,15 +186,19 @@ class TurnDecoder(FusedDecoder):
 
     # ------------------------------------------------------------------ memory
 
-    def cache(self, rows: int) -> Any:
+    def cache(self, rows: int, context: int) -> Any:
         """Memory, and the graphs over it, outlive the session that used them: capturing takes longer than a turn."""
-        fitting = [memory for memory in self._free if memory.rows >= rows]
+        context = min(_power_of_two(context, _SMALLEST_CONTEXT), self.max_context)
+        fitting = [memory for memory in self._free if memory.rows >= rows and memory.context >= context]
         if fitting:
-            memory = min(fitting, key=lambda each: each.rows)
+            memory = min(fitting, key=lambda each: each.rows * each.context)
             self._free.remove(memory)
         else:
+            # As large as what it replaces: else two needs would push each other out again and again.
+            rows = max([_power_of_two(rows), *(memory.rows for memory in self._free)])
+            context = max([context, *(memory.context for memory in self._free)])
             self._free.clear()
-            memory = TurnMemory(self, _power_of_two(rows))
+            memory = TurnMemory(self, rows, context)
         cache = TurnCache(self, memory)
         weakref.finalize(cache, self._free.append, memory)
         return cache
@@ -207,15 +211,15 @@ def _add_linear(x: Tensor, wide: Tensor, linear: Wide) -> None:
 
 
 class TurnMemory:
-    """The cache of so many rows at the full length of the context, what their turn says, and graphs over both.
+    """The cache of so many rows of up to `context` tokens, what their turn says, and graphs over both.
 
     The last slot belongs to nobody: it fills a batch up to the size of a graph.
     """
 
     @torch.inference_mode()
-    def __init__(self, decoder: TurnDecoder, rows: int) -> None:
-        self.rows = rows
-        slots, context, device = rows + 1, decoder.max_context, decoder.device
+    def __init__(self, decoder: TurnDecoder, rows: int, context: int) -> None:
+        self.rows, self.context = rows, context
+        slots, device = rows + 1, decoder.device
         shape = (len(decoder.layers), slots, decoder.key_heads, context, decoder.head_dim)
         self.keys = torch.zeros(shape, device=device, dtype=decoder.dtype)
         self.values = torch.zeros(shape, device=device, dtype=decoder.dtype)
@@ -370,6 +374,6 @@ class _Flags:
         return self._copies[oldest].tolist()
 
 
-def _power_of_two(rows: int) -> int:
-    """The size of the graph that serves so many rows."""
-    return max(_SMALLEST_BATCH, 1 << (rows - 1).bit_length())
+def _power_of_two(number: int, smallest: int = _SMALLEST_BATCH) -> int:
+    """The size of the graph that serves so many rows, or of the cache that holds so many tokens."""
+    return max(smallest, 1 << (number - 1).bit_length())
