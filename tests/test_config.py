@@ -158,7 +158,7 @@ def test_a_bad_setting_is_refused_in_one_sentence(override, words):
         (["eval.final_splits=test,val"], "name something twice: val, test, val"),
         (
             ["eval.final_splits=test", "eval.every=0"],
-            "eval.every=0 turns evaluation off, that of eval.final_splits too",
+            "that of eval.final_splits too; leave them out",
         ),
         (["lora.targets=q_proj,"], "lora.targets must be"),
         (["output_dir="], "output_dir must name a folder"),

@@ -16,6 +16,9 @@ WITH_EXAMPLES = [
 ]
 
 
+assert WITH_EXAMPLES
+
+
 @pytest.mark.parametrize("module", WITH_EXAMPLES)
 def test_examples_in_docstrings(module: str):
     result = doctest.testmod(importlib.import_module(module))

@@ -129,6 +129,17 @@ def test_it_takes_over_trained_weights():
     assert torch.allclose(after, model.hidden_of_modules(TOKENS, ("policy",)), atol=1e-4)
 
 
+def test_weights_are_copied_in_few_launches():
+    """One launch copies many tensors only where each lies in memory as its target does."""
+    model = make_model("llama", "stacked")
+    lean = LeanForward(model)
+    for adapters in (("policy",), ("policy", "world_model")):
+        lean(TOKENS, [adapters] * 3)
+        copies = lean._copies[adapters]
+        assert all(one.stride() == other.stride() for one, other in zip(copies.sources, copies.targets, strict=True))
+        assert len(copies.columns) == 7 * len(adapters), "one for all layers"
+
+
 def test_a_bf16_base_gives_fp32_gradients_near_the_exact_ones():
     exact, rounded = make_model("qwen3"), make_model("qwen3", dtype=torch.bfloat16)
     one = gradients(exact, LeanForward(exact)(TOKENS, [("policy",)] * 3))["policy"]

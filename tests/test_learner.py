@@ -288,14 +288,14 @@ def test_the_world_model_loss_is_the_mean_over_its_tokens_whatever_the_policy_ro
     )
 
 
-def test_replies_are_scored_in_order_however_they_are_batched(groups, monkeypatch):
+def test_replies_are_scored_in_order_however_they_are_batched(groups):
     """Hits and losses of each row are those of that row alone, token by token."""
     learner = used("separate")
     model = learner.model
     rows = [row for group in groups[:3] for row in world_rows(model, group)]
     rows.sort(key=lambda row: len(row.tokens))  # the opposite of how they are batched
     assert len({len(row.tokens) for row in rows}) > 1
-    monkeypatch.setattr(learner_module, "MICRO_BATCH_TOKENS", 2 * max(len(row.tokens) for row in rows))
+    learner.micro_batch_tokens = 2 * max(len(row.tokens) for row in rows)
     scores = learner.reply_scores(rows)
     for row, score in zip(rows, scores, strict=True):
         with torch.no_grad():

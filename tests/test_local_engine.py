@@ -338,6 +338,19 @@ def test_inline_an_inquiry_teaches_the_world_model_and_not_the_policy():
     assert sum(not any(row.policy_weights) and any(row.world_model_weights) for row in rows) == inquired
 
 
+def test_what_is_heard_is_told_group_by_group():
+    trainer = small_trainer("rollout.prompts=4", "threads=0")
+    groups = trainer.collect(0).groups
+    heard = trainer.recipe.hear(groups)
+    assert len(groups) > 1
+    for group, examples in zip(groups, heard, strict=True):
+        own = [each for rollout in group.rollouts for each in trainer.recipe.codec.examples_of(rollout, predict=None)]
+        keys = [example.key for example in examples]
+        assert keys == [key for key in dict.fromkeys(each.key for each in own) if key in keys]
+        assert len(keys) == len(set(keys)) > 0
+    assert set(trainer.recipe.replay.examples) == {example.key for examples in heard for example in examples}
+
+
 # --- any environment -----------------------------------------------------------------------------------------------
 
 

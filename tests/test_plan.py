@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from lfo.cli import main
-from lfo.engines import learner
+from lfo.config import RunConfig
 from lfo.engines.loading import load_base, model_source
 from lfo.engines.memory import CASES, model_config, training_update
 from lfo.engines.plan import (
@@ -28,7 +28,6 @@ from lfo.engines.plan import (
     shape_of,
     training,
 )
-from lfo.engines.verl import settings as verl_settings
 from lfo.errors import ConfigError, UsageError
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.lean import LeanForward
@@ -53,14 +52,12 @@ def test_named_shapes_are_those_of_their_models():
     assert SHAPES["qwen3-8b"].parameters == 8_190_735_360
 
 
-def test_a_plan_takes_as_many_tokens_at_once_as_the_engines_do(capsys, monkeypatch):
-    taken = {}
-    for gpus in ("141GB", "8x24GB"):
-        monkeypatch.setattr(sys, "argv", ["lfo", "plan", "--model", "tiny", "--gpus", gpus, "--json"])
-        with pytest.raises(SystemExit):
-            main()
-        taken[gpus] = json.loads(capsys.readouterr().out)["work"]["micro_batch_tokens"]
-    assert taken == {"141GB": learner.MICRO_BATCH_TOKENS, "8x24GB": verl_settings.MICRO_BATCH_TOKENS}
+def test_a_plan_takes_as_many_tokens_at_once_as_a_run_does(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["lfo", "plan", "--model", "tiny", "--gpus", "8x24GB", "--json"])
+    with pytest.raises(SystemExit):
+        main()
+    taken = json.loads(capsys.readouterr().out)["work"]["micro_batch_tokens"]
+    assert taken == Work().micro_batch_tokens == RunConfig().micro_batch_tokens
 
 
 @pytest.mark.parametrize("lean", [True, False])

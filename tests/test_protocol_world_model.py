@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lfo.errors import ConfigError
+from lfo.protocol import world_model
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.world_model import (
     WorldModelCodec,
@@ -252,19 +253,40 @@ def test_hostile_calls_and_replies_are_bounded_and_carry_no_special_token(codec)
         assert "<|/tool|>\n<|/action|>\n\n<|predict_csr|>\n<|csr|><|im_end|>" in show(example.tokens)
 
 
-def test_a_prompt_that_is_asked_for_again_is_the_same_and_nobody_can_spoil_it(codec):
-    states = [state_of(OPENING, ()), state_of(OPENING, [turn(CALL, "Bank of Tests, bank")])]
-    calls = [CALL, ToolCall(name=CALL.name, arguments={**CALL.arguments, "more": "1"})]
+def test_a_prompt_that_is_asked_for_again_is_not_made_again_and_nobody_can_spoil_it(monkeypatch):
+    def fresh() -> WorldModelCodec:
+        return WorldModelCodec(build(CHATML_WITH_TOOLS), state_tokens=200)
+
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    calls = [ToolCall(name="call", arguments={"phone_number": number}) for number in ("555-01", "555-02")]
     calls += [ToolCall(name="long", arguments={"x": "y" * 9_000 + end}) for end in "ab"]
+    # Too deep to be written down, so they read the same; yet other lines of the state concern them.
+    calls += [ToolCall(name="deep", arguments={"number": number, "x": deep}) for number in ("555-01", "555-02")]
+    directory = (
+        "Bank of Tests, bank\nBilling 555-01: invoice copy, payment change\nOffice 555-02: contract copy, moving date"
+    )
+    states = [state_of(OPENING, ()), state_of(OPENING, [turn(CALL, directory)])]
     pairs = [(state, call) for state in states for call in calls]
-    first = [codec.prompt_ids(*pair) for pair in pairs]
-    assert len(set(map(tuple, first))) == 2 * (len(calls) - 1)  # the long ones differ behind the cut alone
-    expected = [list(ids) for ids in first]
-    for ids in first:
-        ids.clear()
-    assert [codec.prompt_ids(*pair) for pair in pairs] == expected
+    expected = [fresh().prompt_ids(*pair) for pair in pairs]
+    assert expected[-1] != expected[-2]
+
+    codec, made = fresh(), []
+    make = codec._prompt_ids
+    monkeypatch.setattr(codec, "_prompt_ids", lambda *parts: made.append(parts) or make(*parts))
+    for _ in range(2):
+        found = [codec.prompt_ids(*pair) for pair in pairs]
+        assert found == expected
+        for ids in found:
+            ids.clear()
+        assert len(made) == len(pairs)
     codec.forget()
     assert [codec.prompt_ids(*pair) for pair in pairs] == expected
+    assert len(made) == 2 * len(pairs)
+    monkeypatch.setattr(world_model, "_REMEMBERED", 3)
+    assert [codec.prompt_ids(*pair) for pair in pairs * 2] == expected * 2
+    assert len(codec._prompts) <= 3
 
 
 def test_the_start_token_is_kept_where_the_tokenizer_writes_one():

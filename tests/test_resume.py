@@ -191,7 +191,7 @@ def test_a_full_gpu_stops_the_run_and_the_last_checkpoint_is_intact(whole: Path,
     monkeypatch.setattr(Trainer, "update", full)
     code, err, run = failing_run(capsys, tmp_path)
     assert code == 1
-    assert err.splitlines()[-1].startswith("lfo: the GPU is out of memory; free it and continue")
+    assert err.splitlines()[-1].startswith("lfo: the GPU is out of memory; continue from")
     assert_intact(run, step=2)
 
 

@@ -47,6 +47,7 @@ TOOL = {
 @dataclass(frozen=True)
 class Chore:
     id: str = "chore"
+    level: int = 3
 
 
 class Parrot:
@@ -122,8 +123,8 @@ def play(
 
 
 def test_the_environment_ends_it():
-    rollout = play(lambda message: StepResult(observation="Bye.", reward=0.75, done=True, info={"level": 3}))
-    assert (rollout.stop, rollout.reward, rollout.info) == (StopReason.DONE, 0.75, {"level": 3})
+    rollout = play(lambda message: StepResult(observation="Bye.", reward=0.75, done=True, info={"calls": 2}))
+    assert (rollout.stop, rollout.reward, rollout.info) == (StopReason.DONE, 0.75, {"level": 3, "calls": 2})
     assert len(rollout.turns) == 1
     assert rollout.origins[-1] == Origin.ENVIRONMENT, "nobody speaks after the last observation"
 
@@ -144,6 +145,7 @@ def test_a_message_past_its_limit_ends_it():
 def test_an_opening_that_does_not_fit_ends_it():
     rollout = play(room=20)
     assert (rollout.stop, rollout.tokens, rollout.turns) == (StopReason.CONTEXT_OVERFLOW, (), ())
+    assert rollout.info == {"level": 3}, "it failed on its level, though nobody said a word"
 
 
 def test_a_message_that_fills_the_context_ends_it():

@@ -132,6 +132,7 @@ class RunConfig:
     init_from: str | None = None  # run whose adapters this one starts from
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = 0  # CPU threads; 0 = let torch decide
+    micro_batch_tokens: int = 16_384  # in one forward and backward; a matter of memory and speed alone
     checkpoint_every: int = 10  # steps
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()  # who is told of every row of metrics beside the file
     lora: LoraConfig = field(default_factory=LoraConfig)
@@ -164,6 +165,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     # A real language model on one GPU: lfo models fetch smollm2-135m, lfo pretrain --base smollm2-135m
     "smollm2-135m": {
         "model": "smollm2-135m-warm",
+        "micro_batch_tokens": 24_576,  # a mini-batch in one pass: launching takes longer than computing
         "rollout.max_context": 2048,  # the tools alone are described in about 500 of its tokens
         "policy.max_resamples": 0,
         "world_model.learning_rate": 2e-3,
@@ -188,6 +190,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "engine": "verl",
         "model": "Qwen/Qwen3-8B",
         "device": "cuda",
+        "micro_batch_tokens": 8192,
         "rollout.max_context": 8192,
         "rollout.max_turn_tokens": 1024,
         "eval.every": 20,
@@ -198,7 +201,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "verl.actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
         "verl.actor_rollout_ref.rollout.gpu_memory_utilization": 0.6,
         "verl.actor_rollout_ref.actor.fsdp_config.optimizer_offload": True,
-        "verl.actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 8192,
     },
     # One GPU, no vLLM: rollouts by the sampler of this package.
     "qwen3-1.7b-1gpu": {
@@ -231,6 +233,7 @@ RANGES: Mapping[str, tuple[float, float | None]] = {
     "steps": (1, None),
     "seed": (0, 2**32 - 1),
     "threads": (0, None),
+    "micro_batch_tokens": (1, None),
     "checkpoint_every": (1, None),
     "lora.rank": (1, None),
     "lora.alpha": (0, None),
@@ -336,6 +339,7 @@ BESIDE_THE_EXPERIMENT = (
     "preset",
     "device",
     "threads",
+    "micro_batch_tokens",
     "checkpoint_every",
     "trackers",
     "eval.every",
@@ -405,7 +409,7 @@ def _relations(c: RunConfig) -> Iterator[tuple[bool, str]]:
     yield len(c.eval.splits) > 0, "eval.splits must name at least one split; eval.every=0 turns evaluation off"
     yield (
         c.eval.every > 0 or not c.eval.final_splits,
-        "eval.every=0 turns evaluation off, that of eval.final_splits too",
+        "eval.every=0 turns evaluation off, that of eval.final_splits too; leave them out or set eval.every",
     )
     yield all(part.strip() for part in c.lora.targets.split(",")), "lora.targets must be all-linear or module names"
     yield (

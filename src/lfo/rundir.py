@@ -35,7 +35,9 @@ from lfo.config import RunConfig, differences, from_yaml, to_yaml
 from lfo.errors import ConfigError, DataError, UsageError, WorkError
 
 # A run that goes on keeps its settings, except those that do not change what it computes next.
-CHANGEABLE_ON_RESUME = frozenset({"steps", "output_dir", "device", "threads", "checkpoint_every", "trackers"})
+CHANGEABLE_ON_RESUME = frozenset(
+    {"steps", "output_dir", "device", "threads", "micro_batch_tokens", "checkpoint_every", "trackers"}
+)
 
 MANIFEST = "checkpoint.json"
 

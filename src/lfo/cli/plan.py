@@ -26,12 +26,7 @@ def plan(
     gpus: Annotated[str, typer.Option(metavar="NxMGB", help="As 8x24GB.")],
     context: Annotated[int, typer.Option(min=1, help="Tokens of a rollout.")] = 2048,
     rollouts: Annotated[int, typer.Option(min=1, help="Rollouts at the same time.")] = 64,
-    micro_batch_tokens: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Tokens of one forward and backward; without it, 24576 on one GPU and 16384 on several."
-        ),
-    ] = None,
+    micro_batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one forward and backward.")] = 16_384,
     rank: Annotated[int, typer.Option(min=1, help="Of LoRA.")] = 16,
     adapters: Annotated[int, typer.Option(min=1, max=2, help="2: policy and world model.")] = 2,
     checkpointing: Annotated[bool, typer.Option(help="Compute activations again in the backward.")] = False,
@@ -39,21 +34,19 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON.")] = False,
 ) -> None:
     """Memory on each GPU, for training and rollouts: lfo plan --model qwen3-8b --gpus 8x24GB"""
-    from lfo.engines.plan import MICRO_BATCH_TOKENS, MICRO_BATCH_TOKENS_OF_A_RANK, Gpus, Work, shape_of
+    from lfo.engines.plan import Gpus, Work, shape_of
     from lfo.engines.plan import plan as make_plan
 
-    machine = Gpus.parse(gpus)
-    taken = MICRO_BATCH_TOKENS if machine.count == 1 else MICRO_BATCH_TOKENS_OF_A_RANK
     work = Work(
         context=context,
         rollouts=rollouts,
-        micro_batch_tokens=micro_batch_tokens or taken,
+        micro_batch_tokens=micro_batch_tokens,
         rank=rank,
         adapters=adapters,
         checkpointing=checkpointing,
         tensor_parallel=tensor_parallel,
     )
-    result = make_plan(shape_of(model), machine, work)
+    result = make_plan(shape_of(model), Gpus.parse(gpus), work)
     if as_json:
         typer.echo(json.dumps(result))
     else:

@@ -64,7 +64,7 @@ def bench_step(
     overrides: Sequence[str] = (), *, device: str = "cpu", repeats: int = 5, replayed_batches: int = 3
 ) -> dict[str, Any]:
     """Cost of a step (rollouts, examples, update) of each variant, and its ratio to that of plain DAPO."""
-    place = [f"device={device}", "threads=1"]
+    place = [f"device={device}", *(["threads=1"] if device == "cpu" else [])]
     variants = {name: _variant([*overrides, *place, *settings]) for name, settings in VARIANTS.items()}
     for variant in variants.values():
         _fill_replay(variant.trainer, replayed_batches)

@@ -37,7 +37,6 @@ from lfo.objectives.losses import (
 )
 from lfo.types import TrainingSample
 
-MICRO_BATCH_TOKENS = 24_576  # a mini-batch of the presets in one pass: launching takes longer than computing
 LOGITS_AT_ONCE = 1 << 27  # numbers: predictions times vocabulary
 
 
@@ -53,6 +52,8 @@ class Batch:
     advantages_BT: Tensor
     policy_weights_BT: Tensor
     world_model_weights_BT: Tensor
+    has_policy: bool  # whether any token has such a weight: asking the tensors would make the device wait
+    has_world_model: bool
 
 
 def collate(samples: Sequence[TrainingSample], device: torch.device) -> Batch:
@@ -75,11 +76,13 @@ def collate(samples: Sequence[TrainingSample], device: torch.device) -> Batch:
         advantages_BT=stack("advantages"),
         policy_weights_BT=stack("policy_weights"),
         world_model_weights_BT=stack("world_model_weights"),
+        has_policy=any(any(sample.policy_weights) for sample in samples),
+        has_world_model=any(any(sample.world_model_weights) for sample in samples),
     )
 
 
 def micro_batches(
-    samples: Sequence[TrainingSample], device: torch.device, *, tokens: int = MICRO_BATCH_TOKENS, mixed: bool = False
+    samples: Sequence[TrainingSample], device: torch.device, *, tokens: int, mixed: bool = False
 ) -> Iterator[Batch]:
     """Rows of similar length, at most `tokens` of them together (a longer row goes alone).
 
@@ -112,6 +115,7 @@ class Learner:
     def __init__(self, model: DualAdapterModel, config: RunConfig) -> None:
         self.model = model
         self.config = config
+        self.micro_batch_tokens = config.micro_batch_tokens
         self.parameters: Mapping[str, list[torch.nn.Parameter]] = {
             name: model.adapter_parameters(name) for name in model.adapter_names
         }
@@ -156,7 +160,8 @@ class Learner:
 
     def _micro_batches(self, samples: Sequence[TrainingSample]) -> Iterator[Batch]:
         """What this process computes of a mini-batch: all of it."""
-        yield from micro_batches(samples, self.model.device, mixed=self.model.mixes_rows)
+        tokens, mixed = self.micro_batch_tokens, self.model.mixes_rows
+        yield from micro_batches(samples, self.model.device, tokens=tokens, mixed=mixed)
 
     def _gather(self, watched: dict[str, float]) -> None:
         """Add what other processes computed to the gradients and to what is watched: there are none."""
@@ -166,7 +171,7 @@ class Learner:
     ) -> None:
         settings, model = self.config.policy, self.model
         policy_BT, world_BT = batch.policy_weights_BT, batch.world_model_weights_BT
-        has_policy, has_world = bool(policy_BT.any()), bool(world_tokens) and bool(world_BT.any())
+        has_policy, has_world = batch.has_policy, batch.has_world_model and world_tokens > 0
         if not (has_policy or has_world):
             return
         # Inline and stacked, one forward serves both losses, and only the policy loss must spare the world model.
@@ -246,7 +251,7 @@ class Learner:
         scores: dict[int, ReplyScore] = {}
         longest_first = sorted(range(len(samples)), key=lambda place: len(samples[place].tokens), reverse=True)
         while longest_first:
-            count = max(1, MICRO_BATCH_TOKENS // len(samples[longest_first[0]].tokens))
+            count = max(1, self.micro_batch_tokens // len(samples[longest_first[0]].tokens))
             places, longest_first = longest_first[:count], longest_first[count:]
             batch = collate([samples[place] for place in places], self.model.device)
             hidden_BTD = self.model.hidden(batch.tokens_BT, batch.adapters, lengths=batch.lengths)

@@ -95,8 +95,8 @@ class Trainer:
                 return run_steps(self, run, self.environment, resume=resume)
             except torch.OutOfMemoryError as error:
                 raise WorkError(
-                    "the GPU is out of memory; free it and continue from the last checkpoint with --resume, or start a "
-                    "run with a smaller rollout.group_size or rollout.max_context (`lfo plan` says what takes how much)"
+                    "the GPU is out of memory; continue from the last checkpoint with --resume and a smaller "
+                    "micro_batch_tokens, or when others have left the GPU (`lfo plan` says what takes how much)"
                 ) from error
 
     def step(self, step: int) -> dict[str, Any]:

@@ -27,7 +27,6 @@ GIB = 2**30
 USABLE = 0.92  # the rest is the driver's, the libraries' and the allocator's gaps
 WORKSPACE = 72 * 2**20  # of the matrix library, on two streams
 LOGITS_AT_ONCE = 1 << 27  # as in engines/learner.py: predictions times vocabulary
-MICRO_BATCH_TOKENS, MICRO_BATCH_TOKENS_OF_A_RANK = 24_576, 16_384  # as in engines/learner.py and verl/settings.py
 SMALLEST_MICRO_BATCH = 1024
 PREDICTION = 512  # tokens of what the world model is asked and answers
 PADDING = 1.15  # rows of one micro-batch differ in length; attention alone sees it
@@ -157,7 +156,7 @@ class Work:
 
     context: int = 2048  # tokens of a rollout
     rollouts: int = 64  # at the same time, on all GPUs together
-    micro_batch_tokens: int = MICRO_BATCH_TOKENS_OF_A_RANK  # in one forward and backward, padding included
+    micro_batch_tokens: int = 16_384  # in one forward and backward, padding included
     predictions: int | None = None  # tokens of a micro-batch that a loss looks at; None: a quarter
     rank: int = 16
     adapters: int = 2

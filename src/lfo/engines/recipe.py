@@ -45,7 +45,7 @@ from lfo.rollout.runner import BROKEN_OFF, RolloutRequest, refuse_dead_environme
 from lfo.rollout.samples import PREDICTED_TOOLS, ReplayBuffer, policy_sample, world_model_sample
 from lfo.types import Rollout, RolloutGroup, TrainingSample
 
-ENCODERS = min(8, os.cpu_count() or 1)  # threads that turn what was heard into tokens
+MOST_ENCODERS = 8  # threads that turn what was heard into tokens
 RATE_FLOOR = 0.1  # the cosine ends at this share of the learning rate
 
 RollOut = Callable[[Sequence[RolloutRequest]], Sequence[Rollout]]
@@ -238,7 +238,7 @@ class Recipe:
         if not self.state.weight or self.config.world_model.input == "inline":
             return [[] for _ in groups]
         rollouts = [rollout for group in groups for rollout in group.rollouts]
-        with ThreadPoolExecutor(ENCODERS) as pool:
+        with ThreadPoolExecutor(min(MOST_ENCODERS, self.config.threads or os.cpu_count() or 1)) as pool:
             examples = pool.map(partial(self.codec.examples_of, predict=self.predicted_tools), rollouts)
         heard = []
         for group in groups:

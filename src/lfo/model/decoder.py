@@ -33,6 +33,15 @@ _CAPACITY_STEP = 128
 _WORTHWHILE_PREFIX = 16
 
 
+# The linear layers of a transformer layer by their inputs: those with one input are computed together.
+PARTS_OF_LAYER = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "out": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+
+
 class DecoderCache(Protocol):
     """What rows have been computed; the last batch started is the one that steps."""
 
@@ -153,12 +162,8 @@ class FusedDecoder:
         deltas = self._model.deltas(self.adapters)
         for index, (layer, source) in enumerate(zip(self.layers, self._model.causal_lm.model.layers, strict=True)):
             modules = dict(layer_linears(source))
-            for fused, names in (
-                (layer.qkv, ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
-                (layer.out, ("self_attn.o_proj",)),
-                (layer.gate_up, ("mlp.gate_proj", "mlp.up_proj")),
-                (layer.down, ("mlp.down_proj",)),
-            ):
+            for part, names in PARTS_OF_LAYER.items():
+                fused = getattr(layer, part)
                 weights = [base_linear(modules[name]).weight for name in names]
                 for name, weight, target in zip(names, weights, fused.split([len(w) for w in weights]), strict=True):
                     delta = deltas.get(f"model.layers.{index}.{name}")

@@ -14,16 +14,17 @@ of all LoRA on it, H heads, D head size.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from lfo.model.decoder import FusedDecoder, base_linear, layer_linears
+from lfo.model.decoder import PARTS_OF_LAYER, FusedDecoder, base_linear, layer_linears
 
 if TYPE_CHECKING:
     from lfo.model.adapters import DualAdapterModel
@@ -31,14 +32,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Linear:
-    """A linear layer, and the LoRA of all adapters on it side by side: a second adapter launches nothing more."""
+    """A linear layer, and the LoRA of all adapters on it side by side: they are one product."""
 
     weight: Tensor
     bias: Tensor | None
     rows: slice  # of the group's output
     ranks: slice  # of the group's A
     adapters: tuple[tuple[str, slice], ...]  # each with its share of these ranks
-    b: Tensor  # rounded
+    b: Tensor  # scaled and rounded, as the sampler has it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +47,8 @@ class _Group:
     """Linear layers with one input: q, k, v; o; gate, up; down."""
 
     linears: tuple[_Linear, ...]
-    a: Tensor  # R x W, scaled and rounded
-    scale_R1: Tensor
+    a: Tensor  # R x W, rounded
+    scale_R: Tensor
     parameters: tuple[Tensor, ...]  # A and B of each LoRA, as they are trained
 
 
@@ -82,26 +83,26 @@ class _Linears(torch.autograd.Function):
         group: _Group = ctx.group
         needs_x, *needs = ctx.needs_input_grad[:1] + ctx.needs_input_grad[_FIXED:]
         towards_x = None
-        towards_projected = torch.empty_like(projected)
-        answers_a: list[Tensor | None] = []
-        answers_b: list[Tensor | None] = []
+        towards_projected, scaled = torch.empty_like(projected), projected * group.scale_R
+        towards_b: list[Tensor] = []
         for linear in group.linears:
             part = gradient[:, linear.rows]
             if needs_x:
                 towards_x = part @ linear.weight if towards_x is None else towards_x.addmm_(part, linear.weight)
             if linear.adapters:
                 torch.mm(part, linear.b, out=towards_projected[:, linear.ranks])
-                of_linear = projected[:, linear.ranks]  # columns of one product would be copied into gradients
-                answers_b += [_product(part.T, of_linear[:, ranks]) for _, ranks in linear.adapters]
-        if answers_b:
+                # A product for each adapter: columns of one for all would have to be copied to become gradients.
+                of_linear = scaled[:, linear.ranks]
+                towards_b += [_product(part.T, of_linear[:, ranks]) for _, ranks in linear.adapters]
+        answers: list[Tensor] = []
+        if group.parameters:
             if ctx.uses_MR is not None:
                 towards_projected.mul_(ctx.uses_MR)
-            towards_a = _product(towards_projected.T, x).mul_(group.scale_R1)
-            for linear in group.linears:
-                answers_a += [towards_a[linear.ranks][ranks] for _, ranks in linear.adapters]
+            of_group = _product(towards_projected.T, x)
+            towards_a = [of_group[linear.ranks][ranks] for linear in group.linears for _, ranks in linear.adapters]
+            answers = [gradient for pair in zip(towards_a, towards_b, strict=True) for gradient in pair]
             if towards_x is not None:
                 towards_x.addmm_(towards_projected, group.a)
-        answers = [answer for pair in zip(answers_a, answers_b, strict=True) for answer in pair]
         return towards_x, None, None, *(each if needed else None for each, needed in zip(answers, needs, strict=True))
 
 
@@ -275,79 +276,91 @@ class LeanForward:
         """The groups of every layer, with the present weights of these adapters."""
         if adapters not in self._groups:
             self._copies[adapters] = _Copies()
-            layers = self._model.causal_lm.model.layers
-            self._groups[adapters] = [self._make_groups(layer, adapters) for layer in layers]
+            self._groups[adapters] = self._make_groups(adapters, self._copies[adapters])
         self._copies[adapters].refresh()
         return self._groups[adapters]
 
-    def _make_groups(self, layer: Any, adapters: tuple[str, ...]) -> dict[str, _Group]:
-        modules = dict(layer_linears(layer))
-        parts = {
-            "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-            "out": ("self_attn.o_proj",),
-            "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-            "down": ("mlp.down_proj",),
-        }
-        return {name: self._make_group([modules[each] for each in names], adapters) for name, names in parts.items()}
-
-    def _make_group(self, modules: Sequence[Any], adapters: tuple[str, ...]) -> _Group:
-        found = [[name for name in adapters if name in getattr(module, "lora_A", {})] for module in modules]
-        sizes = [
-            [len(module.lora_A[name].weight) for name in names] for module, names in zip(modules, found, strict=True)
+    def _make_groups(self, adapters: tuple[str, ...], copies: _Copies) -> list[dict[str, _Group]]:
+        layers = [dict(layer_linears(layer)) for layer in self._model.causal_lm.model.layers]
+        alike: dict[Any, list[tuple[int, Any]]] = defaultdict(list)
+        for number, modules in enumerate(layers):
+            for name, module in modules.items():
+                alike[name, base_linear(module).weight.shape, _present(module, adapters)].append((number, module))
+        all_b: dict[tuple[int, str], Tensor] = {}
+        for (name, shape, present), found in alike.items():
+            # The same layer of all depths lies in one tensor, so that one copy fills it.
+            b = base_linear(found[0][1]).weight.new_empty(len(found), shape[0], sum(rank for _, rank, _ in present))
+            first = 0
+            for adapter, rank, scale in present:
+                sources = [module.lora_B[adapter].weight.detach() for _, module in found]
+                copies.columns.append((sources, scale, b[:, :, first : first + rank]))
+                first += rank
+            all_b |= {(number, name): b[place] for place, (number, _) in enumerate(found)}
+        return [
+            {
+                part: self._make_group([(modules[name], all_b[number, name]) for name in names], adapters, copies)
+                for part, names in PARTS_OF_LAYER.items()
+            }
+            for number, modules in enumerate(layers)
         ]
-        first = base_linear(modules[0]).weight
-        all_a = first.new_zeros(sum(map(sum, sizes)), first.shape[1])
-        scales: list[float] = []
-        linears, parameters, row, rank = [], [], 0, 0
-        for module, names, ranks in zip(modules, found, sizes, strict=True):
-            linear = base_linear(module)
-            out = len(linear.weight)
-            b = linear.weight.new_empty(out, sum(ranks))
-            places = [slice(end - size, end) for size, end in zip(ranks, accumulate(ranks), strict=True)]
-            a = all_a[rank : rank + sum(ranks)]
-            for name, place in zip(names, places, strict=True):
-                a_source, b_source = module.lora_A[name].weight, module.lora_B[name].weight
-                scale = module.scaling[name]
-                self._copies[adapters].add(a_source.detach(), scale, a[place])
-                self._copies[adapters].add(b_source.detach(), 1.0, b[:, place])
-                parameters += [a_source, b_source]
-                scales += [scale] * (place.stop - place.start)
+
+    @staticmethod
+    def _make_group(parts: Sequence[tuple[Any, Tensor]], adapters: tuple[str, ...], copies: _Copies) -> _Group:
+        first = base_linear(parts[0][0]).weight
+        a = first.new_zeros(sum(b.shape[1] for _, b in parts), first.shape[1])
+        linears, parameters, scales = [], [], []
+        row = rank = 0
+        for module, b in parts:
+            linear, present = base_linear(module), _present(module, adapters)
+            ends = list(accumulate((size for _, size, _ in present), initial=0))
+            places = [slice(*pair) for pair in pairwise(ends)]
+            for (adapter, size, scale), place in zip(present, places, strict=True):
+                parameters += [module.lora_A[adapter].weight, module.lora_B[adapter].weight]
+                copies.sources.append(module.lora_A[adapter].weight.detach())
+                copies.targets.append(a[rank + place.start : rank + place.stop])
+                scales += [scale] * size
             linears.append(
                 _Linear(
                     weight=linear.weight,
                     bias=linear.bias,
-                    rows=slice(row, row + out),
-                    ranks=slice(rank, rank + sum(ranks)),
-                    adapters=tuple(zip(names, places, strict=True)),
+                    rows=slice(row, row + len(linear.weight)),
+                    ranks=slice(rank, rank + b.shape[1]),
+                    adapters=tuple((adapter, place) for (adapter, _, _), place in zip(present, places, strict=True)),
                     b=b,
                 )
             )
-            row, rank = row + out, rank + sum(ranks)
+            row, rank = row + len(linear.weight), rank + b.shape[1]
         return _Group(
             linears=tuple(linears),
-            a=all_a,
-            scale_R1=torch.tensor(scales, device=first.device)[:, None],
+            a=a,
+            scale_R=torch.tensor(scales, device=first.device, dtype=first.dtype),
             parameters=tuple(parameters),
         )
 
 
+def _present(module: Any, adapters: Sequence[str]) -> tuple[tuple[str, int, float], ...]:
+    """The LoRA of these adapters on a layer: name, rank and scale."""
+    found = getattr(module, "lora_A", {})
+    return tuple((name, len(found[name].weight), module.scaling[name]) for name in adapters if name in found)
+
+
 @dataclass(slots=True)
 class _Copies:
-    """Where the trained weights go, scaled and rounded, at the beginning of each forward: two launches for them all."""
+    """Where the trained weights go, scaled and rounded, at the beginning of each forward: in few launches.
+
+    Many tensors are copied by one launch only if each lies in memory as its target does. A's do, being rows; B's are
+    columns, and go there by way of one tensor for all layers.
+    """
 
     sources: list[Tensor] = field(default_factory=list)
-    scales: list[float] = field(default_factory=list)
     targets: list[Tensor] = field(default_factory=list)
-
-    def add(self, source: Tensor, scale: float, target: Tensor) -> None:
-        self.sources.append(source)
-        self.scales.append(scale)
-        self.targets.append(target)
+    columns: list[tuple[list[Tensor], float, Tensor]] = field(default_factory=list)  # sources, scale, target
 
     def refresh(self) -> None:
         if self.sources:
-            scaled = torch._foreach_mul(self.sources, self.scales)  # pyright: ignore[reportPrivateImportUsage]
-            torch._foreach_copy_(self.targets, scaled)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_copy_(self.targets, self.sources)  # pyright: ignore[reportPrivateImportUsage]
+        for sources, scale, target in self.columns:
+            target.copy_(torch.stack(sources).mul_(scale))
 
 
 def _norm(x: Tensor, norm: Any) -> Tensor:

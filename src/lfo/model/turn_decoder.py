@@ -24,18 +24,12 @@ from torch import Tensor
 
 from lfo.model import turn_ops
 from lfo.model.adapters import DualAdapterModel, LoraDelta
-from lfo.model.decoder import FusedDecoder, SlotCache, base_linear, layer_linears
+from lfo.model.decoder import PARTS_OF_LAYER, FusedDecoder, SlotCache, base_linear, layer_linears
 from lfo.model.turn_ops import Heads, Turn
 
 _AHEAD = 2  # steps that the device has in hand while the host looks at the flags of an earlier one
 _SMALLEST_BATCH, _SMALLEST_CONTEXT = 8, 256
 _RANK_STEP = 16  # columns behind an input; matrix units want multiples of 8
-_PARTS = {
-    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "out": ("self_attn.o_proj",),
-    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "down": ("mlp.down_proj",),
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +89,7 @@ class TurnDecoder(FusedDecoder):
         modules = dict(layer_linears(source))
 
         def wide(part: str) -> Wide:
-            linears = [base_linear(modules[name]) for name in _PARTS[part]]
+            linears = [base_linear(modules[name]) for name in PARTS_OF_LAYER[part]]
             rank = sum(len(delta.a) for _, delta in self._present(deltas, index, part))
             rank = -(-rank // _RANK_STEP) * _RANK_STEP
             width = linears[0].in_features
@@ -110,7 +104,7 @@ class TurnDecoder(FusedDecoder):
             input_norm=self._own(source.input_layernorm.weight),
             mlp_norm=self._own(source.post_attention_layernorm.weight),
             qk_norm=self._qk_norm(source.self_attn),
-            **{part: wide(part) for part in _PARTS},
+            **{part: wide(part) for part in PARTS_OF_LAYER},
         )
 
     @torch.no_grad()
@@ -119,7 +113,7 @@ class TurnDecoder(FusedDecoder):
         deltas = self._model.deltas(self.adapters)
         for index, (layer, source) in enumerate(zip(self.layers, self._model.causal_lm.model.layers, strict=True)):
             modules = dict(layer_linears(source))
-            for part, names in _PARTS.items():
+            for part, names in PARTS_OF_LAYER.items():
                 wide: Wide = getattr(layer, part)
                 present = dict(self._present(deltas, index, part))
                 row, column = 0, wide.a.shape[1]
@@ -135,7 +129,7 @@ class TurnDecoder(FusedDecoder):
 
     @staticmethod
     def _present(deltas: dict[str, LoraDelta], index: int, part: str) -> list[tuple[str, LoraDelta]]:
-        found = ((name, deltas.get(f"model.layers.{index}.{name}")) for name in _PARTS[part])
+        found = ((name, deltas.get(f"model.layers.{index}.{name}")) for name in PARTS_OF_LAYER[part])
         return [(name, delta) for name, delta in found if delta is not None]
 
     # ------------------------------------------------------------------ computing

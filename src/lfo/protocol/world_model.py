@@ -144,7 +144,7 @@ class WorldModelCodec:
         self._chat = ChatCodec(tokenizer)
         # The rollouts of one task say much the same in the same state: half of all texts were just encoded.
         self._encode = lru_cache(maxsize=_REMEMBERED)(self._chat.encode)
-        self._prompts: dict[tuple[str, str], list[int]] = {}
+        self._prompts: dict[tuple[str, str, tuple[str, ...]], list[int]] = {}
         self._state_tokens = state_tokens
         self._text_tokens = text_tokens
         first = tokenizer.encode("a")[0]  # a base whose tokenizer starts every text in one way never saw another
@@ -174,18 +174,16 @@ class WorldModelCodec:
 
     def prompt_ids(self, state: WorldModelState, call: ToolCall) -> list[int]:
         """The ids of `render_prompt`, with the state compressed and an overlong call cut."""
-        texts = render_state(state), _call_body(call)
-        ids = self._prompts.get(texts)
+        body = _call_body(call)[:_MAX_CHARS]
+        told_apart = render_state(state), body, _named_in(call)  # what the prompt is made of
+        ids = self._prompts.get(told_apart)
         if ids is None:
-            ids = self._prompt_ids(state, call, texts[1])
-            if len(texts[1]) <= _MAX_CHARS:
-                if len(self._prompts) >= _REMEMBERED:
-                    self._prompts.clear()
-                self._prompts[texts] = ids
+            if len(self._prompts) >= _REMEMBERED:
+                self._prompts.clear()
+            ids = self._prompts[told_apart] = self._prompt_ids(state, call, body)
         return list(ids)
 
     def _prompt_ids(self, state: WorldModelState, call: ToolCall, body: str) -> list[int]:
-        body = body[:_MAX_CHARS]
         if len(self._encode(body)) > self._text_tokens:
             body = _cut(body, _most(len(body), lambda n: len(self._encode(body[:n])), self._text_tokens))
         return self._start + self._encode(_prompt(self.compress(state, call), body))
@@ -228,8 +226,7 @@ class WorldModelCodec:
 def concerning(state: WorldModelState, call: ToolCall) -> WorldModelState:
     """The state with what concerns the call: of an observation of several lines (which stand in a state with `; ` in
     between) the first, which says what it is about, and those that hold a value of the call; all where none does."""
-    named = (value for value in _values_in(call.arguments) if len(value) >= _MIN_VALUE_CHARS)
-    values = tuple(islice(named, _MAX_COLLECTED))
+    values = _named_in(call)
 
     def shortened(observation: str) -> str:
         first, *others = observation.split(_LINE_BREAK)
@@ -237,6 +234,12 @@ def concerning(state: WorldModelState, call: ToolCall) -> WorldModelState:
         return _LINE_BREAK.join([first, *kept]) if kept else observation
 
     return replace(state, actions=tuple((said, shortened(heard)) for said, heard in state.actions))
+
+
+def _named_in(call: ToolCall) -> tuple[str, ...]:
+    """The values of a call that name something."""
+    named = (value for value in _values_in(call.arguments) if len(value) >= _MIN_VALUE_CHARS)
+    return tuple(value[: _MAX_CHARS + 1] for value in islice(named, _MAX_COLLECTED))  # longer than any line is too long
 
 
 def _values_in(value: Any, depth: int = 4) -> Iterator[str]:

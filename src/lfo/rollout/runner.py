@@ -163,8 +163,13 @@ class _Row:
             error=self.error,
             blind=self.request.blind,
             inquired=bool(self.inquired),
-            info=self.info,
+            info=self._level() | self.info,
         )
+
+    def _level(self) -> dict[str, Any]:
+        """Of a task that has one. A rollout may end before its environment says so, and failed on that level too."""
+        level = getattr(self.request.task, "level", None)
+        return {} if level is None else {"level": level}
 
 
 class Runner:

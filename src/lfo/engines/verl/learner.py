@@ -25,15 +25,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lfo.config import RunConfig
-from lfo.engines.learner import LOGITS_AT_ONCE, MICRO_BATCH_TOKENS, Batch, Learner, collate
+from lfo.engines.learner import LOGITS_AT_ONCE, Batch, Learner, collate
 from lfo.model.adapters import DualAdapterModel
 from lfo.objectives.losses import fused_token_logprobs
 from lfo.types import TrainingSample
 
 
-def rounds(
-    samples: Sequence[TrainingSample], *, ranks: int, tokens: int = MICRO_BATCH_TOKENS
-) -> Iterator[list[list[TrainingSample]]]:
+def rounds(samples: Sequence[TrainingSample], *, ranks: int, tokens: int) -> Iterator[list[list[TrainingSample]]]:
     """For each round the rows of each rank, longest rows first; rows of a round run on the same adapters.
 
     Rows that train the policy come first and apart: only they need a second look at the base, for the KL divergence,
@@ -93,7 +91,7 @@ class RankedLearner(Learner):
     def _backward(
         self, batch: Batch, policy_tokens: float, world_tokens: float, weight: float, sums: dict[str, Any]
     ) -> None:
-        if bool(batch.policy_weights_BT.any()) or bool(batch.world_model_weights_BT.any()):
+        if batch.has_policy or batch.has_world_model:
             super()._backward(batch, policy_tokens, world_tokens, weight, sums)
             return
         hidden_BTD = self.model.hidden(batch.tokens_BT, batch.adapters)

@@ -31,7 +31,6 @@ from lfo.config import RunConfig
 from lfo.engines.loading import model_source, pick_device
 from lfo.errors import ConfigError
 
-MICRO_BATCH_TOKENS = 16_384  # of each rank
 PLUGIN = "lfo.engines.verl.plugin"  # registers our parts wherever verl builds a model config
 PLATFORM = "lfo.engines.verl.platform"  # imported with verl itself
 ENGINE = "dual_lora"  # the name under which our engine is registered
@@ -141,7 +140,7 @@ def _translated(config: RunConfig, tokenizer: str | None) -> dict[str, Any]:
         f"{actor}.fsdp_config.seed": config.seed,
         f"{actor}.use_torch_compile": False,
         f"{actor}.use_dynamic_bsz": True,
-        f"{actor}.ppo_max_token_len_per_gpu": MICRO_BATCH_TOKENS,
+        f"{actor}.ppo_max_token_len_per_gpu": config.micro_batch_tokens,
         f"{actor}.ppo_mini_batch_size": rollout.mini_batch_prompts,
         f"{actor}.clip_ratio": policy.clip_low,
         f"{actor}.clip_ratio_low": policy.clip_low,
