@@ -280,10 +280,10 @@ def test_a_prompt_that_is_asked_for_again_is_not_made_again_and_nobody_can_spoil
         assert found == expected
         for ids in found:
             ids.clear()
-        assert len(made) == len(pairs)
+        assert len(made) == len(pairs) - 2  # the long ones differ behind the cut alone
     codec.forget()
     assert [codec.prompt_ids(*pair) for pair in pairs] == expected
-    assert len(made) == 2 * len(pairs)
+    assert len(made) == 2 * (len(pairs) - 2)
     monkeypatch.setattr(world_model, "_REMEMBERED", 3)
     assert [codec.prompt_ids(*pair) for pair in pairs * 2] == expected * 2
     assert len(codec._prompts) <= 3
