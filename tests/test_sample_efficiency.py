@@ -283,6 +283,14 @@ def test_the_baseline_is_plain_dapo_unless_another_is_named():
     assert all(group.ratio.value is None for group in without.groups)
 
 
+def test_runs_that_were_looked_at_more_or_less_often_are_compared_and_it_is_said():
+    runs = [run_of({0: 0.0, 80: 0.9}, f"seed={seed}", f"eval.every={every}") for seed, every in ((0, 5), (1, 20))]
+    comparison = compare(runs)
+    assert len(comparison.groups) == 1
+    assert "evaluated every 5 or 20 steps" in comparison.notes[-1]
+    assert not any("evaluated" in note for note in compare(runs[:1]).notes)
+
+
 def test_a_world_without_a_ceiling_is_compared_by_success_itself():
     data = json.loads(json.dumps(DATA))
     data["splits"]["val"]["ceiling"] = None

@@ -153,6 +153,11 @@ def compare(runs: Sequence[RunRecord], *, baseline: str | None = None) -> Compar
     notes = [run.note for run in runs if run.note]
     if baseline is None:
         notes.append("there is no plain DAPO among these runs, so there is nothing to be a multiple of")
+    if len(often := sorted({_config(run).eval.every for run in runs})) > 1:
+        *others, last = map(str, often)
+        notes.append(
+            f"runs were evaluated every {', '.join(others)} or {last} steps: no finer is known what each of them needed"
+        )
     return Comparison(
         groups=tuple(_group(name, group, base, ceiling, target) for name, group in by_name.items()),
         baseline=baseline,
