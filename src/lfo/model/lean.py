@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -35,19 +35,27 @@ class _Linear:
     """A linear layer, and the LoRA of all adapters on it side by side: they are one product."""
 
     weight: Tensor
+    weight_T: Tensor
     bias: Tensor | None
-    rows: slice  # of the group's output
-    ranks: slice  # of the group's A
-    adapters: tuple[tuple[str, slice], ...]  # each with its share of these ranks
     b: Tensor  # scaled and rounded, as the sampler has it
+    b_T: Tensor
+    adapters: int  # how many there are on it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Group:
-    """Linear layers with one input: q, k, v; o; gate, up; down."""
+    """Linear layers with one input: q, k, v; o; gate, up; down.
+
+    Views are made by splitting into these sizes, not one by one: on a GPU an update takes as long as the host does.
+    """
 
     linears: tuple[_Linear, ...]
+    widths: tuple[int, ...]  # of each linear's output
+    ranks: tuple[int, ...]  # on each linear
+    adapters: tuple[tuple[str, int], ...]  # on each linear in turn, with its rank
+    ranks_of_adapters: tuple[int, ...]
     a: Tensor  # R x W, rounded
+    a_T: Tensor
     scale_R: Tensor
     parameters: tuple[Tensor, ...]  # A and B of each LoRA, as they are trained
 
@@ -60,17 +68,19 @@ class _Linears(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: _Group, uses_MR: Tensor | None, *parameters: Tensor) -> Tensor:
-        y = x.new_empty(len(x), group.linears[-1].rows.stop)
-        projected = x @ group.a.T
+        y = x.new_empty(len(x), sum(group.widths))
+        projected = x @ group.a_T
         if uses_MR is not None:
             projected.mul_(uses_MR)
-        for linear in group.linears:
-            part = y[:, linear.rows]
-            torch.mm(x, linear.weight.T, out=part)
+        parts = zip(
+            group.linears, y.split_with_sizes(group.widths, 1), projected.split_with_sizes(group.ranks, 1), strict=True
+        )
+        for linear, part, of_linear in parts:
+            torch.mm(x, linear.weight_T, out=part)
             if linear.bias is not None:
                 part.add_(linear.bias)
             if linear.adapters:
-                part.addmm_(projected[:, linear.ranks], linear.b.T)
+                part.addmm_(of_linear, linear.b_T)
         ctx.group, ctx.uses_MR = group, uses_MR
         ctx.save_for_backward(x, projected)
         return y
@@ -83,23 +93,28 @@ class _Linears(torch.autograd.Function):
         group: _Group = ctx.group
         needs_x, *needs = ctx.needs_input_grad[:1] + ctx.needs_input_grad[_FIXED:]
         towards_x = None
-        towards_projected, scaled = torch.empty_like(projected), projected * group.scale_R
+        towards_projected = torch.empty_like(projected)
+        # A product for each adapter: columns of one for all would have to be copied to become gradients.
+        scaled = iter((projected * group.scale_R).split_with_sizes(group.ranks_of_adapters, 1))
         towards_b: list[Tensor] = []
-        for linear in group.linears:
-            part = gradient[:, linear.rows]
+        parts = zip(
+            group.linears,
+            gradient.split_with_sizes(group.widths, 1),
+            towards_projected.split_with_sizes(group.ranks, 1),
+            strict=True,
+        )
+        for linear, part, of_linear in parts:
             if needs_x:
                 towards_x = part @ linear.weight if towards_x is None else towards_x.addmm_(part, linear.weight)
             if linear.adapters:
-                torch.mm(part, linear.b, out=towards_projected[:, linear.ranks])
-                # A product for each adapter: columns of one for all would have to be copied to become gradients.
-                of_linear = scaled[:, linear.ranks]
-                towards_b += [_product(part.T, of_linear[:, ranks]) for _, ranks in linear.adapters]
+                torch.mm(part, linear.b, out=of_linear)
+                part_T = part.T
+                towards_b += [_product(part_T, of_adapter) for of_adapter in islice(scaled, linear.adapters)]
         answers: list[Tensor] = []
         if group.parameters:
             if ctx.uses_MR is not None:
                 towards_projected.mul_(ctx.uses_MR)
-            of_group = _product(towards_projected.T, x)
-            towards_a = [of_group[linear.ranks][ranks] for linear in group.linears for _, ranks in linear.adapters]
+            towards_a = _product(towards_projected.T, x).split_with_sizes(group.ranks_of_adapters)
             answers = [gradient for pair in zip(towards_a, towards_b, strict=True) for gradient in pair]
             if towards_x is not None:
                 towards_x.addmm_(towards_projected, group.a)
@@ -260,12 +275,7 @@ class LeanForward:
         has_MA = has_BA.repeat_interleave(torch.tensor(lengths), dim=0).to(device)
         uses: dict[str, Tensor | None] = {}
         for name, group in groups.items():
-            owners = [
-                everyone.index(adapter)
-                for linear in group.linears
-                for adapter, ranks in linear.adapters
-                for _ in range(ranks.start, ranks.stop)
-            ]
+            owners = [everyone.index(adapter) for adapter, rank in group.adapters for _ in range(rank)]
             uses[name] = has_MA[:, owners].to(group.a.dtype)
         return uses
 
@@ -292,7 +302,7 @@ class LeanForward:
             b = base_linear(found[0][1]).weight.new_empty(len(found), shape[0], sum(rank for _, rank, _ in present))
             first = 0
             for adapter, rank, scale in present:
-                sources = [module.lora_B[adapter].weight.detach() for _, module in found]
+                sources = [module.lora_B[adapter].weight for _, module in found]
                 copies.columns.append((sources, scale, b[:, :, first : first + rank]))
                 first += rank
             all_b |= {(number, name): b[place] for place, (number, _) in enumerate(found)}
@@ -308,31 +318,33 @@ class LeanForward:
     def _make_group(parts: Sequence[tuple[Any, Tensor]], adapters: tuple[str, ...], copies: _Copies) -> _Group:
         first = base_linear(parts[0][0]).weight
         a = first.new_zeros(sum(b.shape[1] for _, b in parts), first.shape[1])
-        linears, parameters, scales = [], [], []
-        row = rank = 0
+        linears, owners, parameters, scales = [], [], [], []
         for module, b in parts:
             linear, present = base_linear(module), _present(module, adapters)
-            ends = list(accumulate((size for _, size, _ in present), initial=0))
-            places = [slice(*pair) for pair in pairwise(ends)]
-            for (adapter, size, scale), place in zip(present, places, strict=True):
+            for adapter, rank, scale in present:
                 parameters += [module.lora_A[adapter].weight, module.lora_B[adapter].weight]
-                copies.sources.append(module.lora_A[adapter].weight.detach())
-                copies.targets.append(a[rank + place.start : rank + place.stop])
-                scales += [scale] * size
+                copies.sources.append(module.lora_A[adapter].weight)
+                copies.targets.append(a[len(scales) : len(scales) + rank])
+                scales += [scale] * rank
+                owners.append((adapter, rank))
             linears.append(
                 _Linear(
                     weight=linear.weight,
+                    weight_T=linear.weight.T,
                     bias=linear.bias,
-                    rows=slice(row, row + len(linear.weight)),
-                    ranks=slice(rank, rank + b.shape[1]),
-                    adapters=tuple((adapter, place) for (adapter, _, _), place in zip(present, places, strict=True)),
                     b=b,
+                    b_T=b.T,
+                    adapters=len(present),
                 )
             )
-            row, rank = row + len(linear.weight), rank + b.shape[1]
         return _Group(
             linears=tuple(linears),
+            widths=tuple(len(linear.weight) for linear in linears),
+            ranks=tuple(b.shape[1] for _, b in parts),
+            adapters=tuple(owners),
+            ranks_of_adapters=tuple(rank for _, rank in owners),
             a=a,
+            a_T=a.T,
             scale_R=torch.tensor(scales, device=first.device, dtype=first.dtype),
             parameters=tuple(parameters),
         )
