@@ -9,7 +9,7 @@ import pytest
 
 from lfo.cli import main
 from lfo.config import load_config, to_yaml
-from lfo.evaluation.advice import MIN_STEPS, Trouble, advise
+from lfo.evaluation.advice import LOOKAHEAD, MIN_STEPS, Trouble, advise, far_below
 from lfo.evaluation.sample_efficiency import VAL
 
 DUAL = load_config(["preset=tiny"])
@@ -180,9 +180,9 @@ def test_a_weight_that_pushes_the_policy_out_is_too_high_where_the_losses_meet()
         "with weight 1 the world model is right in 95% of tokens, while success on val is 20% (best 50%)"
     )
     assert "world_model.weight" in trouble.knob
-    assert names(changed(fell), DUAL) == []  # separate adapters: the weight never reaches the policy
-    assert names(changed(fell, world_model_weight=0.05), SHARED) == []
-    assert names(changed(fell, world_model_accuracy=0.5), SHARED) == []
+    assert names(changed(fell), DUAL) == ["success lost"]  # separate adapters: the weight never reaches the policy
+    assert names(changed(fell, world_model_weight=0.05), SHARED) == ["success lost"]
+    assert names(changed(fell, world_model_accuracy=0.5), SHARED) == ["success lost"]
 
 
 def test_a_high_weight_beside_a_policy_that_gains_is_no_trouble():
@@ -191,6 +191,47 @@ def test_a_high_weight_beside_a_policy_that_gains_is_no_trouble():
 
 
 # Flat losses
+
+
+# Success that was there and is gone
+
+
+def fallen(done: float) -> float:
+    return 0.75 if done == 0.5 else 0.2 if done > 0.5 else done
+
+
+def test_success_that_is_gone_while_look_ahead_is_right_is_the_policys_doing():
+    trouble = only(changed({VAL: fallen, LOOKAHEAD: 0.9}))
+    assert trouble.name == "success lost"
+    assert trouble.figure == (
+        "success on val was 75% and is 20% over the last 3 evaluations, while look-ahead is right in 90% of cases"
+    )
+    assert "policy.learning_rate" in trouble.knob
+    assert "policy.learning_rate" in only(changed({VAL: fallen})).knob  # nobody asked the world model
+
+
+def test_success_that_went_with_look_ahead_is_the_world_models_doing():
+    trouble = only(changed({VAL: fallen, LOOKAHEAD: lambda done: 0.8 if done <= 0.5 else 0.3}))
+    assert trouble.figure.endswith("look-ahead was right in 80% of cases and is in 30%")
+    assert trouble.knob.startswith("lower world_model.learning_rate;")
+
+
+def test_one_bad_evaluation_and_a_small_loss_are_no_trouble():
+    assert names(changed({VAL: lambda done: 0.2 if done == 1 else 0.6 * done})) == []
+    assert names(changed({VAL: lambda done: 0.6 if done == 0.5 else 0.42})) == []
+
+
+def test_a_gradient_that_is_small_beside_the_other_is_not_blamed_for_what_was_lost():
+    rows = changed({VAL: fallen}, gradient_norm__policy=0.01)
+    assert names(rows) == ["success lost"]
+    assert names(changed({VAL: 0.5}, gradient_norm__policy=0.01)) == ["gradient imbalance"]
+
+
+def test_far_below_means_more_than_chance():
+    assert far_below(0.76, 0.5, tasks=100)
+    assert not far_below(0.76, 0.6, tasks=100)
+    assert not far_below(0.76, 0.6, tasks=10_000)  # outside chance, but not far
+    assert not far_below(0.76, 0.5, tasks=20)  # 3 * sqrt(0.5 / 20) = 0.47
 
 
 def test_losses_that_do_not_move_want_a_higher_rate():

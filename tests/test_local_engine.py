@@ -14,6 +14,7 @@ from peft import PeftModel
 
 from lfo.engines.learner import Learner
 from lfo.engines.local import Trainer, create_trainer
+from lfo.engines.loop import SUCCESS_LOST
 from lfo.engines.recipe import Collected, _deal
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
@@ -352,6 +353,19 @@ def test_what_is_heard_is_told_group_by_group():
 
 
 # --- any environment -----------------------------------------------------------------------------------------------
+
+
+def test_success_far_below_its_best_is_warned_of_and_the_best_is_kept(tmp_path: Path, monkeypatch, capsys):
+    settings = ("steps=4", "eval.every=1", "eval.tasks=100", f"output_dir={tmp_path / 'run'}")
+    trainer = small_trainer(*BLIND, *settings, environment=fussy_calls)
+    success = iter([0.1, 0.5, 0.8, 0.7, 0.3])
+    monkeypatch.setattr(trainer, "evaluate", lambda run, splits: {"eval/val/success": next(success)})
+    monkeypatch.setattr(trainer, "step", lambda step: {"step": step + 1, "tasks_seen": step + 1, "warnings": ["other"]})
+    summary = trainer.fit()
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [row.get("warnings") for row in rows] == [None, ["other"], ["other"], ["other"], ["other", SUCCESS_LOST]]
+    assert (summary["best_step"], summary["best_success"]) == (2, 0.8)
+    assert SUCCESS_LOST in " ".join(capsys.readouterr().err.split())
 
 
 def test_another_environment_trains_through_create_trainer(tmp_path: Path):

@@ -18,10 +18,12 @@ from lfo.engines.progress import Progress
 from lfo.engines.recipe import Recipe
 from lfo.engines.trackers import open_trackers
 from lfo.env.interface import EnvironmentFactory
+from lfo.evaluation.advice import far_below
 from lfo.evaluation.runs import describe_data
 from lfo.rundir import Checkpoint, RunDirectory, read_metrics
 
 SAMPLE_ROLLOUTS = 4  # kept from each evaluation, for a person to read
+SUCCESS_LOST = "success on val is far below its best, whose checkpoint is kept; ask lfo advise"
 
 
 class Steps(Protocol):
@@ -76,6 +78,8 @@ def run_steps(steps: Steps, run: RunDirectory, environment: EnvironmentFactory, 
                     final = config.eval.final_splits if done == config.steps else ()
                     row |= steps.evaluate(run, (*config.eval.splits, *final))
                     steps.recipe.control_weight(row)
+                    if far_below(state.best, row.get("eval/val/success", state.best), tasks=config.eval.tasks):
+                        row["warnings"] = [*row.get("warnings", ()), SUCCESS_LOST]
                 run.append_metrics(row)
                 track(row)
                 progress.show(row)

@@ -38,6 +38,9 @@ POOR_TOKENS = 0.9
 # Where both losses move one adapter, weights from here on have been seen to push the policy out (0.2), lower ones not.
 HIGH_WEIGHT = 0.1
 LOST = 0.1  # success on val below its best, well outside the noise of 100 tasks
+FAR = 0.2  # below its best, on average over the last evaluations: chance does not do that with 100 tasks
+LAST_EVALUATIONS = 3
+LOOKAHEAD = "eval/val/lookahead_accuracy"
 BROKEN = 0.05  # share of rollouts that the environment broke off: one in twenty is more than bad luck
 
 BROKEN_OFF = ("environment_error", "environment_timeout")
@@ -199,6 +202,23 @@ def _weight_too_high(run: _Run) -> Trouble | None:
     )
 
 
+def _success_lost(run: _Run) -> Trouble | None:
+    best, lately = max(run.val, default=0.0), run.val[-LAST_EVALUATIONS:]
+    if not run.learns_policy or not lately or best - fmean(lately) < FAR:
+        return None
+    figure = f"success on val was {best:.0%} and is {fmean(lately):.0%} over the last {len(lately)} evaluations"
+    right = _numbers(run.rows, LOOKAHEAD)
+    if right and max(right) - right[-1] >= FAR:
+        figure += f"; look-ahead was right in {max(right):.0%} of cases and is in {right[-1]:.0%}"
+        knob = "lower world_model.learning_rate"
+    else:
+        figure += f", while look-ahead is right in {right[-1]:.0%} of cases" if right else ""
+        knob = "lower policy.learning_rate (to a third), or hold the policy near the base with policy.kl (0.05)"
+    return Trouble(
+        name="success lost", figure=figure, knob=f"{knob}; the best checkpoint is kept: lfo eval --adapter best"
+    )
+
+
 def _losses_flat(run: _Run) -> Trouble | None:
     policy = run.early("policy_loss"), run.lately("policy_loss")
     world = run.early("world_model_loss"), run.lately("world_model_loss")
@@ -249,13 +269,15 @@ _LOOKS: Sequence[Callable[[_Run], Trouble | None]] = (
     _losses_flat,
     _world_model_not_learning,
     _weight_too_high,
+    _success_lost,
     _gradient_imbalance,
 )
 
 # A trouble is not told again by its consequence.
 _EXPLAINED_BY: Mapping[str, set[str]] = {
     "world model not learning": {"both losses flat"},
-    "gradient imbalance": {"nothing to learn from"},
+    "success lost": {"environment errors", "entropy collapse", "weight too high"},
+    "gradient imbalance": {"nothing to learn from", "success lost"},
 }
 
 
@@ -270,6 +292,11 @@ def _meaning(run: _Run) -> float | None:
         if values and honest:
             return values[-1]
     return None
+
+
+def far_below(best: float, value: float, *, tasks: int) -> bool:
+    """Whether an evaluation on so many tasks is worse than the best one by more than chance, three standard errors."""
+    return best - value >= max(FAR, 3 * math.sqrt(2 * 0.25 / max(tasks, 1)))
 
 
 def _flat(early: Sequence[float], lately: Sequence[float]) -> bool:
