@@ -346,6 +346,15 @@ def test_success_at_the_end_is_told_for_every_split_and_level_with_its_interval(
     ]
     assert level_table(comparison) == [("group", "2", "3"), ("dual-lora", "60% ±25", "0%")]
     assert level_table(compare([run_of({0: 0.5})])) == []
+    apart = compare([run(seed, success) for seed, success in enumerate((0.8, 0.1, 0.9))])
+    assert split_table(apart)[1][1] == "60% (10-90)", "an interval of 108 points either way would say nothing"
+
+
+def test_a_difference_has_no_interval_beyond_what_is_possible():
+    runs = [run_of({0: 0.0, 80: 0.0}, "algo=dapo", f"seed={seed}") for seed in range(3)]
+    runs += [run_of({0: 0.0, 80: success}, f"seed={seed}") for seed, success in enumerate((0.8, 0.1, 0.9))]
+    (line,) = (line for line in conclusions(compare(runs)) if "cannot be told" in line)
+    assert line.endswith("+60.0 points (95%: -48.3 to +100.0).")
 
 
 @pytest.mark.parametrize(("own", "told"), [((0.02, 0.01, 0.00), False), ((0.42, 0.39, 0.45), True)])

@@ -13,6 +13,7 @@ from lfo.evaluation.intervals import CONFIDENCE
 from lfo.evaluation.sample_efficiency import SHARES, Comparison, Difference, Ratio, Spread
 
 FEWEST_SEEDS = 3  # that allow to say that two groups cannot be told apart: two hardly ever can
+TELLS_NOTHING = 50  # points: half an interval that covers most of what success can be; the seeds themselves say more
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
@@ -81,7 +82,13 @@ def _spread_table(groups: Sequence[tuple[str, Mapping[str, Spread]]]) -> list[tu
 def _spread_in_words(each: Spread | None) -> str:
     if each is None:
         return "-"
-    return f"{each.mean:.0%}" + (f" ±{100 * (each.interval[1] - each.mean):.0f}" if each.interval else "")
+    if each.interval is None:
+        return f"{each.mean:.0%}"
+    half = 100 * (each.interval[1] - each.mean)
+    if half > TELLS_NOTHING:
+        seeds = each.by_seed.values()
+        return f"{each.mean:.0%} ({100 * min(seeds):.0f}-{100 * max(seeds):.0f})"
+    return f"{each.mean:.0%} ±{half:.0f}"
 
 
 def table(comparison: Comparison) -> list[tuple[str, ...]]:
@@ -151,7 +158,7 @@ def _no_difference(name: str, baseline: str, gap: Difference) -> str:
     if gap.points.interval is None:
         same = not any(gap.points.by_seed.values())
         return f"{name} did exactly what {baseline} did on val after {gap.tasks} tasks, seed by seed." if same else ""
-    low, high = gap.points.interval
+    low, high = max(gap.points.interval[0], -1.0), min(gap.points.interval[1], 1.0)  # a t-interval knows no limits
     if low > 0 or high < 0:
         return ""
     return (
