@@ -45,7 +45,7 @@ from lfo.rollout.runner import BROKEN_OFF, RolloutRequest, refuse_dead_environme
 from lfo.rollout.samples import PREDICTED_TOOLS, ReplayBuffer, policy_sample, world_model_sample
 from lfo.types import Rollout, RolloutGroup, TrainingSample
 
-MOST_ENCODERS = 4  # threads that turn what was heard into tokens; a quarter of the work holds the lock of the interpreter
+MOST_ENCODERS = 4  # threads that turn what was heard into tokens; more of them wait for the interpreter
 RATE_FLOOR = 0.1  # the cosine ends at this share of the learning rate
 
 RollOut = Callable[[Sequence[RolloutRequest]], Sequence[Rollout]]
