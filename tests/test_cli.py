@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 from lfo import __version__
 from lfo.cli import main
@@ -104,6 +105,11 @@ def test_resuming_what_is_no_run_is_exit_2(lfo, engine, tmp_path: Path):
             "lfo: unexpected KeyError: 'x\\ny'; run again with --debug for the traceback\n",
         ),
         (RuntimeError("a\nb"), 1, "lfo: unexpected RuntimeError: a; run again with --debug for the traceback\n"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 282.00 MiB."),
+            1,
+            "lfo: the GPU is out of memory; wait until others have left it, or ask `lfo plan` what fits\n",
+        ),
         (
             KeyboardInterrupt(),
             130,

@@ -99,6 +99,8 @@ def main() -> None:
     except LfoError as error:
         _fail(str(error), error.exit_code, debug)
     except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, which a command may never have imported
+            _fail("the GPU is out of memory; wait until others have left it, or ask `lfo plan` what fits", 1, debug)
         what = (str(error).strip().splitlines() or ["no message"])[0]
         hint = "" if debug else "; run again with --debug for the traceback"
         _fail(f"unexpected {type(error).__name__}: {what}{hint}", 1, debug)
