@@ -4,13 +4,14 @@
 #   runs/experiment.sh tiny 2,3,4                 on levels 2 to 4
 #   runs/experiment.sh smollm2-135m 2,3,4 5       on one GPU, five runs at a time
 # Runs land in runs/PRESET-levelsN/ARM-SEED; those that have ended are kept, started ones are resumed. Set ARMS to a regular
-# expression to run some of them, as ARMS='dual|dapo', and SEEDS, STEPS, DAPO_STEPS or LFO as you like.
+# expression to run some of them, as ARMS='dual|dapo', SEEDS, STEPS, DAPO_STEPS or LFO as you like, and EXTRA to settings for all
+# arms, as EXTRA='policy.learning_rate=1e-4'.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 preset=${1:?a preset, such as tiny} levels=${2:?levels, such as 2 or 2,3,4} jobs=${3:-2}
 export FOLDER=runs/$preset-levels${levels//,/} LFO=${LFO:-.venv/bin/lfo} OMP_NUM_THREADS=1
 export COMMON="preset=$preset levels=$levels eval.splits=val,test_unseen_companies
-  eval.final_splits=test_unseen_rules,test_unseen_phrasing checkpoint_every=50"
+  eval.final_splits=test_unseen_rules,test_unseen_phrasing checkpoint_every=50 ${EXTRA:-}"
 steps=${STEPS:-$([ "$levels" = 2 ] && echo 60 || echo 120)}
 arms() {
   for seed in ${SEEDS:-0 1 2}; do

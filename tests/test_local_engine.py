@@ -352,20 +352,29 @@ def test_what_is_heard_is_told_group_by_group():
     assert set(trainer.recipe.replay.examples) == {example.key for examples in heard for example in examples}
 
 
-# --- any environment -----------------------------------------------------------------------------------------------
+# --- the loop --------------------------------------------------------------------------------------------------------
 
 
-def test_success_far_below_its_best_is_warned_of_and_the_best_is_kept(tmp_path: Path, monkeypatch, capsys):
+@pytest.mark.parametrize(("tasks", "told"), [(100, True), (3, False)])
+def test_success_far_below_its_best_is_warned_of_and_the_best_is_kept(tmp_path, monkeypatch, capsys, tasks, told):
     settings = ("steps=4", "eval.every=1", "eval.tasks=100", f"output_dir={tmp_path / 'run'}")
     trainer = small_trainer(*BLIND, *settings, environment=fussy_calls)
-    success = iter([0.1, 0.5, 0.8, 0.7, 0.3])
-    monkeypatch.setattr(trainer, "evaluate", lambda run, splits: {"eval/val/success": next(success)})
+    success = iter([0.9, 0.5, 0.8, 0.7, 0.3])  # the first is the untrained policy's, of which there is no checkpoint
+
+    def evaluate(run, splits):
+        return {"eval/val/success": next(success), "eval/val/stops": {"done": tasks}}
+
+    monkeypatch.setattr(trainer, "evaluate", evaluate)
     monkeypatch.setattr(trainer, "step", lambda step: {"step": step + 1, "tasks_seen": step + 1, "warnings": ["other"]})
     summary = trainer.fit()
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
-    assert [row.get("warnings") for row in rows] == [None, ["other"], ["other"], ["other"], ["other", SUCCESS_LOST]]
+    last = ["other", SUCCESS_LOST] if told else ["other"]
+    assert [row.get("warnings") for row in rows] == [None, ["other"], ["other"], ["other"], last]
     assert (summary["best_step"], summary["best_success"]) == (2, 0.8)
-    assert SUCCESS_LOST in " ".join(capsys.readouterr().err.split())
+    assert (SUCCESS_LOST in " ".join(capsys.readouterr().err.split())) == told
+
+
+# --- any environment -----------------------------------------------------------------------------------------------
 
 
 def test_another_environment_trains_through_create_trainer(tmp_path: Path):

@@ -18,12 +18,12 @@ from lfo.engines.progress import Progress
 from lfo.engines.recipe import Recipe
 from lfo.engines.trackers import open_trackers
 from lfo.env.interface import EnvironmentFactory
-from lfo.evaluation.advice import far_below
+from lfo.evaluation.advice import evaluated_tasks, far_below
 from lfo.evaluation.runs import describe_data
 from lfo.rundir import Checkpoint, RunDirectory, read_metrics
 
 SAMPLE_ROLLOUTS = 4  # kept from each evaluation, for a person to read
-SUCCESS_LOST = "success on val is far below its best, whose checkpoint is kept; ask lfo advise"
+SUCCESS_LOST = "success on val is far below its best, whose checkpoint is kept; if it stays so, ask lfo advise"
 
 
 class Steps(Protocol):
@@ -78,7 +78,8 @@ def run_steps(steps: Steps, run: RunDirectory, environment: EnvironmentFactory, 
                     final = config.eval.final_splits if done == config.steps else ()
                     row |= steps.evaluate(run, (*config.eval.splits, *final))
                     steps.recipe.control_weight(row)
-                    if far_below(state.best, row.get("eval/val/success", state.best), tasks=config.eval.tasks):
+                    tasks = evaluated_tasks(row, at_most=config.eval.tasks)
+                    if far_below(state.best, row.get("eval/val/success", state.best), tasks=tasks):
                         row["warnings"] = [*row.get("warnings", ()), SUCCESS_LOST]
                 run.append_metrics(row)
                 track(row)

@@ -12,7 +12,7 @@ from typing import Any
 from lfo.evaluation.intervals import CONFIDENCE
 from lfo.evaluation.sample_efficiency import SHARES, Comparison, Difference, Ratio, Spread
 
-FEWEST_SEEDS = 3  # that allow to say that two groups cannot be told apart: two hardly ever can
+FEWEST_SEEDS = 3  # that have an interval worth showing, and that allow to say that two groups cannot be told apart
 TELLS_NOTHING = 50  # points: half an interval that covers most of what success can be; the seeds themselves say more
 
 
@@ -85,9 +85,9 @@ def _spread_in_words(each: Spread | None) -> str:
     if each.interval is None:
         return f"{each.mean:.0%}"
     half = 100 * (each.interval[1] - each.mean)
-    if half > TELLS_NOTHING:
+    if half > TELLS_NOTHING or len(each.by_seed) < FEWEST_SEEDS:
         seeds = each.by_seed.values()
-        return f"{each.mean:.0%} ({100 * min(seeds):.0f}-{100 * max(seeds):.0f})"
+        return f"{each.mean:.0%} (seeds {100 * min(seeds):.0f}-{100 * max(seeds):.0f})"
     return f"{each.mean:.0%} ±{half:.0f}"
 
 

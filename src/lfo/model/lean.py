@@ -35,11 +35,10 @@ class _Linear:
     """A linear layer, and the LoRA of all adapters on it side by side: they are one product."""
 
     weight: Tensor
-    weight_T: Tensor
     bias: Tensor | None
     b: Tensor  # scaled and rounded, as the sampler has it
-    b_T: Tensor
-    adapters: int  # how many there are on it
+    b_turned: Tensor  # the same, transposed
+    adapter_count: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +54,7 @@ class _Group:
     adapters: tuple[tuple[str, int], ...]  # on each linear in turn, with its rank
     ranks_of_adapters: tuple[int, ...]
     a: Tensor  # R x W, rounded
-    a_T: Tensor
+    a_turned: Tensor
     scale_R: Tensor
     parameters: tuple[Tensor, ...]  # A and B of each LoRA, as they are trained
 
@@ -69,18 +68,18 @@ class _Linears(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: _Group, uses_MR: Tensor | None, *parameters: Tensor) -> Tensor:
         y = x.new_empty(len(x), sum(group.widths))
-        projected = x @ group.a_T
+        projected = x @ group.a_turned
         if uses_MR is not None:
             projected.mul_(uses_MR)
         parts = zip(
             group.linears, y.split_with_sizes(group.widths, 1), projected.split_with_sizes(group.ranks, 1), strict=True
         )
         for linear, part, of_linear in parts:
-            torch.mm(x, linear.weight_T, out=part)
+            torch.mm(x, linear.weight.T, out=part)
             if linear.bias is not None:
                 part.add_(linear.bias)
-            if linear.adapters:
-                part.addmm_(of_linear, linear.b_T)
+            if linear.adapter_count:
+                part.addmm_(of_linear, linear.b_turned)
         ctx.group, ctx.uses_MR = group, uses_MR
         ctx.save_for_backward(x, projected)
         return y
@@ -106,10 +105,10 @@ class _Linears(torch.autograd.Function):
         for linear, part, of_linear in parts:
             if needs_x:
                 towards_x = part @ linear.weight if towards_x is None else towards_x.addmm_(part, linear.weight)
-            if linear.adapters:
+            if linear.adapter_count:
                 torch.mm(part, linear.b, out=of_linear)
-                part_T = part.T
-                towards_b += [_product(part_T, of_adapter) for of_adapter in islice(scaled, linear.adapters)]
+                turned = part.T
+                towards_b += [_product(turned, of_adapter) for of_adapter in islice(scaled, linear.adapter_count)]
         answers: list[Tensor] = []
         if group.parameters:
             if ctx.uses_MR is not None:
@@ -330,11 +329,10 @@ class LeanForward:
             linears.append(
                 _Linear(
                     weight=linear.weight,
-                    weight_T=linear.weight.T,
                     bias=linear.bias,
                     b=b,
-                    b_T=b.T,
-                    adapters=len(present),
+                    b_turned=b.T,
+                    adapter_count=len(present),
                 )
             )
         return _Group(
@@ -344,7 +342,7 @@ class LeanForward:
             adapters=tuple(owners),
             ranks_of_adapters=tuple(rank for _, rank in owners),
             a=a,
-            a_T=a.T,
+            a_turned=a.T,
             scale_R=torch.tensor(scales, device=first.device, dtype=first.dtype),
             parameters=tuple(parameters),
         )
