@@ -37,4 +37,5 @@ run() {
   "$LFO" train $COMMON output_dir="$FOLDER/$name" "$@"
 }
 export -f run
-arms | grep -E "^(${ARMS:-.*})-[0-9]+ " | xargs -P "$jobs" -L 1 bash -c 'run "$@"' run
+chosen=$(arms | grep -E "^(${ARMS:-.*})-[0-9]+ ") || { echo "no arm matches ARMS=$ARMS" >&2; exit 2; }
+xargs -P "$jobs" -L 1 bash -c 'run "$@"' run <<< "$chosen"
