@@ -248,6 +248,11 @@ def test_one_bad_evaluation_and_a_small_loss_are_no_trouble():
     assert names(changed({VAL: lambda done: float("nan") if done > 0.5 else 0.75})) == []
 
 
+def test_an_evaluation_without_a_number_does_not_count():
+    gap = {VAL: lambda done: 0.75 if done < 0.2 else float("nan") if 0.8 < done < 0.9 else 0.2}
+    assert only(changed(gap)).figure.startswith("success on val was 75% and is 20% over the last 3 evaluations")
+
+
 def test_what_the_untrained_policy_could_has_no_checkpoint():
     assert names(changed({VAL: lambda done: 0.75 if done == 0 else 0.2})) == []
 
