@@ -9,8 +9,8 @@ import pytest
 
 from lfo.cli import main
 from lfo.config import load_config, to_yaml
-from lfo.evaluation.advice import LOOKAHEAD, MIN_STEPS, Trouble, advise
-from lfo.evaluation.sample_efficiency import VAL
+from lfo.evaluation.advice import MIN_STEPS, Trouble, advise
+from lfo.evaluation.sample_efficiency import LOOKAHEAD, VAL
 
 DUAL = load_config(["preset=tiny"])
 SHARED = load_config(["preset=tiny", "coupling=shared"])

@@ -34,12 +34,8 @@ def compare(
     console = Console()
     of = "success" if comparison.ceiling is None else f"the ceiling ({comparison.ceiling:.1%})"
     console.print(_table(f"Tasks to a share of {of}", comparison_text.table(comparison)))
-    console.print(
-        _table(
-            "Success at the end: mean and 95 % interval, or the seeds",
-            comparison_text.split_table(comparison),
-        )
-    )
+    splits = comparison_text.split_table(comparison)
+    console.print(_table("Success at the end: mean and 95 % interval, or the seeds", splits))
     if by_level := comparison_text.level_table(comparison):
         console.print(_table("Success on val at the end, by level", by_level))
     for line in (*comparison_text.conclusions(comparison), *comparison.notes):

@@ -18,8 +18,8 @@ from lfo.engines.progress import Progress
 from lfo.engines.recipe import Recipe
 from lfo.engines.trackers import open_trackers
 from lfo.env.interface import EnvironmentFactory
-from lfo.evaluation.advice import evaluated_tasks, far_below
 from lfo.evaluation.runs import describe_data
+from lfo.evaluation.success import evaluated_tasks, far_below
 from lfo.rundir import Checkpoint, RunDirectory, read_metrics
 
 SAMPLE_ROLLOUTS = 4  # kept from each evaluation, for a person to read

@@ -17,7 +17,8 @@ from typing import Any
 
 from lfo.config import RunConfig
 from lfo.evaluation.balance import MOST
-from lfo.evaluation.sample_efficiency import ACCURACY_KEYS, VAL
+from lfo.evaluation.sample_efficiency import ACCURACY_KEYS, LOOKAHEAD, VAL
+from lfo.evaluation.success import FAR, evaluated_tasks, far_below
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -38,9 +39,7 @@ POOR_TOKENS = 0.9
 # Where both losses move one adapter, weights from here on have been seen to push the policy out (0.2), lower ones not.
 HIGH_WEIGHT = 0.1
 LOST = 0.1  # success on val below its best, well outside the noise of 100 tasks
-FAR = 0.2  # below the best evaluation, at least: less is seen in runs that are well
-LATELY = 3  # evaluations that must all be far below: one may be bad luck
-LOOKAHEAD = "eval/val/lookahead_accuracy"
+LATELY = 3  # evaluations that must all be far below the best one (`success.far_below`): one may be bad luck
 BROKEN = 0.05  # share of rollouts that the environment broke off: one in twenty is more than bad luck
 
 BROKEN_OFF = ("environment_error", "environment_timeout")
@@ -211,14 +210,15 @@ def _success_lost(run: _Run) -> Trouble | None:
     if not far_below(best, max(lately), tasks=tasks):
         return None
     figure = f"success on val was {best:.0%} and is {fmean(lately):.0%} over the last {LATELY} evaluations"
-    right = _numbers(evaluations, LOOKAHEAD)
+    right = _numbers(evaluations, LOOKAHEAD) or [math.nan]
+    best_right, now_right = max(right), fmean(right[-LATELY:])
     # With `shared` there is one learning rate, the policy's.
     has_own_rate = run.learns_world_model and run.config.coupling != "shared"
-    if right and has_own_rate and max(right) - fmean(right[-LATELY:]) >= FAR:
-        figure += f"; look-ahead was right in {max(right):.0%} of cases and is in {fmean(right[-LATELY:]):.0%}"
+    if has_own_rate and best_right - now_right >= FAR:
+        figure += f"; look-ahead was right in {best_right:.0%} of cases and is in {now_right:.0%}"
         knob = "lower world_model.learning_rate"
     else:
-        figure += f", while look-ahead is right in {fmean(right[-LATELY:]):.0%} of cases" if right else ""
+        figure += "" if math.isnan(now_right) else f", while look-ahead is right in {now_right:.0%} of cases"
         knob = "lower policy.learning_rate (to a third), or hold the policy near the base with policy.kl (0.05)"
     return Trouble(
         name="success lost", figure=figure, knob=f"{knob}; the best checkpoint is kept: lfo eval --adapter best"
@@ -298,21 +298,6 @@ def _meaning(run: _Run) -> float | None:
         if values and honest:
             return values[-1]
     return None
-
-
-def far_below(best: float, value: float, *, tasks: int) -> bool:
-    """Whether an evaluation on so many tasks is worse than the best one by more than chance, three standard errors.
-
-    >>> far_below(0.76, 0.5, tasks=100), far_below(0.76, 0.6, tasks=100), far_below(0.76, 0.5, tasks=20)
-    (True, False, False)
-    """
-    return best - value >= max(FAR, 3 * math.sqrt(2 * 0.25 / tasks))
-
-
-def evaluated_tasks(row: Mapping[str, Any], *, at_most: int) -> int:
-    """On how many tasks of val a row's success stands: a world may have fewer than a run asks for."""
-    stops = row.get("eval/val/stops")
-    return sum(stops.values()) if isinstance(stops, Mapping) and stops else at_most
 
 
 def _flat(early: Sequence[float], lately: Sequence[float]) -> bool:

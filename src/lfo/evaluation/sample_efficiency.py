@@ -36,8 +36,9 @@ SHARES = (0.5, 0.7, 0.9)  # of 1 and of the ceiling: the targets
 TARGET_SHARE = 0.7  # of the ceiling: where "good" begins, and where groups are compared
 GAIN_STEPS = 50  # how much later the policy's gain is looked at
 VAL, LEVELS = "eval/val/success", "eval/val/success_by_level"
+LOOKAHEAD = "eval/val/lookahead_accuracy"
 # What tells how good the world model was at an evaluation, the best witness first.
-ACCURACY_KEYS = ("world_model_eval/semantic_accuracy", "eval/val/lookahead_accuracy")
+ACCURACY_KEYS = ("world_model_eval/semantic_accuracy", LOOKAHEAD)
 
 Curve = Mapping[int, float]  # tasks seen -> success, at each evaluation
 

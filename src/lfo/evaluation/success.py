@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from lfo.env.check import wilson as wilson_of_rate
 from lfo.types import Rollout
+
+FAR = 0.2  # below the best evaluation, at least: less is seen in runs that are well
 
 
 def wilson(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
@@ -44,3 +47,18 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
         stops[rollout.stop.value] += 1
     metrics["stops"] = dict(sorted(stops.items()))
     return metrics
+
+
+def far_below(best: float, value: float, *, tasks: int) -> bool:
+    """Whether an evaluation on so many tasks is worse than the best one by more than chance, three standard errors.
+
+    >>> far_below(0.76, 0.5, tasks=100), far_below(0.76, 0.6, tasks=100), far_below(0.76, 0.5, tasks=20)
+    (True, False, False)
+    """
+    return best - value >= max(FAR, 3 * math.sqrt(2 * 0.25 / tasks))
+
+
+def evaluated_tasks(row: Mapping[str, Any], *, at_most: int) -> int:
+    """On how many tasks of val a row's success stands: a world may have fewer than a run asks for."""
+    stops = row.get("eval/val/stops")
+    return sum(stops.values()) if isinstance(stops, Mapping) and stops else at_most
