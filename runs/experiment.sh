@@ -29,13 +29,5 @@ arms() {
     echo "truth-$seed seed=$seed steps=20 lookahead_source=truth"
   done
 }
-run() {
-  name=$1; shift
-  if [ -d "$FOLDER/$name/adapters" ]; then return; fi
-  if [ -f "$FOLDER/$name/config.yaml" ]; then "$LFO" train --resume "$FOLDER/$name"; return; fi
-  # shellcheck disable=SC2086
-  "$LFO" train $COMMON output_dir="$FOLDER/$name" "$@"
-}
-export -f run
 chosen=$(arms | grep -E "^(${ARMS:-.*})-[0-9]+ ") || { echo "no arm matches ARMS=$ARMS" >&2; exit 2; }
-xargs -P "$jobs" -L 1 bash -c 'run "$@"' run <<< "$chosen"
+xargs -P "$jobs" -L 1 runs/train_once.sh <<< "$chosen"

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# One setting at a time: the default of the embedded base on level 2, and the same with one thing changed.
+#   runs/knobs.sh             every knob, seed 0, two runs at a time: about 5 minutes a run on one CPU core
+#   KNOBS='rank|no-replay' SEEDS='0 1 2' runs/knobs.sh 4
+# Runs land in runs/knobs/KNOB-SEED; those that have ended are kept, started ones are resumed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export FOLDER=runs/knobs LFO=${LFO:-.venv/bin/lfo} OMP_NUM_THREADS=1
+export COMMON="preset=tiny levels=2 steps=60 eval.splits=val,test_unseen_companies
+  eval.final_splits=test_unseen_rules,test_unseen_phrasing checkpoint_every=50"
+knobs() {
+  cat <<'KNOBS'
+no-replay world_model.replay=false
+no-exploration exploration.blind_share=0
+blind-steps exploration.blind_share=0 exploration.blind_steps=30
+no-inquiries exploration.inquiries=false
+predict-all world_model.predict=all
+half-weight world_model.weight=0.5
+surprise surprise=0.1
+world-model-first world_model.schedule=world_model_first world_model.first_steps=20
+alternating world_model.schedule=alternating
+hierarchical world_model.schedule=hierarchical world_model.every=4
+rank-8 lora.rank=8 lora.alpha=16
+rank-32 lora.rank=32 lora.alpha=64
+attention-only lora.targets=q_proj,k_proj,v_proj,o_proj
+slow-world-model world_model.learning_rate=1e-3
+fast-world-model world_model.learning_rate=4e-3
+slow-policy policy.learning_rate=1.25e-4
+fast-policy policy.learning_rate=2e-3
+entropy policy.entropy=0.01
+kl policy.kl=0.01
+scale-free policy.scale_by_std=false
+KNOBS
+}
+for seed in ${SEEDS:-0}; do
+  knobs | while read -r knob settings; do echo "$knob-$seed seed=$seed $settings"; done
+done | grep -E "^(${KNOBS:-.*})-[0-9]+ " | xargs -P "${1:-2}" -L 1 runs/train_once.sh
