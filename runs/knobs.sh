@@ -32,6 +32,10 @@ kl policy.kl=0.01
 scale-free policy.scale_by_std=false
 KNOBS
 }
-for seed in ${SEEDS:-0}; do
-  knobs | while read -r knob settings; do echo "$knob-$seed seed=$seed $settings"; done
-done | grep -E "^(${KNOBS:-.*})-[0-9]+ " | xargs -P "${1:-2}" -L 1 runs/train_once.sh
+settings() {
+  for seed in ${SEEDS:-0}; do
+    knobs | while read -r knob setting; do echo "$knob-$seed seed=$seed $setting"; done
+  done
+}
+chosen=$(settings | grep -E "^(${KNOBS:-.*})-[0-9]+ ") || { echo "no knob matches KNOBS=$KNOBS" >&2; exit 2; }
+xargs -P "${1:-2}" -L 1 runs/train_once.sh <<< "$chosen"

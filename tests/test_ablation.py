@@ -122,7 +122,7 @@ def test_labels_are_kept_apart_and_inside():
 
 SMALL = (
     "rollout.prompts=1",
-    "rollout.group_size=2",
+    "rollout.group_size=4",
     "rollout.mini_batch_prompts=1",
     "rollout.max_context=420",
     "eval.tasks=2",

@@ -11,7 +11,7 @@ from lfo.engines import bench, speed
 from lfo.engines.loading import load_base
 from lfo.model.adapters import DualAdapterModel
 
-SMALL = ("rollout.prompts=2", "rollout.group_size=2", "rollout.mini_batch_prompts=1")
+SMALL = ("rollout.prompts=2", "rollout.group_size=4", "rollout.mini_batch_prompts=1")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def test_a_step_is_the_sum_of_its_phases(step):
 
 def test_counts_show_the_work_of_each_variant(step):
     tokens = step["tokens"]
-    assert all(each["rollouts"] == each["policy_rows"] == 4 for each in tokens.values())
+    assert all(each["rollouts"] == each["policy_rows"] == 8 for each in tokens.values())
     assert tokens["dapo"]["policy_row_tokens"] == tokens["dual"]["policy_row_tokens"]
     assert tokens["dapo"]["policy_loss_tokens"] == tokens["inline"]["policy_loss_tokens"]
     # State form: rows of their own, two mini-batches with the cap of two each. Inline: no row more.

@@ -12,7 +12,7 @@ from lfo.rundir import read_metrics
 
 SMALL = (
     "rollout.prompts=1",
-    "rollout.group_size=2",
+    "rollout.group_size=4",
     "rollout.mini_batch_prompts=1",
     "rollout.max_context=420",
     "eval.tasks=2",

@@ -145,6 +145,12 @@ def test_a_bad_setting_is_refused_in_one_sentence(override, words):
         (["world_model.weight=2.1"], "world_model.weight must be at least 0 and at most 2"),
         (["policy.learning_rate=0"], "policy.learning_rate must be above 0"),
         (["world_model.input=inline"], "needs coupling=shared or coupling=stacked"),
+        (["world_model.input=inline", "coupling=shared"], "no world model that look-ahead could ask"),
+        (["rollout.group_size=2"], "leaves one rollout with look-ahead"),
+        (["rollout.group_size=3"], "leaves one rollout with look-ahead"),
+        (["surprise=0.1", "world_model.weight=0"], "surprise needs a world model that learns"),
+        (["surprise=0.1", "world_model.predict=none"], "surprise needs a world model that learns"),
+        (["world_model.adaptive_weight=true", "eval.every=0"], "needs eval.every above 0"),
         (["rollout.max_turn_tokens=1024"], "leaves no room in rollout.max_context=1024"),
         (["policy.overlong_buffer=1024"], "must be below rollout.max_context=1024"),
         (["world_model.schedule=world_model_first"], "needs world_model.first_steps from 1"),
@@ -171,7 +177,7 @@ def test_an_impossible_config_is_refused_in_one_sentence(overrides, words):
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["coupling=shared", "world_model.input=inline"],
+        ["coupling=shared", "world_model.input=inline", "lookahead=false"],
         ["world_model.schedule=world_model_first", "world_model.first_steps=5"],
         ["world_model.schedule=hierarchical", "world_model.every=4"],
         ["lookahead_source=shuffled"],
@@ -242,6 +248,21 @@ def test_a_hand_written_file_starts_from_its_preset_and_overrides_win_over_it(tm
     config = from_yaml(path)
     assert (config.steps, config.world_model.weight, config.policy.learning_rate) == (7, 0.25, 1e-6)
     assert load_config(["steps=9", f"config={path}"]) == dataclasses.replace(config, steps=9)
+
+
+def test_of_two_files_the_later_one_wins(tmp_path: Path):
+    one, two = tmp_path / "one.yaml", tmp_path / "two.yaml"
+    one.write_text("steps: 1\nseed: 1\n")
+    two.write_text("steps: 2\n")
+    config = load_config([f"config={one}", f"config={two}"])
+    assert (config.steps, config.seed) == (2, 1)
+
+
+def test_a_files_settings_of_verl_add_to_those_of_its_preset(tmp_path: Path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("preset: qwen3-8b-8x24gb\nverl:\n  trainer:\n    nnodes: 2\n")
+    typed = load_config(["preset=qwen3-8b-8x24gb", "verl.trainer.nnodes=2"])
+    assert from_yaml(path).verl == typed.verl != {"trainer": {"nnodes": 2}}
 
 
 @pytest.mark.parametrize(

@@ -188,6 +188,17 @@ def test_both_adapters_move(trained, coupling: str):
             assert not torch.equal(before, after)
 
 
+def test_an_adapter_that_did_not_train_has_no_gradient_norm(groups):
+    """A 0 would count in a step's mean, as if the policy had hardly learned from the other mini-batches."""
+    learner = used("separate")
+    world = world_rows(learner.model, groups[0])
+    both = learner.update(policy_rows(learner.model, groups[0]) + world, weight=1.0, rate_factor=1.0)
+    alone = learner.update(world, weight=1.0, rate_factor=1.0)
+    assert {"gradient_norm/policy", "gradient_norm/world_model"} <= set(both)
+    assert "gradient_norm/policy" not in alone
+    assert alone["gradient_norm/world_model"] > 0
+
+
 def test_an_idle_adapter_stays_where_it_is_in_spite_of_its_momentum(groups):
     learner = train(used("separate"), groups[:2], 1.0)
     policy, world = (weights(learner.model, name).clone() for name in ("policy", "world_model"))
@@ -372,7 +383,7 @@ def test_a_loss_that_is_no_number_stops_before_anything_moves(groups, poison: st
     with torch.no_grad():
         learner.model.adapter_parameters(poison)[0][0, 0] = float("nan")
     before = {name: weights(learner.model, name).clone() for name in learner.model.adapter_names}
-    with pytest.raises(WorkError, match=r"not a finite number.*--resume"):
+    with pytest.raises(WorkError, match=r"not a finite number.*init_from=.* and a lower policy.learning_rate"):
         train(learner, groups[:1], 1.0)
     for name, old in before.items():
         assert torch.equal(weights(learner.model, name).nan_to_num(), old.nan_to_num())

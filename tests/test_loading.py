@@ -36,6 +36,19 @@ class Empty(OracleCodes):
         return []
 
 
+class Unimaginative(PhoneCalls):
+    """An environment that names no call to look ahead to."""
+
+    lookahead_query = None  # type: ignore[assignment]
+
+
+class Lost(OracleCodes):
+    """An environment that answers an unknown split as a dictionary does."""
+
+    def tasks(self, split: str) -> list:
+        raise KeyError(split)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -50,7 +63,12 @@ class Empty(OracleCodes):
         (["env=test_loading:NoEnvironment"], "is no environment: it needs the methods tasks, tools, reset and step"),
         (["env=oracle-codes", "env_args.sead=1"], "env=oracle-codes cannot be made with env_args={'sead': 1}"),
         (["env=oracle-codes"], "world_model.predict=phone names no tool of this environment (ask_oracle, open_door)"),
-        (["env=test_loading:Empty", "world_model.predict=all"], "the environment has no tasks in its split val"),
+        (["env=test_loading:Unimaginative"], "has no lookahead_query, so nothing would ever be imagined; write one"),
+        (["env=test_loading:Lost", "world_model.predict=all"], "the environment Lost has no split 'val'"),
+        (
+            ["env=test_loading:Empty", "world_model.predict=all"],
+            "the environment Empty has no tasks in its split 'val'",
+        ),
         (["eval.splits=exam"], "There is no split 'exam'"),
         (["init_from=nowhere"], "nowhere holds no adapters"),
         (["world_model.input=inline", "coupling=separate"], "needs coupling=shared or coupling=stacked"),
@@ -103,6 +121,9 @@ def test_a_run_names_the_environment_that_it_was_given():
     named = naming_environment(config, partial(OracleCodes, seed=7))
     assert (named.env, named.env_args) == ("oracle-codes", {"seed": 7})
     assert environment_factory(named)().seed == 7  # type: ignore[attr-defined]
+    other = naming_environment(config, partial(PhoneCalls, levels=(3,), seed=7))
+    assert (other.env, other.levels, other.env_args) == ("phone-calls", (3,), {"seed": 7})
+    assert naming_environment(config, PhoneCalls).levels == (1, 2, 3, 4, 5), "whoever names no levels plays them all"
     own_name = load_config(["env=lfo.env.oracle:OracleCodes", "env_args.seed=7"])
     assert naming_environment(own_name, environment_factory(own_name)) is own_name
 

@@ -269,7 +269,8 @@ def test_overlong_shaping_takes_reward_from_long_rollouts_only():
 
 def test_the_weight_controller_follows_accuracy_and_only_when_asked():
     adaptive, fixed = (
-        small_trainer(*BLIND, "world_model.weight=0.5", f"world_model.adaptive_weight={on}") for on in ("true", "false")
+        small_trainer(*BLIND, "world_model.weight=0.5", "eval.every=1", f"world_model.adaptive_weight={on}")
+        for on in ("true", "false")
     )
     for accuracy, success, expected in ((0.1, 0.5, 1.0), (0.5, 0.5, 1.0), (0.9, 0.1, 0.3), (0.9, 0.6, 0.3)):
         for trainer in (adaptive, fixed):
@@ -279,6 +280,11 @@ def test_the_weight_controller_follows_accuracy_and_only_when_asked():
         assert fixed.recipe.state.weight == 0.5
     adaptive.recipe.control_weight({})
     assert adaptive.recipe.state.weight == 0.3, "what nobody measured changes nothing"
+    adaptive.recipe.control_weight({"world_model_eval/token_accuracy": 0.2, "world_model_accuracy": 0.9})
+    assert adaptive.recipe.state.weight == 1.0, "held-out replies count where there are any"
+    adaptive.recipe.state.best = None
+    adaptive.recipe.control_weight({"world_model_eval/token_accuracy": 0.9, "eval/val/success": 0.1})
+    assert adaptive.recipe.state.weight == 1.0, "the first evaluation has nothing to be worse than"
 
 
 @pytest.mark.parametrize("source", ["world_model", "truth", "shuffled"])
@@ -327,6 +333,7 @@ def test_inline_an_inquiry_teaches_the_world_model_and_not_the_policy():
         "levels=3",
         "coupling=shared",
         "world_model.input=inline",
+        "lookahead_source=truth",
         "policy.dynamic_sampling=false",
         environment=partial(FussyCalls, levels=(3,)),
     )
@@ -337,6 +344,19 @@ def test_inline_an_inquiry_teaches_the_world_model_and_not_the_policy():
     assert inquired > 0
     assert len(rows) == len(collected.rollouts)
     assert sum(not any(row.policy_weights) and any(row.world_model_weights) for row in rows) == inquired
+
+
+class Grim(FussyCalls):
+    def reward(self) -> float:
+        return super().reward() - 5
+
+
+def test_the_best_of_bad_rewards_is_kept_and_is_no_loss(tmp_path: Path):
+    config = small_config("steps=2", "eval.every=1", f"output_dir={tmp_path}")
+    summary = create_trainer(config, partial(Grim, levels=(2,)), tokenizer(), base=base()).fit()
+    rows = [row for row in read_metrics(tmp_path / "metrics.jsonl") if row["step"] > 0]
+    assert summary["best_success"] == max(row["eval/val/success"] for row in rows) < -3
+    assert not any("success" in warning for warning in rows[0].get("warnings", ()))
 
 
 def test_what_is_heard_is_told_group_by_group():

@@ -455,7 +455,7 @@ def test_a_large_world_model_gradient_does_not_shrink_the_policy_gradient() -> N
 def test_parameters_without_a_gradient_are_skipped() -> None:
     idle = torch.zeros(2, requires_grad=True)
     norms = clip_gradients_per_adapter({"policy": [idle, parameter(2.0)], "world_model": [idle], "none": []}, 1.0)
-    assert norms == pytest.approx({"policy": 2.0, "world_model": 0.0, "none": 0.0})
+    assert norms == pytest.approx({"policy": 2.0})
     assert idle.grad is None
 
 

@@ -67,6 +67,21 @@ def test_a_call_that_raises_is_tried_again_so_often_and_no_more(retries: int):
     assert (just.calls, never.calls) == (retries + 1, retries + 1)
 
 
+def test_the_first_error_is_the_one_that_is_told():
+    errors = iter([AttributeError("no such field"), OSError("already done")])
+
+    def call() -> str:
+        raise next(errors)
+
+    assert [str(each) for each in run([call], retries=1)] == ["the environment raised AttributeError: no such field"]
+
+
+def test_an_answer_that_is_of_no_use_is_not_asked_for_again():
+    useless = Flaky(99, EnvironmentFailed("step answered the reward nan"))
+    (outcome,) = run([useless], retries=2)
+    assert (str(outcome), useless.calls) == ("step answered the reward nan", 1)
+
+
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), RecursionError("deep")])
 def test_nothing_that_a_call_raises_gets_out(error: BaseException):
     (outcome,) = run([Flaky(99, error)])

@@ -28,7 +28,7 @@ def written(path: Path, *records: object) -> Path:
 
 
 def test_what_a_run_wrote_gives_the_same_calls_as_the_rollouts_themselves(tmp_path: Path):
-    trainer = small_trainer("rollout.prompts=2", "rollout.group_size=2")
+    trainer = small_trainer("rollout.prompts=2", "rollout.group_size=4")
     groups, _, _ = trainer.collect(0)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     assert any(turn.predicted for rollout in rollouts for turn in rollout.turns)

@@ -25,7 +25,8 @@ from small_runs import SMALL, small_trainer, weights
 SETTINGS = [
     *SMALL,
     "levels=1",
-    "exploration.blind_share=0.75",  # three of four rollouts can be compared, and in one step they differ
+    "rollout.group_size=6",
+    "exploration.blind_share=0.67",  # four of them, which can be compared, and in one step they differ
     "rollout.max_turns=4",
     "steps=3",
     "checkpoint_every=1",
@@ -243,7 +244,7 @@ FAILING = ["rollout.environment_retries=0", "rollout.environment_timeout=1", "ro
 def test_an_environment_that_always_raises_stops_the_run_with_its_own_words(tmp_path: Path, capsys, evaluation: str):
     code, err, _ = failing_run(capsys, tmp_path, *FAILING, "env=test_resume:Dead", evaluation)
     assert code == 1
-    count = 16 if evaluation == "eval.every=0" else 1
+    count = 24 if evaluation == "eval.every=0" else 1
     assert err == (
         f"lfo: the environment failed in all {count} rollouts: "
         "the environment raised ConnectionError: the exchange is down\n"

@@ -197,6 +197,33 @@ def test_an_environment_that_fails_ends_its_own_rollout_with_its_words(answer, w
     assert rollout_record(rollout)["error"] == rollout.error
 
 
+def test_a_describe_reply_that_raises_costs_its_facts_and_no_second_step(caplog):
+    class Speechless(Parrot):
+        def describe_reply(self, observation: str):
+            raise ValueError("nobody says this")
+
+    codec, heard = ChatCodec(tokenizer(), (TOOL,)), []
+    answer = lambda message: heard.append(message) or StepResult(observation="Booked.", reward=1.0, done=True)  # noqa: E731
+    runner = Runner(lambda: Speechless(answer), codec, settings=RunnerSettings(environment_retries=2))
+    (rollout,) = runner.run([RolloutRequest(task=Chore(), seeds=(0,))], Script(codec, [CALL]))
+    assert (rollout.stop, rollout.reward, len(heard)) == (StopReason.DONE, 1.0, 1)
+    assert rollout.turns[0].facts is None
+    assert "describe_reply of Speechless raised ValueError: nobody says this" in caplog.text
+
+
+def test_the_rewards_of_all_steps_add_up():
+    rewards = iter([0.25, 0.0, 0.5])
+
+    def answer(message: str) -> StepResult:
+        reward = next(rewards)
+        return StepResult(observation="Well.", reward=reward, done=reward == 0.5)
+
+    assert play(answer).reward == 0.75
+    rewards = iter([0.25] * 9)
+    cut_off = play(answer, max_turns=3)
+    assert (cut_off.stop, cut_off.reward) == (StopReason.MAX_TURNS, 0.75)
+
+
 def test_an_environment_that_hangs_ends_its_own_rollout_and_no_other():
     release = threading.Event()
     codec = ChatCodec(tokenizer(), (TOOL,))

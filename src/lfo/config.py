@@ -14,7 +14,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -291,16 +291,17 @@ POSITIVE = frozenset(
 
 def load_config(overrides: Sequence[str] = ()) -> RunConfig:
     """The config that `name=value` settings describe, checked; `preset=` and `config=FILE` may be among them."""
+    files: list[tuple[str, Any]] = []  # what they say gives way to what is typed beside them
     assignments: list[tuple[str, Any]] = []
     for override in overrides:
         name, equals, text = override.partition("=")
         if not equals or not name:
             raise ConfigError(f"a setting is written name=value, which {override!r} is not")
         if name == "config":
-            assignments[:0] = _read_assignments(Path(text))
+            files += _read_assignments(Path(text))
         else:
             assignments.append((name, parse(text, _annotation(name))))
-    return _resolve(assignments)
+    return _resolve([*files, *assignments])
 
 
 def from_yaml(path: str | Path, *, known_only: bool = False) -> RunConfig:
@@ -427,7 +428,11 @@ def _relations(c: RunConfig) -> Iterator[tuple[bool, str]]:
     )
     yield (
         w.input != "inline" or c.coupling in ("shared", "stacked"),
-        "world_model.input=inline needs coupling=shared or coupling=stacked",
+        "world_model.input=inline needs coupling=shared or coupling=stacked, and lookahead=false",
+    )
+    yield (
+        w.input != "inline" or not c.lookahead or c.lookahead_source != "world_model",
+        "world_model.input=inline trains no world model that look-ahead could ask: it needs lookahead=false",
     )
     yield (
         w.schedule != "world_model_first" or 1 <= w.first_steps <= c.steps,
@@ -442,6 +447,13 @@ def _relations(c: RunConfig) -> Iterator[tuple[bool, str]]:
         "world_model.schedule=hierarchical needs world_model.every of at least 2",
     )
     yield w.every == 1 or w.schedule == "hierarchical", "world_model.every needs world_model.schedule=hierarchical"
+    sighted = r.group_size - round(r.group_size * c.exploration.blind_share)
+    yield (
+        not c.lookahead or w.only or sighted != 1,
+        f"rollout.group_size={r.group_size} with exploration.blind_share={c.exploration.blind_share:g} leaves one "
+        "rollout with look-ahead, which has none to be compared with; use a larger group or a smaller share",
+    )
+    yield not w.adaptive_weight or c.eval.every > 0, "world_model.adaptive_weight=true needs eval.every above 0"
     yield not w.only or w.weight > 0, "world_model.only=true needs world_model.weight above 0"
     yield not w.only or w.predict != "none", "world_model.only=true has nothing to learn with world_model.predict=none"
     yield (
@@ -468,6 +480,11 @@ def _relations(c: RunConfig) -> Iterator[tuple[bool, str]]:
         (f"surprise={c.surprise:g}", c.surprise > 0),
     ):
         yield not used or c.algo == "dual-lora", f"{name} needs algo=dual-lora"
+    yield (
+        not c.surprise or (w.input == "state" and w.weight > 0 and w.predict != "none"),
+        "surprise needs a world model that learns: world_model.weight above 0, world_model.input=state and "
+        "world_model.predict other than none",
+    )
 
 
 # The machinery: names, values, types
@@ -510,7 +527,8 @@ def _read_assignments(path: Path, *, known_only: bool = False) -> list[tuple[str
         raise ConfigError(f"the config {path}{line} is not valid YAML") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"the config {path} must be a mapping of settings")
-    assignments = [(name, value) for name, value in _flatten(tree) if name in LEAVES or not known_only]
+    settings = _flatten(tree) if known_only else _merging(_flatten(tree))
+    assignments = [(name, value) for name, value in settings if name in LEAVES or not known_only]
     for name, _ in assignments:
         try:
             _annotation(name)
@@ -529,6 +547,15 @@ def _flatten(tree: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
             yield from ((f"{name}.{key}", inner) for key, inner in value.items())
         else:
             yield str(name), value
+
+
+def _merging(settings: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Settings of verl one by one, so that a file adds to those of its preset, as the command line does."""
+    for name, value in settings:
+        if name.partition(".")[0] == "verl" and isinstance(value, Mapping) and value:
+            yield from _merging((f"{name}.{key}", inner) for key, inner in value.items())
+        else:
+            yield name, value
 
 
 def _annotation(name: str) -> Any:

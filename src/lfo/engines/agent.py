@@ -21,8 +21,8 @@ from transformers import PreTrainedTokenizerBase
 
 from lfo.config import RunConfig, from_yaml
 from lfo.engines.loading import environment_factory, load_base, load_tokenizer, pick_device
-from lfo.env.interface import EnvironmentFactory
-from lfo.errors import DataError, LfoError, UsageError
+from lfo.env.interface import EnvironmentFactory, tasks_of
+from lfo.errors import DataError, UsageError
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.sampler import Sampler
 from lfo.protocol.chat import ChatCodec
@@ -63,16 +63,8 @@ class Agent:
     weights: Path | None = None  # the folder that the adapters were read from; None: they are fresh
 
     def tasks(self, split: str) -> Sequence[Any]:
-        """The fixed tasks of a split; an unknown split is the caller's mistake."""
-        try:
-            tasks = self.environment().tasks(split)
-        except LfoError:
-            raise  # the environment says it better
-        except Exception as error:
-            raise UsageError(f"the environment {self.config.env} has no split {split!r}") from error
-        if not tasks:
-            raise UsageError(f"the environment {self.config.env} has no tasks in its split {split!r}")
-        return tasks
+        """The fixed tasks of a split."""
+        return tasks_of(self.environment(), split)
 
     def runner(self, *, lookahead: bool = True) -> Runner:
         predictor = self.predictor if lookahead else None

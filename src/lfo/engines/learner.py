@@ -147,8 +147,8 @@ class Learner:
         norms = clip_gradients_per_adapter(self.parameters, self.config.optimizer.clip)
         if not all(map(math.isfinite, (*norms.values(), *watched.values()))):
             raise WorkError(
-                f"the loss or its gradient is not a finite number (gradient norms {norms}); lower "
-                "policy.learning_rate or world_model.learning_rate and continue from the last checkpoint with --resume"
+                f"the loss or its gradient is not a finite number (gradient norms {norms}); go on in another folder "
+                f"with init_from={self.config.output_dir} and a lower policy.learning_rate or world_model.learning_rate"
             )
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:

@@ -83,17 +83,23 @@ def environment_factory(config: RunConfig) -> EnvironmentFactory:
 
 def naming_environment(config: RunConfig, environment: EnvironmentFactory) -> RunConfig:
     """The config with the environment that is really played, so that its run can be evaluated from its folder."""
-    given = environment.func if isinstance(environment, partial) else environment
+    told = environment if isinstance(environment, partial) else partial(environment)
+    given, keywords = told.func, told.keywords
     if given is (SHIPPED.get(config.env) or _class_named(config.env)):
-        return config
-    kind = type(environment())
-    name = next((name for name, shipped in SHIPPED.items() if kind is shipped), f"{kind.__module__}:{kind.__name__}")
-    if name == config.env:
-        return config  # a function that makes what the config says
-    given = environment.keywords if isinstance(environment, partial) else {}
+        name, kind = config.env, given
+    else:
+        kind = type(environment())
+        name = next((each for each, made in SHIPPED.items() if kind is made), f"{kind.__module__}:{kind.__name__}")
+        if name == config.env:
+            return config  # a function that makes what the config says
     # As they will be read back from the run's folder, where there are no tuples.
-    arguments = {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
-    return dataclasses.replace(config, env=name, env_args=arguments)
+    arguments = {key: list(value) if isinstance(value, tuple) else value for key, value in keywords.items()}
+    levels = config.levels
+    if kind is PhoneCalls:  # a setting of its own, and whoever names none plays them all
+        arguments.pop("levels", None)
+        levels = tuple(cast(PhoneCalls, environment()).levels)
+    named = dataclasses.replace(config, env=name, env_args=arguments, levels=levels)
+    return config if named == config else named
 
 
 def _class_named(name: str) -> Any:

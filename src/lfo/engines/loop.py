@@ -79,14 +79,17 @@ def run_steps(steps: Steps, run: RunDirectory, environment: EnvironmentFactory, 
                     row |= steps.evaluate(run, (*config.eval.splits, *final))
                     steps.recipe.control_weight(row)
                     tasks = evaluated_tasks(row, at_most=config.eval.tasks)
-                    if far_below(state.best, row.get("eval/val/success", state.best), tasks=tasks):
+                    if state.best is not None and far_below(
+                        state.best, row.get("eval/val/success", state.best), tasks=tasks
+                    ):
                         row["warnings"] = [*row.get("warnings", ()), SUCCESS_LOST]
                 run.append_metrics(row)
                 track(row)
                 progress.show(row)
-                best = row.get("eval/val/success", -1.0) > state.best
+                success = row.get("eval/val/success")
+                best = success is not None and (state.best is None or success > state.best)
                 if best:
-                    state.best = row["eval/val/success"]
+                    state.best = success
                 if best or done % config.checkpoint_every == 0 or done == config.steps:
                     run.write_checkpoint(done, steps.save, best=best)
         run.write_adapters(steps.save_agent)

@@ -28,7 +28,7 @@ from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save_file as save_arrays
 
 from lfo.config import RunConfig
-from lfo.env.interface import EnvironmentFactory
+from lfo.env.interface import EnvironmentFactory, OffersLookahead, tasks_of
 from lfo.errors import ConfigError, DataError
 from lfo.evaluation.success import rollout_metrics
 from lfo.objectives.advantages import (
@@ -59,7 +59,7 @@ class State:
     step: int = 0
     tasks_seen: int = 0
     weight: float = 0.0
-    best: float = -1.0
+    best: float | None = None  # success on val
 
 
 class Collected(NamedTuple):
@@ -101,13 +101,18 @@ class Recipe:
         self.world_model_adapters = world_model_adapters
         self._mean_losses = mean_losses
         self.predicted_tools = PREDICTED_TOOLS[config.world_model.predict]
-        self._check_predicted_tools()
+        self._check_environment()
         self.replay = self._logged_replies() if config.world_model.from_logs else ReplayBuffer()
         self.state = State(weight=config.world_model.weight)
 
-    def _check_predicted_tools(self) -> None:
-        names = {tool["function"]["name"] for tool in self.environment().tools()}
-        wanted = self.predicted_tools
+    def _check_environment(self) -> None:
+        environment, wanted = self.environment(), self.predicted_tools
+        if self.config.lookahead and not isinstance(environment, OffersLookahead):
+            raise ConfigError(
+                f"the environment {type(environment).__name__} has no lookahead_query, so nothing would ever be "
+                "imagined; write one, or set lookahead=false"
+            )
+        names = {tool["function"]["name"] for tool in environment.tools()}
         if self.config.world_model.weight and wanted and not names & set(wanted):
             raise ConfigError(
                 f"world_model.predict={self.config.world_model.predict} names no tool of this environment "
@@ -150,10 +155,7 @@ class Recipe:
         ]
 
     def known_tasks(self, split: str) -> Sequence[Any]:
-        tasks = self.environment().tasks(split)
-        if not tasks:
-            raise ConfigError(f"the environment has no tasks in its split {split}")
-        return tasks
+        return tasks_of(self.environment(), split)
 
     def requests(self, step: int, draw: int) -> list[RolloutRequest]:
         """The rollouts of one draw: those of one task side by side, the blind ones of each first.
@@ -317,10 +319,11 @@ class Recipe:
     def control_weight(self, row: Mapping[str, Any]) -> None:
         """Let an evaluation's row set the weight, where the run wants that."""
         if self.config.world_model.adaptive_weight and self.state.weight:
-            accuracy = row.get("world_model_accuracy", float("nan"))
-            self.state.weight = control_weight(
-                self.state.weight, accuracy, row.get("eval/val/success", 0.0), self.state.best
-            )
+            # Of the held-out calls where they were asked: in this very step the world model may not have trained.
+            accuracy = row.get("world_model_eval/token_accuracy", row.get("world_model_accuracy", float("nan")))
+            success = row.get("eval/val/success", 0.0)
+            baseline = success if self.state.best is None else self.state.best
+            self.state.weight = control_weight(self.state.weight, accuracy, success, baseline)
 
     # --- the record --------------------------------------------------------------------------------------------
 

@@ -13,18 +13,15 @@ A message without a call is a final answer and ends the rollout.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, Protocol, runtime_checkable
 
+from lfo.errors import LfoError, UsageError
 from lfo.types import Message, ReplyFacts, StepResult, ToolCall
 
-
-@runtime_checkable
-class TaskLike(Protocol):
-    """The least that a task must be: something with a stable name."""
-
-    @property
-    def id(self) -> str: ...
+logger = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -44,13 +41,17 @@ class Environment(Protocol):
         ...
 
     def step(self, message: str) -> StepResult:
-        """Take the policy's whole message; never raises on bad text, whatever it contains."""
+        """Take the policy's whole message; never raises on bad text, whatever it contains.
+
+        The rewards of a rollout's steps are summed up; 0 is failure and 1 success, and what lies between is a part.
+        """
         ...
 
 
 @runtime_checkable
 class DescribesReplies(Protocol):
-    """Optional: the meaning of a reply's text, for evaluation only, never for training."""
+    """Optional: the meaning of a reply's text, for evaluation only, never for training; None for a text that nobody
+    here would say. It is also asked about what a world model says, which may be anything."""
 
     def describe_reply(self, observation: str) -> ReplyFacts | None: ...
 
@@ -69,3 +70,32 @@ class OffersLookahead(Protocol):
 
 
 EnvironmentFactory = Callable[[], Environment]
+
+
+def tasks_of(environment: Environment, split: str) -> Sequence[Any]:
+    """The tasks of a split; that there is none of them is the caller's mistake."""
+    try:
+        tasks = environment.tasks(split)
+    except LfoError:
+        raise  # the environment says it better
+    except Exception as error:
+        raise UsageError(f"the environment {type(environment).__name__} has no split {split!r}") from error
+    if not tasks:
+        raise UsageError(f"the environment {type(environment).__name__} has no tasks in its split {split!r}")
+    return tasks
+
+
+def describe_with(environment: Environment, reply: str) -> ReplyFacts | None:
+    """What a reply means, where the environment can tell."""
+    if not isinstance(environment, DescribesReplies):
+        return None
+    try:
+        return environment.describe_reply(reply)
+    except Exception as error:  # somebody else's code, and nothing that is learned depends on it
+        _warn_once(f"describe_reply of {type(environment).__name__} raised {type(error).__name__}: {error}"[:300])
+        return None
+
+
+@cache
+def _warn_once(message: str) -> None:
+    logger.warning(message)

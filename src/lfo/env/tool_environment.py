@@ -300,14 +300,15 @@ class ToolEnvironment(ABC):
             mistake = True
             self.mistakes += 1
         done = done or self.mistakes >= self.max_mistakes or self.finished()
-        if done:
-            self._phase = "done"
-        return StepResult(
+        result = StepResult(
             observation=observation,
             reward=self.reward() if done else 0.0,
             done=done,
             info={"tool": name, "mistake": mistake, "mistakes": self.mistakes, **self.info()},
         )
+        if done:
+            self._phase = "done"
+        return result
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from lfo.env.interface import DescribesReplies, EnvironmentFactory
+from lfo.env.interface import DescribesReplies, EnvironmentFactory, describe_with
 from lfo.evaluation.world_model import mean_the_same
 from lfo.protocol.chat import ChatCodec
 from lfo.rollout.predictors import true_reply_predictor
@@ -57,6 +57,6 @@ def lookahead_accuracy(
     truth = true_reply_predictor(environment, settings)([question for question, _ in asked])
     hits = []
     for (_, predicted), actual in zip(asked, truth, strict=True):
-        said, meant = judge.describe_reply(predicted), judge.describe_reply(actual)
+        said, meant = describe_with(judge, predicted), describe_with(judge, actual)
         hits.append(said is not None and meant is not None and mean_the_same(said, meant))
     return fmean(hits)

@@ -28,7 +28,7 @@ from typing import Any
 
 import yaml
 
-from lfo.env.interface import DescribesReplies, Environment
+from lfo.env.interface import DescribesReplies, Environment, describe_with
 from lfo.env.tool_environment import format_tool_call
 from lfo.errors import DataError, UsageError
 from lfo.protocol.world_model import WorldModelState, state_of
@@ -69,7 +69,7 @@ class ProbeCase:
                 raise UsageError(
                     f"the case {self.name!r} expects a category, which this environment cannot read out of a reply"
                 )
-            meaning = environment.describe_reply(reply)
+            meaning = describe_with(environment, reply)
             if meaning is None:
                 found.append(f"wanted the category {self.category}, but nobody says this")
             elif meaning.category != self.category:

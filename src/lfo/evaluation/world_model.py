@@ -23,7 +23,7 @@ from functools import cache
 from statistics import fmean
 from typing import Any
 
-from lfo.env.interface import DescribesReplies, Environment
+from lfo.env.interface import Environment, describe_with
 from lfo.types import ReplyFacts
 
 OTHER = "other"  # the category of a reply that the environment cannot describe
@@ -84,11 +84,6 @@ def _bleu() -> Any:
     from sacrebleu.metrics.bleu import BLEU  # takes a while to import, and few readers of this module need it
 
     return BLEU(force=True)  # texts that end in a lone period are no reason for a warning
-
-
-def describe_with(environment: Environment, reply: str) -> ReplyFacts | None:
-    """What a reply means, where the environment can tell."""
-    return environment.describe_reply(reply) if isinstance(environment, DescribesReplies) else None
 
 
 def same_meaning(environment: Environment, predicted: str, actual: str) -> bool | None:

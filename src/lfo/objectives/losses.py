@@ -252,14 +252,17 @@ def clip_gradients_per_adapter(groups: Mapping[str, Sequence[Tensor]], max_norm:
     """Clip the gradients of each adapter by its own norm; answers the norms from before, by adapter.
 
     One norm for all would let a large world-model gradient shrink the policy's step. Parameters without a
-    gradient are skipped (an idle adapter has norm 0). Where a norm is not finite, it is answered as it is and
-    the gradients stay untouched: scaling them would only spread the NaN, and stopping is the caller's decision.
+    gradient are skipped, and an adapter without any is left out of the answer. Where a norm is not finite, it is
+    answered as it is and the gradients stay untouched: scaling them would only spread the NaN, and stopping is the
+    caller's decision.
     """
     norms: dict[str, float] = {}
     for name, parameters in groups.items():
         trained = [parameter for parameter in parameters if parameter.grad is not None]
+        if not trained:
+            continue
         norm = get_total_norm([parameter.grad for parameter in trained if parameter.grad is not None])
         norms[name] = float(norm)
-        if trained and math.isfinite(norms[name]):
+        if math.isfinite(norms[name]):
             clip_grads_with_norm_(trained, max_norm, norm)
     return norms

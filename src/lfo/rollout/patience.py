@@ -68,10 +68,13 @@ def call_all(
 
 
 def _attempt(call: Callable[[], Result], retries: int) -> Result | EnvironmentFailed:
-    for attempt in range(retries + 1):
+    errors: list[BaseException] = []
+    while len(errors) <= retries:
         try:
             return call()
+        except EnvironmentFailed as failure:  # it did answer
+            return failure
         except BaseException as error:  # whatever it raises, also SystemExit, it is one rollout's failure
-            if attempt == retries:
-                return EnvironmentFailed(f"the environment raised {type(error).__name__}: {error}"[:500])
-    raise AssertionError("unreachable")
+            errors.append(error)
+    cause = errors[0]  # later ones may only say that it was asked twice
+    return EnvironmentFailed(f"the environment raised {type(cause).__name__}: {cause}"[:500])

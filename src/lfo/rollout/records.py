@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lfo.env.interface import DescribesReplies, Environment
+from lfo.env.interface import Environment, describe_with
 from lfo.env.tool_environment import read_tool_call
 from lfo.errors import DataError
 from lfo.rollout.runner import is_asked
@@ -117,7 +117,7 @@ def _turn(environment: Environment, transcript: Sequence[Message], action: str, 
         observation_start=0,
         observation_end=0,
         asked=is_asked(environment, transcript, action),
-        facts=environment.describe_reply(observation) if isinstance(environment, DescribesReplies) else None,
+        facts=describe_with(environment, observation),
     )
 
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lfo.env.interface import DescribesReplies, Environment, EnvironmentFactory, OffersLookahead
+from lfo.env.interface import Environment, EnvironmentFactory, OffersLookahead, describe_with
 from lfo.env.tool_environment import format_tool_call, read_tool_call
 from lfo.errors import EnvironmentFailed, WorkError
 from lfo.protocol.chat import ChatCodec, Tokens
@@ -350,9 +350,10 @@ class Runner:
                 continue
             result, facts, row.asked = outcome
             row.info = dict(result.info)
+            row.reward += float(result.reward)
             piece = self._codec.after_action(result.observation, stopped=True)
             if result.done:
-                row.stop, row.reward = StopReason.DONE, float(result.reward)
+                row.stop = StopReason.DONE
                 if result.observation:  # kept for the world model; nobody speaks after it
                     end = piece.content_end
                     room = end < rows.room(row.place)
@@ -403,14 +404,13 @@ def refuse_dead_environment(rollouts: Sequence[Rollout]) -> None:
 
 
 def _hear(environment: Environment, message: str) -> tuple[StepResult, ReplyFacts | None]:
-    """One step, checked: an answer that nobody could use is the environment's failure, like an exception."""
+    """One step, checked: an answer that nobody could use is the environment's failure, and is not asked for again."""
     result = environment.step(message)
     if not isinstance(result, StepResult) or not isinstance(result.observation, str):
-        raise TypeError("step must answer a StepResult whose observation is text")
+        raise EnvironmentFailed("step must answer a StepResult whose observation is text")
     if not math.isfinite(result.reward):
-        raise ValueError(f"step answered the reward {result.reward}")
-    facts = environment.describe_reply(result.observation) if isinstance(environment, DescribesReplies) else None
-    return result, facts
+        raise EnvironmentFailed(f"step answered the reward {result.reward}")
+    return result, describe_with(environment, result.observation)
 
 
 def _questions_of(row: _Row) -> list[ToolCall]:
