@@ -493,4 +493,5 @@ def _to_target(records: Sequence[RunRecord]) -> str:
         return ""
     if not there:
         return f"{percent(TARGET_SHARE)} of ceiling not reached"
-    return f"{percent(TARGET_SHARE)} of ceiling: {', '.join(map(str, there))} tasks"
+    some = "" if len(there) == len(found) else f" on {len(there)} of {len(found)} seeds"
+    return f"{percent(TARGET_SHARE)} of ceiling: {', '.join(map(str, there))} tasks{some}"
