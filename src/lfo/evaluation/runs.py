@@ -77,8 +77,8 @@ def read_run(path: str | Path) -> RunRecord:
         config=config,
         rows=tuple(rows),
         data=data,
-        # Adapters are the last thing that a run writes; a copy of a run may have come without them.
-        finished=(path / "adapters").is_dir() or bool(config and rows and rows[-1]["step"] >= config.steps),
+        # Adapters do not tell: a copy may have come without them, and a run that was given more steps has old ones.
+        finished=bool(config and rows and rows[-1]["step"] >= config.steps),
         problem=problem,
     )
 
