@@ -14,14 +14,14 @@ from lfo.cli import main
 from lfo.errors import UsageError
 from lfo.report.curves import Member, curve, interval, points, training_seconds
 from lfo.report.page import render
-from lfo.report.payload import build, find_runs
+from lfo.report.payload import build, find_runs_and_studies
 from lfo.report.samples import ROLLOUTS_PER_RUN
 from lfo.report.text import as_script_json
 from made_runs import prediction, rollout, world_model_row, write_large_set, write_run
 
 
 def payload_of(*folders: Path) -> dict[str, Any]:
-    return build(find_runs(folders))
+    return build(find_runs_and_studies(folders))
 
 
 def member(rows: list[dict[str, Any]], *, run: int = 0, counts: bool = True) -> Member:
@@ -448,12 +448,12 @@ def test_folders_of_runs_are_searched_and_the_insides_of_runs_are_not(tmp_path: 
     (tmp_path / "a" / "run" / "checkpoints" / "inner" / "config.yaml").write_text("")
     write_run(tmp_path / "b")
     (tmp_path / "nothing").mkdir()
-    found = find_runs([tmp_path, tmp_path / "nothing", tmp_path / "b"])
+    found = find_runs_and_studies([tmp_path, tmp_path / "nothing", tmp_path / "b"])
     assert found.runs == (tmp_path / "a" / "run", tmp_path / "b")
     with pytest.raises(UsageError, match="there is no folder"):
-        find_runs([tmp_path / "missing"])
+        find_runs_and_studies([tmp_path / "missing"])
     with pytest.raises(UsageError, match="there is no run in"):
-        find_runs([tmp_path / "nothing"])
+        find_runs_and_studies([tmp_path / "nothing"])
 
 
 @pytest.fixture

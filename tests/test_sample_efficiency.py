@@ -534,6 +534,20 @@ def test_the_command_answers_programs(lfo, folder: Path):
     assert (group["zero_shot"], group["zero_shot_ratio"]) == (0.9, pytest.approx(9))
 
 
+def test_runs_are_found_in_all_folders_below_and_not_inside_runs(lfo, folder: Path):
+    inner = folder / "deeper" / "still" / "dual-lora-2"
+    inner.mkdir(parents=True)
+    for file in (folder / "dual-lora-1").iterdir():
+        (inner / file.name).write_text(file.read_text().replace("seed: 1", "seed: 2"))
+    (inner / "checkpoints").mkdir()
+    (inner / "checkpoints" / "config.yaml").touch()
+    runs = [folder / name for name in ("dapo-0", "dapo-1", "deeper/still/dual-lora-2", "dual-lora-0", "dual-lora-1")]
+    assert find_runs([folder, inner]) == runs
+    assert find_runs([inner / "checkpoints", folder / "none"]) == [inner / "checkpoints", folder / "none"]
+    _, out, _ = lfo("compare", str(folder), "--json")
+    assert [len(group["runs"]) for group in json.loads(out)["groups"]] == [2, 3]
+
+
 def test_the_command_refuses_with_the_reason(lfo, folder: Path):
     (folder / "dapo-1" / "metrics.jsonl").write_text("{}\n" * 2)
     code, out, err = lfo("compare", str(folder))
