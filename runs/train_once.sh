@@ -3,7 +3,12 @@
 # interrupted, and does nothing where it has ended. Called by the scripts beside it.
 set -euo pipefail
 name=${1:?a name}; shift
-if [ -d "$FOLDER/$name/adapters" ]; then exit; fi
-if [ -f "$FOLDER/$name/config.yaml" ]; then exec "$LFO" train --resume "$FOLDER/$name"; fi
+run=$FOLDER/$name
+if [ -f "$run/config.yaml" ]; then
+  # Adapters are the last thing that a run writes; those of one that was given more steps since are old.
+  steps=$(sed -n 's/^steps: //p' "$run/config.yaml")
+  if [ -d "$run/adapters" ] && tail -n 1 "$run/metrics.jsonl" | grep -q "^{\"step\": $steps,"; then exit; fi
+  exec "$LFO" train --resume "$run"
+fi
 # shellcheck disable=SC2086
-exec "$LFO" train $COMMON output_dir="$FOLDER/$name" "$@"
+exec "$LFO" train $COMMON output_dir="$run" "$@"

@@ -14,14 +14,14 @@ from lfo.cli import main
 from lfo.errors import UsageError
 from lfo.report.curves import Member, curve, interval, points, training_seconds
 from lfo.report.page import render
-from lfo.report.payload import build, find_runs
+from lfo.report.payload import build, find_runs_and_studies
 from lfo.report.samples import ROLLOUTS_PER_RUN
 from lfo.report.text import as_script_json
 from made_runs import prediction, rollout, world_model_row, write_large_set, write_run
 
 
 def payload_of(*folders: Path) -> dict[str, Any]:
-    return build(find_runs(folders))
+    return build(find_runs_and_studies(folders))
 
 
 def member(rows: list[dict[str, Any]], *, run: int = 0, counts: bool = True) -> Member:
@@ -234,6 +234,14 @@ def test_a_target_never_reached_is_a_bound_in_words(tmp_path: Path):
     assert payload["comparison"][0]["rows"][0]["cells"][3]["text"] == "≥ 8.0"
 
 
+def test_an_upper_bound_is_told_as_one(tmp_path: Path):
+    for seed in range(5):
+        write_run(tmp_path / f"a{seed}", f"seed={seed}", steps=50, success=lambda step: 0.0)
+        write_run(tmp_path / f"b{seed}", "algo=dapo", f"seed={seed}", success=lambda step: 0.8 * (step >= 10))
+    cell = payload_of(tmp_path)["comparison"][0]["rows"][0]["cells"][3]
+    assert cell == {"text": "≤ 0.2", "note": "5 paired seeds, 95 %: below 0.2"}  # 80 tasks against more than 400
+
+
 def test_one_way_of_training_is_told_without_a_comparison(tmp_path: Path):
     write_run(tmp_path / "run")
     payload = payload_of(tmp_path)
@@ -295,11 +303,14 @@ def test_an_ablation_has_its_own_chart_with_failed_and_missing_cells(tmp_path: P
     study = tmp_path / "ablations" / "weight"
     write_run(study / "0-s0", "world_model.weight=0", success=lambda step: 0.1)
     write_run(study / "1-s0", "world_model.weight=1", success=lambda step: 0.7 * (step >= 10))
+    for seed, reached in enumerate((10, 99, 20)):
+        write_run(study / f"3-s{seed}", f"seed={seed}", success=lambda step, reached=reached: 0.7 * (step >= reached))
     cells = [
         {"value": "0", "seed": 0, "run": "0-s0", "status": "done", "error": ""},
         {"value": "1", "seed": 0, "run": "1-s0", "status": "done", "error": ""},
         {"value": "1", "seed": 1, "run": "1-s1", "status": "failed", "error": "the loss is NaN"},
         {"value": "2", "seed": 0, "run": "2-s0", "status": "missing", "error": ""},
+        *({"value": "3", "seed": seed, "run": f"3-s{seed}", "status": "done", "error": ""} for seed in range(3)),
     ]
     (study / "ablation.json").write_text(
         json.dumps({"study": "weight", "setting": "world_model.weight", "cells": cells})
@@ -311,6 +322,7 @@ def test_an_ablation_has_its_own_chart_with_failed_and_missing_cells(tmp_path: P
         ("0", [0.1], "70 % of ceiling not reached"),
         ("1", [0.7], "70 % of ceiling: 80 tasks"),
         ("2", [], ""),
+        ("3", [0.46667], "70 % of ceiling: 80, 160 tasks on 2 of 3 seeds"),
     ]
     assert ablation["failed"] == [
         "world_model.weight=1, seed 1: failed: the loss is NaN",
@@ -436,12 +448,12 @@ def test_folders_of_runs_are_searched_and_the_insides_of_runs_are_not(tmp_path: 
     (tmp_path / "a" / "run" / "checkpoints" / "inner" / "config.yaml").write_text("")
     write_run(tmp_path / "b")
     (tmp_path / "nothing").mkdir()
-    found = find_runs([tmp_path, tmp_path / "nothing", tmp_path / "b"])
+    found = find_runs_and_studies([tmp_path, tmp_path / "nothing", tmp_path / "b"])
     assert found.runs == (tmp_path / "a" / "run", tmp_path / "b")
     with pytest.raises(UsageError, match="there is no folder"):
-        find_runs([tmp_path / "missing"])
+        find_runs_and_studies([tmp_path / "missing"])
     with pytest.raises(UsageError, match="there is no run in"):
-        find_runs([tmp_path / "nothing"])
+        find_runs_and_studies([tmp_path / "nothing"])
 
 
 @pytest.fixture

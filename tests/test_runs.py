@@ -1,10 +1,13 @@
 """Reading runs for comparison: what they were evaluated on, and clear words for whatever a folder may hold."""
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from lfo.cli.children import ChildRun
 from lfo.config import load_config, to_yaml
 from lfo.env.ceiling import mean_ceiling
 from lfo.env.oracle import OracleCodes
@@ -107,6 +110,36 @@ def test_a_run_in_progress_says_how_far_it_is(tmp_path: Path):
     assert [row["step"] for row in record.rows] == [1]
     assert (record.finished, record.problem) == (False, "")
     assert record.note == f"{tmp_path}/run has not ended: step 1 of 2"
+
+
+def test_a_run_that_was_given_more_steps_has_not_ended_though_its_adapters_are_there(tmp_path: Path):
+    run = written(tmp_path / "run", {"step": 1})
+    (run / "adapters").mkdir()
+    child = ChildRun(name="run", folder=run, settings=(), config=CONFIG)
+    assert (read_run(run).finished, child.finished) == (False, False)
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"step": 2}\n')
+    assert (read_run(run).finished, child.finished) == (True, True)
+    (run / "adapters").rmdir()
+    assert child.finished is False, "its adapters are still to be written"
+
+
+def test_the_script_of_the_experiments_starts_a_run_goes_on_with_it_and_leaves_one_that_has_ended(tmp_path: Path):
+    script = Path(__file__).parent.parent / "runs" / "train_once.sh"
+
+    def trained(name: str) -> str:
+        settings = {"FOLDER": str(tmp_path), "COMMON": "preset=tiny steps=2", "LFO": "echo"}
+        return subprocess.check_output([script, name, "seed=1"], env={**os.environ, **settings}, text=True)
+
+    assert trained("new") == f"train preset=tiny steps=2 output_dir={tmp_path}/new seed=1\n"
+    rows = {"step": 0, "tasks_seen": 0}, {"step": 1, "tasks_seen": 8}, {"step": 2, "tasks_seen": 16}
+    for name, so_far, adapters in (("killed", rows[:2], False), ("longer", rows[:2], True), ("late", rows, False)):
+        run = written(tmp_path / name, *so_far)
+        if adapters:
+            (run / "adapters").mkdir()
+        assert trained(name) == f"train --resume {run}\n"
+    (written(tmp_path / "ended", *rows) / "adapters").mkdir()
+    assert trained("ended") == ""
 
 
 @pytest.mark.parametrize(

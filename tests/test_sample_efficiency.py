@@ -259,6 +259,22 @@ def test_groups_are_named_by_what_sets_them_apart():
     ]
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "names"),
+    [
+        ("eval.every=5", "eval.every=10", ["dual-lora eval.every=5", "dual-lora"]),  # how often the weight is set
+        ("policy.kl=0.0123456", "policy.kl=0.01234561", ["dual-lora kl=0.0123456", "dual-lora kl=0.01234561"]),
+        ("env_args.companies=50", "env_args.companies=50.0", ["dual-lora #1", "dual-lora #2"]),  # equal, to Python
+    ],
+)
+def test_no_two_groups_have_one_name_and_no_group_is_left_out(one: str, other: str, names: list[str]):
+    runs = [reaching(80, "world_model.adaptive_weight=true", each, "threads=1") for each in (one, other)]
+    comparison = compare(runs, baseline=names[1])
+    assert [group.name for group in comparison.groups] == names
+    assert [group.runs[0] for group in comparison.groups] == runs
+    assert [group.ratio.value for group in comparison.groups] == [pytest.approx(1), None]
+
+
 def test_machine_and_place_do_not_make_a_group_but_two_runs_of_one_seed_are_refused():
     one = reaching(80, "seed=1", "output_dir=a", "threads=1")
     other = reaching(80, "seed=2", "output_dir=b", "threads=2", "checkpoint_every=5")
@@ -516,6 +532,20 @@ def test_the_command_answers_programs(lfo, folder: Path):
     assert (group["ratio_to_baseline"], group["interval"]) == (pytest.approx(2), None)
     assert (group["censored"], group["bound"], group["paired_seeds"]) == (True, "at least", [0, 1])
     assert (group["zero_shot"], group["zero_shot_ratio"]) == (0.9, pytest.approx(9))
+
+
+def test_runs_are_found_in_all_folders_below_and_not_inside_runs(lfo, folder: Path):
+    inner = folder / "deeper" / "still" / "dual-lora-2"
+    inner.mkdir(parents=True)
+    for file in (folder / "dual-lora-1").iterdir():
+        (inner / file.name).write_text(file.read_text().replace("seed: 1", "seed: 2"))
+    (inner / "checkpoints").mkdir()
+    (inner / "checkpoints" / "config.yaml").touch()
+    runs = [folder / name for name in ("dapo-0", "dapo-1", "deeper/still/dual-lora-2", "dual-lora-0", "dual-lora-1")]
+    assert find_runs([folder, inner]) == runs
+    assert find_runs([inner / "checkpoints", folder / "none"]) == [inner / "checkpoints", folder / "none"]
+    _, out, _ = lfo("compare", str(folder), "--json")
+    assert [len(group["runs"]) for group in json.loads(out)["groups"]] == [2, 3]
 
 
 def test_the_command_refuses_with_the_reason(lfo, folder: Path):

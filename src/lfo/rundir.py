@@ -34,7 +34,8 @@ from typing import Any
 from lfo.config import RunConfig, differences, from_yaml, to_yaml
 from lfo.errors import ConfigError, DataError, UsageError, WorkError
 
-# A run that goes on keeps its settings, except those that do not change what it computes next.
+# A run that goes on keeps its settings, except those that do not change what it computes next, and `steps`: a run may
+# be made longer, though the learning rate then follows the schedule of the new length from there on.
 CHANGEABLE_ON_RESUME = frozenset(
     {"steps", "output_dir", "device", "threads", "micro_batch_tokens", "checkpoint_every", "trackers"}
 )

@@ -37,7 +37,10 @@ class ChildRun:
 
     @property
     def finished(self) -> bool:
-        return (self.folder / "adapters").is_dir()  # the last thing that a run writes
+        """Adapters are the last thing that a run writes; beside fewer steps than wanted they are old."""
+        from lfo.evaluation.runs import read_run
+
+        return (self.folder / "adapters").is_dir() and read_run(self.folder).finished
 
     @property
     def log(self) -> Path:

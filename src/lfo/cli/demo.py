@@ -108,14 +108,14 @@ class _Progress:
         self._bars.stop()
 
     def look(self, run: ChildRun) -> None:
-        from lfo.evaluation.side_by_side import SEEN
+        from lfo.evaluation.sample_efficiency import VAL
         from lfo.rundir import read_metrics
 
         rows = read_metrics(run.folder) if (run.folder / "metrics.jsonl").is_file() else []
         if not rows:
             return
-        evaluated = [row for row in rows if SEEN in row]
-        val = f"val {evaluated[-1][SEEN]:.0%}" if evaluated else "val -"
+        evaluated = [row for row in rows if VAL in row]
+        val = f"val {evaluated[-1][VAL]:.0%}" if evaluated else "val -"
         words = f"{rows[-1]['tasks_seen']} tasks, {val}"
         self._bars.update(self._tasks[run.name], completed=rows[-1]["step"], words=words)
         if not self._console.is_terminal:
@@ -124,27 +124,25 @@ class _Progress:
                     self._told[run.name] = row["step"]
                     self._console.print(
                         f"{run.name}: step {row['step']} of {run.config.steps}, {row['tasks_seen']} tasks, "
-                        f"val {row[SEEN]:.0%}",
+                        f"val {row[VAL]:.0%}",
                         highlight=False,
                     )
 
 
 def _show(runs: Sequence[ChildRun], page: Path, as_json: bool) -> None:
     from lfo.cli.report import write_report
-    from lfo.env.ceiling import mean_ceiling
-    from lfo.env.phone_calls import PhoneCalls
     from lfo.evaluation import side_by_side
+    from lfo.evaluation.runs import read_run
+    from lfo.evaluation.sample_efficiency import compare
 
-    config = runs[0].config
-    ceiling = mean_ceiling(PhoneCalls(levels=config.levels, **config.env_args).tasks("val")[: config.eval.tasks])
-    arms = [side_by_side.read_arm(run.name, run.folder) for run in runs]
-    words = side_by_side.conclusion(*arms, ceiling=ceiling)
+    comparison = compare([read_run(run.folder) for run in runs])
+    words = side_by_side.conclusion(comparison, ARMS)
     write_report([run.folder for run in runs], page)
     if as_json:
-        result = side_by_side.as_json({run.config.algo: arm for run, arm in zip(runs, arms, strict=True)}, ceiling)
-        typer.echo(json.dumps({**result, "conclusion": words, "report": str(page)}))
+        result = {**side_by_side.as_json(comparison), "conclusion": words, "report": str(page)}
+        typer.echo(json.dumps(result))
         return
-    _print_table([arm.name for arm in arms], side_by_side.table(arms, ceiling), words)
+    _print_table([run.name for run in runs], side_by_side.table(comparison), words)
     typer.echo(f"Curves and rollouts are on one page; open it in a browser: {page}")
 
 

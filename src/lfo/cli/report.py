@@ -37,14 +37,14 @@ def write_report(runs: Sequence[Path], output: Path) -> dict[str, Any]:
     from rich.progress import track
 
     from lfo.report.page import render, write
-    from lfo.report.payload import build, find_runs
+    from lfo.report.payload import build, find_runs_and_studies
 
     console = Console(stderr=True)
 
     def progress(paths: Sequence[Path]) -> Iterable[Path]:
         return track(paths, "reading runs", console=console, transient=True, disable=not console.is_terminal)
 
-    payload = build(find_runs(runs), progress)
+    payload = build(find_runs_and_studies(runs), progress)
     page = render(payload)
     write(output, page)
     return {

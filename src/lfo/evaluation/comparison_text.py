@@ -14,6 +14,7 @@ from lfo.evaluation.sample_efficiency import SHARES, Comparison, Difference, Rat
 
 FEWEST_SEEDS = 3  # that have an interval worth showing, and that allow to say that two groups cannot be told apart
 TELLS_NOTHING = 50  # points: half an interval that covers most of what success can be; the seeds themselves say more
+SIGNS = {"at least": "≥ ", "at most": "≤ ", None: ""}  # of a ratio that is a bound
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
@@ -168,14 +169,15 @@ def _no_difference(name: str, baseline: str, gap: Difference) -> str:
 
 
 def _ratio_in_words(ratio: Ratio) -> str:
-    value = "-" if ratio.value is None else f"{_SIGNS[ratio.bound]}{ratio.value:.1f}"
-    return value if ratio.interval is None else f"{value} ({_interval_in_words(ratio.interval)})"
+    value = "-" if ratio.value is None else f"{SIGNS[ratio.bound]}{ratio.value:.1f}"
+    return value if ratio.interval is None else f"{value} ({interval_in_words(ratio.interval)})"
 
 
-_SIGNS = {"at least": "≥ ", "at most": "≤ ", None: ""}
-
-
-def _interval_in_words(interval: tuple[float | None, float | None]) -> str:
+def interval_in_words(interval: tuple[float | None, float | None]) -> str:
+    """
+    >>> interval_in_words((None, 0.3))
+    'below 0.3'
+    """
     low, high = interval
     if high is None:
         return f"above {low:.1f}"
@@ -184,7 +186,7 @@ def _interval_in_words(interval: tuple[float | None, float | None]) -> str:
 
 def _interval_note(ratio: Ratio) -> str:
     if ratio.interval is not None:
-        return f" ({CONFIDENCE:.0%}: {_interval_in_words(ratio.interval)})"
+        return f" ({CONFIDENCE:.0%}: {interval_in_words(ratio.interval)})"
     if len(ratio.seeds) == 1:
         return "; one seed has no interval"
     if ratio.censored:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -77,19 +77,31 @@ def read_run(path: str | Path) -> RunRecord:
         config=config,
         rows=tuple(rows),
         data=data,
-        # Adapters are the last thing that a run writes; a copy of a run may have come without them.
-        finished=(path / "adapters").is_dir() or bool(config and rows and rows[-1]["step"] >= config.steps),
+        # Adapters do not tell: a copy may have come without them, and a run that was given more steps has old ones.
+        finished=bool(config and rows and rows[-1]["step"] >= config.steps),
         problem=problem,
     )
 
 
-def find_runs(paths: Sequence[str | Path]) -> list[Path]:
-    """The folders named, and of a folder that is no run itself the runs in it."""
+def find_runs(paths: Iterable[Path]) -> list[Path]:
+    """The runs in these folders and in the folders below them; a folder without any stands for itself."""
     found: list[Path] = []
-    for path in map(Path, paths):
-        inside = sorted(config.parent for config in path.glob("*/config.yaml"))
-        found += inside if inside and not (path / "config.yaml").is_file() else [path]
+    for path in paths:
+        found += [folder for folder in folders(path) if holds_run(folder)] or [path]
     return list(dict.fromkeys(found))
+
+
+def folders(path: Path) -> Iterator[Path]:
+    """A folder and those below it, without the insides of runs."""
+    yield path
+    if path.is_dir() and not holds_run(path):
+        for child in sorted(path.iterdir()):
+            if child.is_dir() and not child.name.startswith("."):
+                yield from folders(child)
+
+
+def holds_run(folder: Path) -> bool:
+    return (folder / "config.yaml").is_file() or (folder / "metrics.jsonl").is_file()
 
 
 def describe_data(config: RunConfig, environment: EnvironmentFactory) -> dict[str, Any]:

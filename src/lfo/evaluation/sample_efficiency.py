@@ -146,11 +146,10 @@ def compare(runs: Sequence[RunRecord], *, baseline: str | None = None) -> Compar
     members = _grouped(runs)
     names = group_names([_config(group[0]) for group in members])
     baseline = _baseline_name(names, members, baseline)
+    base = None if baseline is None else members[names.index(baseline)]
     assert runs[0].data is not None
     ceiling = runs[0].data["splits"]["val"]["ceiling"]
     target = TARGET_SHARE * (1.0 if ceiling is None else ceiling)
-    by_name = dict(zip(names, members, strict=True))
-    base = by_name.get(baseline) if baseline is not None else None
     notes = [run.note for run in runs if run.note]
     if baseline is None:
         notes.append("there is no plain DAPO among these runs, so there is nothing to be a multiple of")
@@ -160,7 +159,7 @@ def compare(runs: Sequence[RunRecord], *, baseline: str | None = None) -> Compar
             f"runs were evaluated every {', '.join(others)} or {last} steps: no finer is known what each of them needed"
         )
     return Comparison(
-        groups=tuple(_group(name, group, base, ceiling, target) for name, group in by_name.items()),
+        groups=tuple(_group(name, group, base, ceiling, target) for name, group in zip(names, members, strict=True)),
         baseline=baseline,
         ceiling=ceiling,
         target=target,
@@ -394,12 +393,14 @@ def group_names(configs: Sequence[RunConfig]) -> list[str]:
     """A short name for each group: its algorithm, and those settings in which it stands out from groups of the same.
 
     "dapo", "dual-lora", "dual-lora coupling=shared lookahead=false"
+
+    No two groups have one name: those that no setting tells apart are numbered.
     """
-    names = []
+    names: list[str] = []
     for config in configs:
         usual = load_config([f"preset={configs[0].preset}", f"algo={config.algo}"])
         alike = [other for other in configs if other.algo == config.algo]
-        varying = {name for other in alike for name in differences(config, other)} - set(BESIDE_THE_EXPERIMENT)
+        varying = {name for other in alike for name in _telling(config, other)}
         settings = flatten(config)
         shown = [
             f"{_short(name)}={_in_words(settings[name])}"
@@ -407,7 +408,16 @@ def group_names(configs: Sequence[RunConfig]) -> list[str]:
             if name in varying and name in differences(config, usual)
         ]
         names.append(" ".join([config.algo, *shown]))
-    return names
+    return [
+        name if names.count(name) == 1 else f"{name} #{names[: place + 1].count(name)}"
+        for place, name in enumerate(names)
+    ]
+
+
+def _telling(one: RunConfig, other: RunConfig) -> set[str]:
+    """Settings that tell two groups apart: those beside the experiment, such as `eval.every`, where no others do."""
+    found = differences(one, other).keys() - {"seed", "output_dir"}
+    return found - set(BESIDE_THE_EXPERIMENT) or found
 
 
 def _short(name: str) -> str:
@@ -420,7 +430,7 @@ def _in_words(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
-        return f"{value:g}"
+        return repr(value).removesuffix(".0")  # every digit: groups may differ in the last
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 

@@ -351,7 +351,7 @@ function learning() {
 
 function comparison() {
   const node = section("comparison", "Comparison", data.comparison.length
-    ? "Tasks to a target: the geometric mean over seeds of the tasks seen at the first evaluation that reached it. Where a run ended before, the figure is a bound, marked > or ≥. Times fewer tasks: to 70 % of the ceiling, or of all where no ceiling is known, paired by seed."
+    ? "Tasks to a target: the geometric mean over seeds of the tasks seen at the first evaluation that reached it. Where a run ended before, the figure is a bound, marked >, ≥ or ≤. Times fewer tasks: to 70 % of the ceiling, or of all where no ceiling is known, paired by seed."
     : null);
   if (!data.comparison.length) return node.append(empty("A comparison needs runs that were evaluated on val after some training."));
   for (const { title, columns, rows, words } of data.comparison) {

@@ -1,6 +1,6 @@
 """Run folders -> everything that the page shows, as one JSON value. Reads files; draws, trains and plays nothing.
 
-    payload, problems = build(find_runs([Path("runs/level2")]))
+    payload = build(find_runs_and_studies([Path("runs/level2")]))
 
 A run that cannot be used is named with the reason and costs only itself. Runs of one experiment are one group
 (`sample_efficiency`), and runs that were evaluated on different tasks never share a chart.
@@ -18,7 +18,7 @@ from typing import Any
 from lfo import __version__
 from lfo.config import RunConfig, experiment
 from lfo.errors import LfoError, UsageError
-from lfo.evaluation.runs import RunRecord, read_run
+from lfo.evaluation.runs import RunRecord, folders, holds_run, read_run
 from lfo.evaluation.sample_efficiency import TARGET_SHARE, Comparison, Reached, compare, group_names, tasks_to
 from lfo.evaluation.sample_efficiency import curve as curve_of
 from lfo.report.curves import POINTS, SMALL_CHART_POINTS, Member, curve, mark, number, training_seconds
@@ -85,21 +85,21 @@ class Found:
     problems: tuple[str, ...]
 
 
-def find_runs(paths: Iterable[Path]) -> Found:
-    """Runs and ablations in these folders and in the folders below them."""
+def find_runs_and_studies(paths: Iterable[Path]) -> Found:
+    """Runs and studies in these folders and in the folders below them."""
     runs: dict[Path, None] = {}
     studies, problems = [], []
     for path in paths:
         if not path.is_dir():
             raise UsageError(f"there is no folder {path}")
         before = len(runs)
-        for folder in _folders(path):
+        for folder in folders(path):
             if (folder / ABLATION_FILE).is_file():
                 try:
                     studies.append(_read_study(folder))
                 except (OSError, ValueError, KeyError, TypeError) as error:
                     problems.append(f"{folder / ABLATION_FILE} cannot be read: {error}")
-            if _holds_run(folder):
+            if holds_run(folder):
                 runs[folder] = None
         if len(runs) == before and not any(study.path.is_relative_to(path) for study in studies):
             problems.append(f"{path} holds no run")
@@ -403,19 +403,6 @@ class _Page:
         return replace(comparison, groups=tuple(groups), baseline=baseline)
 
 
-def _folders(path: Path) -> Iterable[Path]:
-    """A folder and those below it, without the insides of runs."""
-    yield path
-    if not _holds_run(path):
-        for child in sorted(path.iterdir()):
-            if child.is_dir() and not child.name.startswith("."):
-                yield from _folders(child)
-
-
-def _holds_run(folder: Path) -> bool:
-    return (folder / "config.yaml").is_file() or (folder / "metrics.jsonl").is_file()
-
-
 def _read_study(folder: Path) -> Study:
     content = json.loads((folder / ABLATION_FILE).read_bytes())
     cells = [cell for cell in content["cells"] if isinstance(cell, dict) and "value" in cell]
@@ -493,4 +480,5 @@ def _to_target(records: Sequence[RunRecord]) -> str:
         return ""
     if not there:
         return f"{percent(TARGET_SHARE)} of ceiling not reached"
-    return f"{percent(TARGET_SHARE)} of ceiling: {', '.join(map(str, there))} tasks"
+    some = "" if len(there) == len(found) else f" on {len(there)} of {len(found)} seeds"
+    return f"{percent(TARGET_SHARE)} of ceiling: {', '.join(map(str, there))} tasks{some}"

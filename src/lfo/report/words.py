@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from lfo.evaluation.comparison_text import SIGNS, interval_in_words
 from lfo.evaluation.sample_efficiency import (
     SHARES,
     TARGET_SHARE,
@@ -208,12 +209,7 @@ def _bound_words(ratio: Ratio) -> str:
 def _interval_words(ratio: Ratio) -> str:
     if ratio.interval is None:
         return "; too few, or too much alike, for an interval"
-    low, high = ratio.interval
-    return f"; 95 % interval {_times(low)} to {_times(high)} times"
-
-
-def _times(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.1f}"
+    return f"; 95 % interval {interval_in_words(ratio.interval)} times"
 
 
 def _unseen_words(group: Group) -> str:
@@ -240,12 +236,10 @@ def _ratio_cell(group: Group, comparison: Comparison) -> dict[str, str]:
         return {"text": "1", "note": "baseline"}
     if ratio.value is None:
         return {"text": "-", "note": "both fell short" if ratio.censored else ratio.note}
-    sign = {"at least": "≥ ", "at most": "≤ ", None: ""}[ratio.bound]
     note = f"{len(ratio.seeds)} paired seed{'s' if len(ratio.seeds) != 1 else ''}"
     if ratio.interval is not None:
-        low, high = ratio.interval
-        note += f", 95 %: {_times(low)} to {_times(high)}" if low and high else f", 95 %: ≥ {_times(low or high)}"
-    return {"text": f"{sign}{ratio.value:.1f}", "note": note}
+        note += f", 95 %: {interval_in_words(ratio.interval)}"
+    return {"text": f"{SIGNS[ratio.bound]}{ratio.value:.1f}", "note": note}
 
 
 def _correlations(comparison: Comparison) -> list[str]:
