@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -121,6 +122,16 @@ def test_after_kill_9_a_resumed_run_is_the_undisturbed_one(whole: Path, tmp_path
     assert lfo("train", "--resume", str(run)) == 0
     assert rows(run) == rows(whole)
     assert adapters(run) == adapters(whole)
+
+
+def test_an_ended_run_without_checkpoints_is_not_trained_anew(whole: Path, tmp_path: Path, capsys):
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    shutil.rmtree(run / "checkpoints")
+    before = rows(run)
+    capsys.readouterr()
+    assert lfo("train", "--resume", str(run)) == 2
+    assert "has ended and its checkpoints are gone" in capsys.readouterr().err
+    assert rows(run) == before
 
 
 def test_ctrl_c_leaves_a_run_that_can_be_resumed_and_exit_code_130(whole: Path, tmp_path: Path):

@@ -18,6 +18,7 @@ from lfo.engines.progress import Progress
 from lfo.engines.recipe import Recipe
 from lfo.engines.trackers import open_trackers
 from lfo.env.interface import EnvironmentFactory
+from lfo.errors import UsageError
 from lfo.evaluation.runs import describe_data
 from lfo.evaluation.success import evaluated_tasks, far_below
 from lfo.rundir import Checkpoint, RunDirectory, read_metrics
@@ -99,6 +100,8 @@ def run_steps(steps: Steps, run: RunDirectory, environment: EnvironmentFactory, 
 def _restore(steps: Steps, run: RunDirectory) -> int:
     """Take up the last checkpoint and forget the rows behind it; answers the step of the next row."""
     checkpoint = run.latest_checkpoint()
+    if checkpoint is None and run.adapters.exists():
+        raise UsageError(f"{run.path} has ended and its checkpoints are gone, so there is nothing to go on from")
     run.truncate_metrics(checkpoint.step if checkpoint else 0)
     if checkpoint is None:  # killed before the first one: begin again, but for the untrained policy's evaluation
         return 1 if run.metrics.exists() and read_metrics(run.metrics) else 0

@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from lfo.config import RunConfig, from_yaml
 from lfo.env.ceiling import mean_ceiling
-from lfo.env.interface import Environment, EnvironmentFactory
+from lfo.env.interface import Environment, EnvironmentFactory, tasks_of
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
 from lfo.env.tasks import Task
@@ -122,7 +122,7 @@ def describe_data(config: RunConfig, environment: EnvironmentFactory) -> dict[st
 
 
 def _describe_split(config: RunConfig, environment: EnvironmentFactory, split: str) -> dict[str, Any]:
-    tasks = environment().tasks(split)[: config.eval.tasks]
+    tasks = tasks_of(environment(), split)[: config.eval.tasks]
     openings = _openings(config, environment, tasks)
     identity = [[str(task.id), opening] for task, opening in zip(tasks, openings, strict=True)]
     phone_tasks = [task for task in tasks if isinstance(task, Task)]
