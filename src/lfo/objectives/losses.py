@@ -167,7 +167,6 @@ class PolicyLoss:
 
     loss: Tensor
     clip_fraction: Tensor  # of the tokens, how many the clip kept from moving further
-    ratio_mean: Tensor
     approx_kl: Tensor  # from the policy that sampled to this one, estimator k3
 
 
@@ -192,12 +191,10 @@ def policy_loss(
     clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages
     with torch.no_grad():
         clip_fraction = weighted_mean((clipped < unclipped).to(ratio.dtype), weights, normalizer=normalizer)
-        ratio_mean = weighted_mean(ratio, weights, normalizer=normalizer)
         approx_kl = weighted_mean(log_ratio.expm1() - log_ratio, weights, normalizer=normalizer)
     return PolicyLoss(
         loss=-weighted_mean(torch.minimum(unclipped, clipped), weights, normalizer=normalizer),
         clip_fraction=clip_fraction,
-        ratio_mean=ratio_mean,
         approx_kl=approx_kl,
     )
 
