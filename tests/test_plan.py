@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from lfo.cli import main
-from lfo.config import RunConfig
+from lfo.config import RunConfig, load_config
 from lfo.engines.loading import load_base, model_source
 from lfo.engines.memory import CASES, model_config, training_update
 from lfo.engines.plan import (
@@ -103,7 +103,6 @@ def test_parts_by_hand():
     trained = 2 * SMALL.adapter_parameters(4)
     assert parts["weights"] == 2 * SMALL.parameters
     assert (parts["gradients"], parts["optimizer"]) == (4 * trained, 8 * trained)
-    assert training(SMALL, work, gpus=4)["optimizer"] == 2 * trained
     assert logits_bytes(SMALL, 10) == 10 * 99 * 22
     # 2 of keys and values, 2 layers, 2 heads of 16, 2 bytes, 50 tokens; 8 rows and nobody's, for two decoders.
     rolled = rollout(SMALL, Work(context=50, rollouts=8), gpus=1)
@@ -113,6 +112,52 @@ def test_parts_by_hand():
     shared = rollout(SMALL, Work(context=50, rollouts=8, tensor_parallel=2), gpus=4)
     assert shared["kv_cache"] == (2 * 2 * 2 * 16 * 2 * 50) * 4 // 2
     assert shared["weights"] == SMALL.parameters
+
+
+def test_on_several_gpus_the_layers_are_sharded_and_the_rest_is_whole():
+    work = Work(micro_batch_tokens=100, rank=4, adapters=2)
+    one, four = training(SMALL, work, gpus=1), training(SMALL, work, gpus=4)
+    # A layer: q, k, v, o; three of the feed-forward; two norms.
+    layer = 32 * 64 + 2 * 32 * 32 + 64 * 32 + 3 * 32 * 48 + 2 * 32
+    assert four["weights"] == 2 * (2 * layer // 4 + 2 * 99 * 32 + 32)
+    assert four["buffers"] - one["buffers"] == 2 * 2 * layer, "two layers are gathered; what is whole need not be"
+    trained = 2 * 2 * 4 * (96 + 64 + 64 + 96 + 3 * 80)
+    whole = {"adapters": 6 * trained, "gradients": 4 * trained, "optimizer": 8 * trained}
+    assert {name: four[name] for name in whole} == {name: one[name] for name in whole} == whole
+    rests = plan(SMALL, Gpus.parse("4x24GB"), work)["rollout"]["other_worker"]
+    assert rests == four["weights"] + 18 * trained
+
+
+def test_the_reference_case_needs_checkpointing_and_servers_on_pairs_of_gpus():
+    shape, gpus = SHAPES["qwen3-8b"], Gpus.parse("8x24GB")
+    assert [sentence.rpartition("(")[2] for sentence in plan(shape, gpus, Work())["advice"]] == [
+        "--checkpointing)",
+        "--tensor-parallel 2)",
+    ]
+    found = plan(shape, gpus, Work(checkpointing=True, tensor_parallel=2))
+    assert found["fits"]
+    # 1.62 of layers, 2.32 of embedding and head, and 18 bytes for each of 87 million parameters of the adapters.
+    assert found["rollout"]["other_worker"] / 2**30 == pytest.approx(1.617 + 2.318 + 1.463, abs=0.002)
+
+
+def test_the_preset_for_eight_gpus_leaves_room_for_the_trainer_at_rest():
+    config, gpus = load_config(["preset=qwen3-8b-8x24gb"]), Gpus.parse("8x24GB")
+    serving = config.verl["actor_rollout_ref"]["rollout"]
+    work = Work(
+        context=config.rollout.max_context,
+        micro_batch_tokens=config.micro_batch_tokens,
+        rank=config.lora.rank,
+        checkpointing=True,
+        tensor_parallel=serving["tensor_model_parallel_size"],
+    )
+    found = plan(SHAPES["qwen3-8b"], gpus, work)
+    assert found["training"]["total"] <= found["gpus"]["usable"]
+    # vLLM takes a fixed share for weights and cache, whatever all rollouts would need.
+    served = serving["gpu_memory_utilization"] * gpus.bytes_each
+    assert config.verl["actor_rollout_ref"]["actor"]["fsdp_config"]["optimizer_offload"]
+    rests = found["rollout"]["other_worker"] - found["training"]["optimizer"]
+    assert served + rests <= found["gpus"]["usable"]
+    assert served > found["rollout"]["weights"] + found["rollout"]["kv_cache"] / 2, "room for half of the rollouts"
 
 
 def test_checkpointing_keeps_less_and_more_tokens_keep_more():

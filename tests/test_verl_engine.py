@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from lfo.engines.learner import Learner
 from lfo.engines.local import Trainer
+from lfo.engines.plan import SHAPES
 from lfo.types import TrainingSample
 from small_runs import SMALL, fussy_calls, randomised, small_trainer
 
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.verl
 
 CLOSE = 1e-4
 UPDATES = 10
+ODD_ROWS = ("rollout.group_size=5", "world_model.examples_per_mini_batch=3", "micro_batch_tokens=1")  # a rank idles
 COUPLINGS = {
     "separate": ("coupling=separate",),
     "shared": ("coupling=shared",),
@@ -34,9 +36,15 @@ COUPLINGS = {
         "rollout.group_size=5",
         "world_model.examples_per_mini_batch=3",
         "verl.actor_rollout_ref.model.enable_gradient_checkpointing=true",
-        "verl.actor_rollout_ref.actor.ppo_max_token_len_per_gpu=700",  # many rounds, the last with an idle rank
+        "micro_batch_tokens=700",  # many rounds, the last with an idle rank
     ),
+    "shared-kl": ("coupling=shared", "policy.kl=0.1", *ODD_ROWS),
     "dapo": ("algo=dapo",),
+}
+# Updates that train the policy alone, with rows that could teach the world model too.
+POLICY_ONLY = {
+    "stacked-policy-only": ("coupling=stacked", *ODD_ROWS),
+    "stacked-inline-policy-only": ("coupling=stacked", "world_model.input=inline", *ODD_ROWS),
 }
 # name -> (the guard that is taken away, settings); the result must then be wrong.
 SABOTAGED = {
@@ -74,7 +82,7 @@ class Case:
     batches: list[list[TrainingSample]]
 
 
-def local_run(trainer: Trainer, folder: Path, updates: int) -> Case:
+def local_run(trainer: Trainer, folder: Path, updates: int, weight: float) -> Case:
     """What the local learner makes of the recorded batches, from adapters that are left in `start`."""
     # The policy that samples is the one that is trained: log-probs must agree.
     trainer.model.load(_start(trainer, folder))
@@ -84,7 +92,7 @@ def local_run(trainer: Trainer, folder: Path, updates: int) -> Case:
     start = _weights(learner)
     watched, gradients = [], {}
     for number, samples in enumerate(batches):
-        watched.append(learner.update(samples, weight=trainer.recipe.state.weight, rate_factor=1.0))
+        watched.append(learner.update(samples, weight=weight, rate_factor=1.0))
         if number == 0:
             gradients = {
                 f"gradient.{name}.{place}": weight.grad.clone()
@@ -123,16 +131,17 @@ def runs(tmp_path_factory) -> tuple[Path, dict[str, Case]]:
     folder = tmp_path_factory.mktemp("ranks")
     cases: dict[str, Case] = {}
     described: dict[str, Any] = {}
-    everything = {name: ("", settings) for name, settings in COUPLINGS.items()} | SABOTAGED
+    everything = {name: ("", settings) for name, settings in (COUPLINGS | POLICY_ONLY).items()} | SABOTAGED
     for name, (sabotage, settings) in everything.items():
         (folder / name).mkdir()
         trainer = small_trainer(*SETTINGS, *settings, environment=fussy_calls)
-        updates = 1 if sabotage else UPDATES if name in ("separate", "shared", "stacked") else 2
-        cases[name] = local_run(trainer, folder / name, updates=updates)
+        updates = 1 if sabotage or name in POLICY_ONLY else UPDATES if name in ("separate", "shared", "stacked") else 2
+        weight = 0.0 if name in POLICY_ONLY else trainer.recipe.state.weight
+        cases[name] = local_run(trainer, folder / name, updates=updates, weight=weight)
         described[name] = {
             "sabotage": sabotage,
             "settings": [*SMALL, *SETTINGS, *settings],
-            "weight": trainer.recipe.state.weight,
+            "weight": weight,
             "mini_batches": [[dataclasses.asdict(row) for row in rows] for rows in cases[name].batches],
         }
     (folder / "cases.json").write_text(json.dumps(described))
@@ -166,6 +175,28 @@ def test_consecutive_updates_give_the_local_engines_adapters(runs, name: str, ra
     for key, weight in cases[name].weights.items():
         assert (results[key] - weight).abs().max() < CLOSE, key
         assert (cases[name].start[key] - weight).abs().max() > CLOSE, f"{key} was not trained"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("name", list(POLICY_ONLY))
+def test_updates_of_the_policy_alone_leave_the_world_model_where_it_is(runs, name: str, ranks: int):
+    """Also where a rank has no rows: gradients of zeros would let weight decay and momentum move it."""
+    folder, cases = runs
+    results = load_file(folder / name / f"results-{ranks}.safetensors")
+    assert {key.split(".")[1] for key in results if key.startswith("gradient.")} == {"policy"}
+    for key, weight in cases[name].weights.items():
+        assert (results[key] - weight).abs().max() < CLOSE, key
+        if key.startswith("weight.world_model."):
+            assert torch.equal(results[key], cases[name].start[key]), key
+
+
+def test_every_rank_holds_what_the_memory_plan_counts(runs):
+    folder, _ = runs
+    shape = SHAPES["tiny"]
+    layers = shape.layers * shape.layer_parameters
+    for ranks in (1, 2):
+        results = load_file(folder / "separate" / f"results-{ranks}.safetensors")
+        assert int(results["held"]) == layers // ranks + shape.embedding_parameters + shape.hidden
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

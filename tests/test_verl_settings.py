@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from lfo.config import load_config
+from lfo.config import LEAVES, load_config
 from lfo.engines import create_trainer
+from lfo.engines.verl.settings import _translated
 from lfo.env.phone_calls import PhoneCalls
 from lfo.errors import ConfigError
 
@@ -68,7 +69,18 @@ ASKED: dict[str, list[str]] = {
         "verl.actor_rollout_ref.rollout.gpu_memory_utilization=0.3",
     ],
     "mistyped": ["preset=tiny", "engine=verl", "verl.actor_rollout_ref.actor.fsdp_config.optimiser_offload=true"],
-    "refused": ["preset=tiny", "engine=verl", "verl.actor_rollout_ref.actor.loss_agg_mode=mean-of-means"],
+    "refused": ["preset=tiny", "engine=verl", "verl.actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"],
+    "refused by a part": [
+        "preset=tiny",
+        "engine=verl",
+        "verl.actor_rollout_ref.actor.profiler.tool_config.torch_memory.stack_depth=0",
+    ],
+    "own rate": ["preset=tiny", "engine=verl", "verl.actor_rollout_ref.actor.optim.lr=1.0"],
+    "own group": ["preset=tiny", "engine=verl", "verl.actor_rollout_ref.rollout.n=4"],
+    "own steps": ["preset=tiny", "engine=verl", "verl.trainer.total_training_steps=3"],
+    "own run": ["preset=tiny", "engine=verl", "verl.actor_rollout_ref.model.lora.run.seed=3"],
+    "own loss": ["preset=tiny", "engine=verl", "verl.actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"],
+    "same loss": ["preset=tiny", "engine=verl", "verl.actor_rollout_ref.actor.loss_agg_mode=token-mean"],
     "fsdp1": ["preset=tiny", "engine=verl", "verl.actor_rollout_ref.actor.strategy=fsdp"],
 }
 
@@ -140,8 +152,29 @@ def test_verls_own_keys_win_and_mistyped_ones_are_named(answers):
         "verl has no setting 'actor_rollout_ref.actor.fsdp_config.optimiser_offload'; "
         "the nearest is verl.actor_rollout_ref.actor.fsdp_config.optimizer_offload"
     )
-    assert answers["refused"] == "verl refuses these settings: Invalid loss_agg_mode: mean-of-means"
-    assert "must be fsdp2" in answers["fsdp1"]
+    assert answers["refused"] == (
+        "verl refuses these settings: When using sequence parallelism for actor/ref policy, you must enable "
+        "`use_remove_padding`."
+    )
+    assert answers["refused by a part"] == "verl refuses these settings: stack_depth must be positive, got 0"
+
+
+@pytest.mark.verl
+def test_what_our_settings_or_our_code_decide_cannot_be_set_in_verls_words(answers):
+    actor = "verl.actor_rollout_ref.actor"
+    assert answers["own rate"] == f"set policy.learning_rate instead of {actor}.optim.lr"
+    assert answers["own group"] == "set rollout.group_size instead of verl.actor_rollout_ref.rollout.n"
+    assert answers["own steps"] == "set steps instead of verl.trainer.total_training_steps"
+    assert answers["own run"] == "set the run's own settings instead of verl.actor_rollout_ref.model.lora.run.seed"
+    one_way = "lfo's own code does this part, in one way alone"
+    assert answers["own loss"] == f"{actor}.loss_agg_mode must be token-mean: {one_way}"
+    assert answers["fsdp1"] == f"{actor}.strategy must be fsdp2: {one_way}"
+    assert answers["same loss"]["actor_rollout_ref"]["actor"]["loss_agg_mode"] == "token-mean"
+
+
+def test_what_is_named_in_place_of_verls_key_can_be_set():
+    named = set(_translated(load_config(["preset=tiny", "engine=verl"]), None)) - {"the run's own settings"}
+    assert named <= LEAVES.keys()
 
 
 @pytest.mark.verl

@@ -3,7 +3,8 @@
     python tests/verl_ranks.py FOLDER RANK RANKS
 
 For each case in FOLDER/cases.json: make the engine as verl does, take the adapters that lie there, make the recorded
-updates, and write down losses, gradients of the first update and the adapters after the last one.
+updates, and write down losses, gradients of the first update, the adapters after the last one, and how much of the base
+this rank holds.
 """
 
 from __future__ import annotations
@@ -103,6 +104,12 @@ def after_a_sync(engine: Any, config: RunConfig, prompt: Sequence[int]) -> dict[
     return {"served": torch.tensor(said.log_probs), "trained": logprobs[len(prompt) :].clone()}
 
 
+def held_of_base(engine: Any) -> int:
+    """Numbers of the frozen base that lie on this rank."""
+    weights = [weight for weight in engine.model.peft_model.parameters() if not weight.requires_grad]
+    return sum((weight.to_local() if hasattr(weight, "to_local") else weight).numel() for weight in weights)
+
+
 def run(name: str, case: dict[str, Any]) -> None:
     if case.get("sabotage"):
         sabotage(case["sabotage"])
@@ -124,6 +131,7 @@ def run(name: str, case: dict[str, Any]) -> None:
     for adapter, weights in engine.learner.parameters.items():
         for place, weight in enumerate(weights):
             results[f"weight.{adapter}.{place}"] = weight.detach().clone()
+    results["held"] = torch.tensor(held_of_base(engine))
     if RANKS == 1:
         results |= after_a_sync(engine, load_config(case["settings"]), batches[0][0].tokens[:40])
     (FOLDER / name / f"{RANKS}").mkdir(exist_ok=True)

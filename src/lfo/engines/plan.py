@@ -4,8 +4,9 @@
 
 Two kinds of worker. *Training*: the frozen base, the adapters with gradients and AdamW's moments, what the forward
 keeps for the backward, and the largest chunk of logits. *Rollout*: weights again, in the shape that decodes fast, and
-the cache of keys and values. On one GPU both live side by side, as the local engine runs them. On several, training
-is sharded over all (FSDP), rollouts are split over as many as needed (tensor parallelism), and they take turns.
+the cache of keys and values. On one GPU both live side by side, as the local engine runs them. On several, the layers
+are sharded over all (FSDP) and every rank keeps the rest whole, as engines/verl/engine.py does; rollouts are split over
+as many as needed (tensor parallelism), and both take turns.
 
 The training figures for one GPU are compared with measured peaks by `lfo bench memory` (docs/PLANNING.md); those for
 several GPUs and for rollout servers are computed only.
@@ -212,12 +213,13 @@ def training(shape: Shape, work: Work, gpus: int) -> dict[str, int]:
     # After the last layer: the hidden state (the modules' norm has it in fp32), the selected rows, their gradients.
     after = (6 * HALF if lean else 2 * HALF + 6 * FULL) * shape.hidden
     again = layer if work.checkpointing else 0
-    gathered = 2 * HALF * shape.layer_parameters + HALF * shape.embedding_parameters if gpus > 1 else 0
+    layers = shape.layers * shape.layer_parameters
+    gathered = 2 * HALF * shape.layer_parameters if gpus > 1 else 0  # the layer that computes, and the next one
     return {
-        "weights": HALF * shape.parameters // gpus,
-        "adapters": (FULL + HALF) * trained // gpus,  # and the bf16 copy that computes
-        "gradients": FULL * trained // gpus,
-        "optimizer": 2 * FULL * trained // gpus,
+        "weights": HALF * (layers // gpus + shape.parameters - layers),
+        "adapters": (FULL + HALF) * trained,  # and the bf16 copy that computes
+        "gradients": FULL * trained,
+        "optimizer": 2 * FULL * trained,
         "activations": (shape.layers * kept + after) * tokens,
         # Logits are gone when the layers run backward: the larger of the two counts.
         "passing": max(logits_bytes(shape, work.predicted), (again + passing_in_layer(shape, lean=lean)) * tokens),
@@ -274,7 +276,8 @@ def plan(shape: Shape, gpus: Gpus, work: Work) -> dict[str, Any]:
 def _phases(shape: Shape, gpus: Gpus, work: Work) -> dict[str, dict[str, int]]:
     """While one worker works, the other rests: on one GPU with all it has; on several it gives up what it can."""
     trains, rolls = training(shape, work, gpus.count), rollout(shape, work, gpus.count)
-    trainer_rests = sum(trains[name] for name in ("weights", "adapters", "optimizer"))
+    # Gradients stay until the next update begins.
+    trainer_rests = sum(trains[name] for name in ("weights", "adapters", "gradients", "optimizer"))
     held = rolls["weights"] + rolls["adapters"] + rolls["kv_cache"]
     sampler_rests = held if gpus.count == 1 else 0  # a server sleeps: its weights go and come back
     trains["other_worker"], rolls["other_worker"] = sampler_rests, trainer_rests

@@ -61,14 +61,17 @@ def empty_part(sample: TrainingSample) -> TrainingSample:
     )
 
 
+def without_world_model(sample: TrainingSample) -> TrainingSample:
+    return dataclasses.replace(sample, world_model_weights=(0.0,) * len(sample.tokens))
+
+
 def without_both(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
     """The same training with rows of one loss each."""
     parts = []
     for sample in samples:
         if any(sample.policy_weights) and any(sample.world_model_weights):
-            nothing = (0.0,) * len(sample.tokens)
-            parts.append(dataclasses.replace(sample, world_model_weights=nothing))
-            parts.append(dataclasses.replace(sample, policy_weights=nothing))
+            parts.append(without_world_model(sample))
+            parts.append(dataclasses.replace(sample, policy_weights=(0.0,) * len(sample.tokens)))
         else:
             parts.append(sample)
     return parts
@@ -81,11 +84,18 @@ class RankedLearner(Learner):
         super().__init__(model, config)
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.micro_batch_tokens = micro_batch_tokens
+        self._round_trains_policy = False  # some rank has rows that do, in the round that is being computed
+
+    def update(self, samples: Sequence[TrainingSample], *, weight: float, rate_factor: float) -> dict[str, float]:
+        # Parts that nobody computes would be rounds in which only idle ranks make a pass.
+        samples = samples if weight else [without_world_model(sample) for sample in samples]
+        return super().update(samples, weight=weight, rate_factor=rate_factor)
 
     def _micro_batches(self, samples: Sequence[TrainingSample]) -> Iterator[Batch]:
         # Where the policy loss must spare the world model, it needs a backward pass of its own.
         samples = without_both(samples) if self.model.policy_detached else samples
         for parts in rounds(samples, ranks=self.ranks, tokens=self.micro_batch_tokens):
+            self._round_trains_policy = any(any(row.policy_weights) for part in parts for row in part)
             yield collate(parts[self.rank], self.model.device)
 
     def _backward(
@@ -94,8 +104,10 @@ class RankedLearner(Learner):
         if batch.has_policy or batch.has_world_model:
             super()._backward(batch, policy_tokens, world_tokens, weight, sums)
             return
-        hidden_BTD = self.model.hidden(batch.tokens_BT, batch.adapters)
-        if self.config.policy.kl and policy_tokens and batch.adapters == self.model.policy_adapters:
+        # The passes of the other ranks, with the adapters that they spare: a gradient of zeros is one to AdamW.
+        spared = self.model.policy_detached if self._round_trains_policy else ()
+        hidden_BTD = self.model.hidden(batch.tokens_BT, batch.adapters, spared)
+        if self.config.policy.kl and self._round_trains_policy:
             self._base_logprobs(batch, batch.policy_weights_BT > 0)
         (hidden_BTD.sum() * 0.0).backward()
 

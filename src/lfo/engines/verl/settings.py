@@ -3,7 +3,8 @@
     tree = verl_config(config)                       RunConfig -> verl's config, checked
     lfo train engine=verl preset=tiny --print-config
 
-verl's defaults come first, then what our settings mean in its words, then `verl.a.b.c=value` as the user typed it.
+verl's defaults come first, then what our settings mean in its words, then `verl.a.b.c=value` as the user typed it. What
+our settings or our code decide cannot be typed that way: most of it would be shown and change nothing.
 Where verl has no word for a setting (couplings, look-ahead, replay), our code reads our own config, which travels
 inside verl's as `actor_rollout_ref.model.lora.run`. Nothing here starts a process or loads a model.
 """
@@ -38,6 +39,42 @@ AGENT_LOOP = "lfo"
 SAMPLER = "lfo"  # the rollout replica made of our own sampler
 RATE_FLOOR = 0.1
 
+_ACTOR, _SAMPLING, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+
+# What our code does in one way alone, and what puts it in verl's place.
+_FIXED: Mapping[str, Any] = {
+    # DAPO
+    "algorithm.adv_estimator": "grpo",
+    "algorithm.use_kl_in_reward": False,
+    "algorithm.filter_groups.metric": "reward",
+    f"{_ACTOR}.loss_agg_mode": "token-mean",
+    f"{_ACTOR}.optim.lr_scheduler_type": "cosine",
+    f"{_ACTOR}.optim.min_lr_ratio": RATE_FLOOR,
+    # data: tasks are drawn from the environment, by step
+    "data.train_files": [],
+    "data.val_files": [],
+    "data.dataloader_num_workers": 0,
+    # model and rollouts
+    f"{_MODEL}.external_lib": PLUGIN,
+    f"{_MODEL}.model_type": ENGINE,
+    f"{_MODEL}.use_remove_padding": False,  # rows are sorted by length and padded on the right
+    f"{_ACTOR}.strategy": "fsdp2",
+    f"{_ACTOR}.fsdp_config.strategy": "fsdp2",
+    f"{_ACTOR}.use_dynamic_bsz": True,
+    f"{_SAMPLING}.calculate_log_probs": True,
+    f"{_SAMPLING}.agent.default_agent_loop": AGENT_LOOP,
+    f"{_SAMPLING}.multi_turn.enable": True,
+    # reward: from the environment's final state, given by the agent loop
+    "reward.num_workers": 0,
+    "reward.reward_model.rollout.name": SAMPLER,
+    "critic.enable": False,
+    # run
+    "trainer.total_epochs": 1,
+    "trainer.resume_mode": "disable",  # a run is resumed from its own folder
+    "trainer.project_name": "lfo",
+    "transfer_queue.enable": True,
+}
+
 # Parts of verl's config that are dictionaries of anything: what stands below them cannot be checked.
 _FREE = ("override_config", "ray_init", "engine_kwargs", "sampler_kwargs", "reward_kwargs", "mixed_precision", "lora")
 
@@ -69,12 +106,15 @@ def verl_config(config: RunConfig, *, tokenizer: str | None = None) -> DictConfi
     """The config that verl runs with; `tokenizer` is a folder, where it is not the model's own."""
     prepare_environment(config)
     tree = copy.deepcopy(_defaults())
-    for source, settings in (("ours", _translated(config, tokenizer)), ("verl", dict(_leaves(config.verl)))):
-        for name, value in settings.items():
-            if source == "verl":
-                _check_known(tree, name)
-            with open_dict(tree):
+    translated = _translated(config, tokenizer)
+    with open_dict(tree):
+        for settings in (*translated.values(), _FIXED, _chosen(config)):
+            for name, value in settings.items():
                 OmegaConf.update(tree, name, value, force_add=True)
+        for name, value in _leaves(config.verl):
+            _check_known(tree, name)
+            _check_open(name, value, translated)
+            OmegaConf.update(tree, name, value, force_add=True)
     _validate(tree)
     return tree
 
@@ -96,107 +136,84 @@ def _defaults() -> DictConfig:
         return compose("ppo_trainer")
 
 
-def _translated(config: RunConfig, tokenizer: str | None) -> dict[str, Any]:
-    """Our settings in verl's words, under verl's dotted names."""
+def _translated(config: RunConfig, tokenizer: str | None) -> dict[str, dict[str, Any]]:
+    """Our settings in verl's words: our name -> verl's dotted names, with their values."""
     rollout, policy, optimizer = config.rollout, config.policy, config.optimizer
-    cpu = is_cpu(config)
     stacked = 2 if config.coupling == "stacked" else 1
-    actor, sampling, model = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
-    settings: dict[str, Any] = {
-        # DAPO
-        "algorithm.adv_estimator": "grpo",
-        "algorithm.norm_adv_by_std_in_grpo": policy.scale_by_std,
-        "algorithm.use_kl_in_reward": False,
-        "algorithm.filter_groups.enable": policy.dynamic_sampling,
-        "algorithm.filter_groups.metric": "reward",
-        "algorithm.filter_groups.max_num_gen_batches": policy.max_resamples + 1,
+    return {
+        "model": {f"{_MODEL}.path": model_source(config.model), f"{_MODEL}.tokenizer_path": tokenizer},
+        "device": {"trainer.device": "cpu" if is_cpu(config) else "cuda"},
+        "seed": {f"{_ACTOR}.fsdp_config.seed": config.seed},
+        "steps": {
+            f"{_ACTOR}.optim.total_training_steps": config.steps,
+            "trainer.total_training_steps": config.steps,
+        },
+        "micro_batch_tokens": {f"{_ACTOR}.ppo_max_token_len_per_gpu": config.micro_batch_tokens},
+        "checkpoint_every": {"trainer.save_freq": config.checkpoint_every},
+        "eval.every": {
+            "trainer.test_freq": config.eval.every or -1,
+            "trainer.val_before_train": config.eval.every > 0,
+        },
+        "output_dir": {
+            "trainer.experiment_name": Path(config.output_dir).name,
+            "trainer.default_local_dir": config.output_dir,
+        },
+        "trackers": {"trainer.logger": []},  # told by our loop
+        "lora.rank": {
+            f"{_MODEL}.lora_rank": config.lora.rank,
+            f"{_MODEL}.lora.rank": config.lora.rank * stacked,  # what a rollout server must have room for
+        },
+        "lora.alpha": {f"{_MODEL}.lora_alpha": config.lora.alpha, f"{_MODEL}.lora.alpha": config.lora.alpha},
+        "lora.targets": {f"{_MODEL}.target_modules": config.lora.target_modules},
+        "rollout.prompts": {"data.train_batch_size": rollout.prompts},
+        "rollout.group_size": {f"{_SAMPLING}.n": rollout.group_size},
+        "rollout.mini_batch_prompts": {f"{_ACTOR}.ppo_mini_batch_size": rollout.mini_batch_prompts},
+        "rollout.max_turns": {f"{_SAMPLING}.multi_turn.max_assistant_turns": rollout.max_turns},
+        "rollout.temperature": {f"{_SAMPLING}.temperature": rollout.temperature},
+        "rollout.max_context": {
+            "data.max_prompt_length": rollout.max_context // 2,
+            "data.max_response_length": rollout.max_context - rollout.max_context // 2,
+            f"{_SAMPLING}.max_model_len": rollout.max_context,
+            # Replies are never cut: our agent loop does not go through verl's tools, whose limit is 256 characters.
+            f"{_SAMPLING}.multi_turn.max_tool_response_length": rollout.max_context * 16,
+        },
+        "policy.learning_rate": {f"{_ACTOR}.optim.lr": policy.learning_rate},
+        "policy.clip_low": {f"{_ACTOR}.clip_ratio": policy.clip_low, f"{_ACTOR}.clip_ratio_low": policy.clip_low},
+        "policy.clip_high": {f"{_ACTOR}.clip_ratio_high": policy.clip_high},
+        "policy.entropy": {f"{_ACTOR}.entropy_coeff": policy.entropy},
+        "policy.kl": {f"{_ACTOR}.use_kl_loss": policy.kl > 0, f"{_ACTOR}.kl_loss_coef": policy.kl},
+        "policy.scale_by_std": {"algorithm.norm_adv_by_std_in_grpo": policy.scale_by_std},
+        "policy.dynamic_sampling": {"algorithm.filter_groups.enable": policy.dynamic_sampling},
+        "policy.max_resamples": {"algorithm.filter_groups.max_num_gen_batches": policy.max_resamples + 1},
+        "optimizer.betas": {f"{_ACTOR}.optim.betas": list(optimizer.betas)},
+        "optimizer.weight_decay": {f"{_ACTOR}.optim.weight_decay": optimizer.weight_decay},
+        "optimizer.clip": {f"{_ACTOR}.grad_clip": optimizer.clip, f"{_ACTOR}.optim.clip_grad": optimizer.clip},
+        "optimizer.warmup_steps": {f"{_ACTOR}.optim.lr_warmup_steps": optimizer.warmup_steps},
+        "the run's own settings": {f"{_MODEL}.lora.run": dataclasses.asdict(config)},
+    }
+
+
+def _chosen(config: RunConfig) -> dict[str, Any]:
+    """Our choices for verl's own parts: machines, precision, servers. `verl.a.b.c=value` chooses otherwise."""
+    cpu = is_cpu(config)
+    return {
         "algorithm.rollout_correction.bypass_mode": True,  # the ratio is to the policy that sampled
-        # data: tasks are drawn from the environment, by step
-        "data.train_files": [],
-        "data.val_files": [],
-        "data.train_batch_size": rollout.prompts,
-        "data.max_prompt_length": rollout.max_context // 2,
-        "data.max_response_length": rollout.max_context - rollout.max_context // 2,
-        "data.dataloader_num_workers": 0,
-        # model and adapters
-        f"{model}.path": model_source(config.model),
-        f"{model}.tokenizer_path": tokenizer,
-        f"{model}.external_lib": PLUGIN,
-        f"{model}.model_type": ENGINE,
-        f"{model}.override_config.attn_implementation": "sdpa",
-        f"{model}.use_remove_padding": False,  # rows are sorted by length and padded on the right
-        f"{model}.enable_gradient_checkpointing": not cpu,
-        f"{model}.lora_rank": config.lora.rank,
-        f"{model}.lora_alpha": config.lora.alpha,
-        f"{model}.target_modules": config.lora.target_modules,
-        f"{model}.lora.rank": config.lora.rank * stacked,  # what a rollout server must have room for
-        f"{model}.lora.alpha": config.lora.alpha,
-        f"{model}.lora.run": dataclasses.asdict(config),
-        # actor
-        f"{actor}.strategy": "fsdp2",
-        f"{actor}.fsdp_config.strategy": "fsdp2",
-        f"{actor}.fsdp_config.model_dtype": "fp32" if cpu else "bf16",  # of the frozen base; adapters are fp32
-        f"{actor}.fsdp_config.use_torch_compile": False,
-        f"{actor}.fsdp_config.seed": config.seed,
-        f"{actor}.use_torch_compile": False,
-        f"{actor}.use_dynamic_bsz": True,
-        f"{actor}.ppo_max_token_len_per_gpu": config.micro_batch_tokens,
-        f"{actor}.ppo_mini_batch_size": rollout.mini_batch_prompts,
-        f"{actor}.clip_ratio": policy.clip_low,
-        f"{actor}.clip_ratio_low": policy.clip_low,
-        f"{actor}.clip_ratio_high": policy.clip_high,
-        f"{actor}.loss_agg_mode": "token-mean",
-        f"{actor}.entropy_coeff": policy.entropy,
-        f"{actor}.use_kl_loss": policy.kl > 0,
-        f"{actor}.kl_loss_coef": policy.kl,
-        f"{actor}.grad_clip": optimizer.clip,
-        f"{actor}.optim.lr": policy.learning_rate,
-        f"{actor}.optim.betas": list(optimizer.betas),
-        f"{actor}.optim.weight_decay": optimizer.weight_decay,
-        f"{actor}.optim.clip_grad": optimizer.clip,
-        f"{actor}.optim.lr_warmup_steps": optimizer.warmup_steps,
-        f"{actor}.optim.lr_scheduler_type": "cosine",
-        f"{actor}.optim.min_lr_ratio": RATE_FLOOR,
-        f"{actor}.optim.total_training_steps": config.steps,
-        # rollouts
-        f"{sampling}.name": SAMPLER,
-        f"{sampling}.n": rollout.group_size,
-        f"{sampling}.temperature": rollout.temperature,
-        f"{sampling}.calculate_log_probs": True,
-        f"{sampling}.load_format": "auto",
-        f"{sampling}.free_cache_engine": not cpu,
-        f"{sampling}.dtype": "float32" if cpu else "bfloat16",
-        f"{sampling}.tensor_model_parallel_size": 1,
-        f"{sampling}.max_model_len": rollout.max_context,
-        f"{sampling}.agent.default_agent_loop": AGENT_LOOP,
-        f"{sampling}.agent.num_workers": 1 if cpu else 8,
-        f"{sampling}.multi_turn.enable": True,
-        f"{sampling}.multi_turn.max_assistant_turns": rollout.max_turns,
-        # Replies are never cut: our agent loop does not go through verl's tools, whose limit is 256 characters.
-        f"{sampling}.multi_turn.max_tool_response_length": rollout.max_context * 16,
-        # reward: from the environment's final state, given by the agent loop
-        "reward.num_workers": 0,
-        "critic.enable": False,
-        "reward.reward_model.rollout.name": SAMPLER,
-        # run
-        "trainer.device": "cpu" if cpu else "cuda",
+        f"{_MODEL}.override_config.attn_implementation": "sdpa",
+        f"{_MODEL}.enable_gradient_checkpointing": not cpu,
+        f"{_ACTOR}.fsdp_config.model_dtype": "fp32" if cpu else "bf16",  # of the frozen base; adapters are fp32
+        f"{_ACTOR}.fsdp_config.use_torch_compile": False,
+        f"{_ACTOR}.use_torch_compile": False,
+        f"{_SAMPLING}.name": SAMPLER,
+        f"{_SAMPLING}.load_format": "auto",
+        f"{_SAMPLING}.free_cache_engine": not cpu,
+        f"{_SAMPLING}.dtype": "float32" if cpu else "bfloat16",
+        f"{_SAMPLING}.tensor_model_parallel_size": 1,
+        f"{_SAMPLING}.agent.num_workers": 1 if cpu else 8,
         "trainer.nnodes": 1,
         "trainer.n_gpus_per_node": 1,
-        "trainer.total_training_steps": config.steps,
-        "trainer.total_epochs": 1,
-        "trainer.test_freq": config.eval.every or -1,
-        "trainer.save_freq": config.checkpoint_every,
-        "trainer.val_before_train": config.eval.every > 0,
-        "trainer.resume_mode": "disable",  # a run is resumed from its own folder
-        "trainer.logger": [],
-        "trainer.project_name": "lfo",
-        "trainer.experiment_name": Path(config.output_dir).name,
-        "trainer.default_local_dir": config.output_dir,
-        "transfer_queue.enable": True,
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1 if cpu else 8,
         "ray_kwargs.ray_init.include_dashboard": False,
     }
-    return settings
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -223,14 +240,21 @@ def _check_known(tree: DictConfig, name: str) -> None:
         node = node._get_node(key)
 
 
+def _check_open(name: str, value: Any, translated: Mapping[str, Mapping[str, Any]]) -> None:
+    """What our settings and our code decide is only shown in verl's words: read there, it would be two truths."""
+    for setting, theirs in translated.items():
+        if any(name == each or name.startswith(f"{each}.") for each in theirs):
+            raise ConfigError(f"set {setting} instead of verl.{name}")
+    if name in _FIXED and value != _FIXED[name]:
+        raise ConfigError(f"verl.{name} must be {_FIXED[name]}: lfo's own code does this part, in one way alone")
+
+
 def _validate(tree: DictConfig) -> None:
     """verl's own check; what it prints is not for our users."""
     from hydra.errors import InstantiationException
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
-    if tree.actor_rollout_ref.actor.strategy != "fsdp2":
-        raise ConfigError("verl.actor_rollout_ref.actor.strategy must be fsdp2")
     checked: Any = tree
     if tree.actor_rollout_ref.rollout.name == "vllm" and importlib.util.find_spec("vllm") is None:
         # verl's check imports vLLM; everything else can be checked on a machine without it.
