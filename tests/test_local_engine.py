@@ -346,6 +346,14 @@ def test_inline_an_inquiry_teaches_the_world_model_and_not_the_policy():
     assert sum(not any(row.policy_weights) and any(row.world_model_weights) for row in rows) == inquired
 
 
+def test_a_predicted_reply_ends_at_its_limit():
+    agent = small_trainer("world_model.reply_tokens=3").agent
+    prompt = agent.tokenizer.encode("I have to ask you for")
+    ((answer,), (longer,)) = (one.complete([prompt]) for one in (agent, small_trainer().agent))
+    assert len(answer) == 3
+    assert longer[:3] == answer != longer
+
+
 class Grim(FussyCalls):
     def reward(self) -> float:
         return super().reward() - 5

@@ -77,6 +77,7 @@ class WorldModelConfig:
     input: Literal["state", "inline"] = "state"  # rows of their own, or the observation tokens of the rollout itself
     predict: Literal["phone", "phone_form", "all", "none"] = "phone"  # whose replies are predicted
     state_tokens: int = 512  # the state is compressed to so many tokens
+    reply_tokens: int = 96  # a predicted reply ends there at the latest
     replay: bool = True  # keep every reply heard and train on it again
     examples_per_mini_batch: int = 32  # cap on fresh and replayed examples together
     schedule: Literal["joint", "alternating", "world_model_first", "hierarchical"] = "joint"
@@ -259,6 +260,7 @@ RANGES: Mapping[str, tuple[float, float | None]] = {
     "world_model.weight": (0, 2),
     "world_model.learning_rate": (0, 1),
     "world_model.state_tokens": (32, None),
+    "world_model.reply_tokens": (1, None),
     "world_model.examples_per_mini_batch": (1, None),
     "world_model.first_steps": (0, None),
     "world_model.every": (1, None),
@@ -421,6 +423,10 @@ def _relations(c: RunConfig) -> Iterator[tuple[bool, str]]:
     yield (
         r.max_turn_tokens < r.max_context,
         f"rollout.max_turn_tokens={r.max_turn_tokens} leaves no room in rollout.max_context={r.max_context}",
+    )
+    yield (
+        w.reply_tokens < r.max_context,
+        f"world_model.reply_tokens={w.reply_tokens} leaves no room in rollout.max_context={r.max_context}",
     )
     yield (
         c.policy.overlong_buffer < r.max_context,

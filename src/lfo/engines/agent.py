@@ -38,7 +38,6 @@ from lfo.rollout.runner import Predictor, RolloutRequest, Runner, RunnerSettings
 from lfo.rundir import best_checkpoint, latest_checkpoint
 from lfo.types import Rollout, ToolCall, Turn
 
-MAX_REPLY_TOKENS = 96  # of a predicted reply
 BATCH = 64  # rollouts that run at the same time
 MEMORY = "memory.json"  # beside the adapters, where look-ahead is answered from a memory
 
@@ -117,11 +116,12 @@ class Agent:
     def complete(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
         """What the world model says behind each prompt, greedily."""
         # A small context may have no room for a whole state: its beginning is what can be missed.
-        room = max(1, self.config.rollout.max_context - MAX_REPLY_TOKENS)
+        limit = self.config.world_model.reply_tokens
+        room = self.config.rollout.max_context - limit
         answers = self.sampler.generate(
             [prompt[-room:] for prompt in prompts],
             adapters=self.model.world_model_adapters,
-            max_new_tokens=MAX_REPLY_TOKENS,
+            max_new_tokens=limit,
         )
         return [answer.tokens for answer in answers]
 

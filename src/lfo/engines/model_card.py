@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lfo import __version__
-from lfo.engines.agent import MAX_REPLY_TOKENS, Agent
+from lfo.engines.agent import Agent
 from lfo.engines.loading import EMBEDDED
 from lfo.env.tool_environment import format_tool_call
 from lfo.evaluation.runs import RunRecord, read_run
@@ -171,7 +171,7 @@ def _python(agent: Agent, form: str, base: str, needs_both: bool, own_world_mode
 
 def _lookahead(agent: Agent, run: Path, own_world_model: bool) -> str:
     state, call = _example()
-    state_tokens = agent.config.world_model.state_tokens
+    state_tokens, reply_tokens = agent.config.world_model.state_tokens, agent.config.world_model.reply_tokens
     imagined = [
         {"role": "assistant", "content": format_tool_call(call)},
         {"role": "tool", "content": EXPECTED + "For security purposes, I need your account number."},
@@ -190,7 +190,7 @@ def _lookahead(agent: Agent, run: Path, own_world_model: bool) -> str:
 1. Choose a call that the policy might make, from what it has seen alone. In the phone-call world that is a call without
    details to the department whose service the user named, once the directory was seen and before the form is spent.
 2. Ask {answers} what will be heard. The prompt is plain text to complete, without the chat template; the tags are
-   ordinary text. The state is compressed to {state_tokens} tokens. Decode greedily, at most {MAX_REPLY_TOKENS} tokens,
+   ordinary text. The state is compressed to {state_tokens} tokens. Decode greedily, at most {reply_tokens} tokens,
    and stop at `{render_target("").removeprefix("<|csr|>")}`.
 3. Write call and reply into the conversation as an exchange of the shape that a real one has, the reply marked
    `{EXPECTED.strip()}`. It stays there. Then let the policy speak.

@@ -19,7 +19,6 @@ import msgspec
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 
 from lfo.config import RunConfig, from_mapping
-from lfo.engines.agent import MAX_REPLY_TOKENS
 from lfo.engines.loading import environment_factory
 from lfo.engines.verl.settings import AGENT_LOOP, SAMPLER
 from lfo.env.interface import EnvironmentFactory
@@ -180,9 +179,10 @@ class RunnerLoop(AgentLoopBase):
         return noting
 
     def _complete(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-        room = max(1, self.run_config.rollout.max_context - MAX_REPLY_TOKENS)
+        limit = self.run_config.world_model.reply_tokens
+        room = self.run_config.rollout.max_context - limit
         return [
-            self.ask(prompt[-room:], WORLD_MODEL, limit=MAX_REPLY_TOKENS, temperature=0.0, uniforms=()).tokens
+            self.ask(prompt[-room:], WORLD_MODEL, limit=limit, temperature=0.0, uniforms=()).tokens
             for prompt in prompts
         ]
 

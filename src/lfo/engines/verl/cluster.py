@@ -24,7 +24,6 @@ from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ, PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 
-from lfo.engines.agent import MAX_REPLY_TOKENS
 from lfo.engines.learner import ReplyScore
 from lfo.engines.verl.agent_loop import Heard
 from lfo.engines.verl.worker import DualLoraWorker
@@ -138,9 +137,9 @@ class Cluster:
                 looked = time.monotonic()
             time.sleep(POLL_SECONDS)
 
-    def complete(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-        """What the world model says behind each prompt, greedily."""
-        parameters = {"temperature": 0.0, "max_tokens": MAX_REPLY_TOKENS, "logprobs": True}
+    def complete(self, prompts: Sequence[Sequence[int]], *, limit: int) -> list[tuple[int, ...]]:
+        """What the world model says behind each prompt, greedily, in at most `limit` tokens."""
+        parameters = {"temperature": 0.0, "max_tokens": limit, "logprobs": True}
 
         async def ask(prompt: Sequence[int]) -> tuple[int, ...]:
             output = await self._client.generate(

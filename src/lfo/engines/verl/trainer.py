@@ -154,7 +154,10 @@ class _RemoteAgent:
 
     def predict(self, questions: Sequence[tuple[WorldModelState, ToolCall]]) -> list[str]:
         prompts = [self.world_model_codec.prompt_ids(state, call) for state, call in questions]
-        return [self.world_model_codec.decode(answer) for answer in self.cluster.complete(prompts)]
+        limit = self.config.world_model.reply_tokens
+        room = self.config.rollout.max_context - limit
+        answers = self.cluster.complete([prompt[-room:] for prompt in prompts], limit=limit)
+        return [self.world_model_codec.decode(answer) for answer in answers]
 
 
 class _RemoteExamination(WorldModelExamination):
