@@ -172,6 +172,17 @@ def test_what_our_settings_or_our_code_decide_cannot_be_set_in_verls_words(answe
     assert answers["same loss"]["actor_rollout_ref"]["actor"]["loss_agg_mode"] == "token-mean"
 
 
+@pytest.mark.verl
+def test_a_refused_setting_leaves_no_run_behind(tmp_path):
+    pytest.importorskip("verl", reason="verl is not installed: pip install -e '.[verl]'")
+    settings = ["preset=tiny", "engine=verl", f"output_dir={tmp_path / 'run'}", "verl.actor_rollout_ref.rollout.n=4"]
+    command = [sys.executable, "-W", "ignore", "-c", "from lfo.cli import main; main()", "train", *settings]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stderr == "lfo: set rollout.group_size instead of verl.actor_rollout_ref.rollout.n\n"
+    assert done.returncode == 2
+    assert not (tmp_path / "run").exists()
+
+
 def test_what_is_named_in_place_of_verls_key_can_be_set():
     named = set(_translated(load_config(["preset=tiny", "engine=verl"]), None)) - {"the run's own settings"}
     assert named <= LEAVES.keys()

@@ -69,6 +69,7 @@ class Trainer:
         """Train to the last step; answers a summary."""
         from lfo.engines.verl.cluster import in_one_sentence
 
+        verl_config(self.config)  # settings that verl refuses leave no folder behind
         with RunDirectory.create(self.config.output_dir, self.config, resume=resume) as run:
             return in_one_sentence(lambda: self._fit(run, resume), str(run.path))
 
