@@ -22,6 +22,7 @@ from lfo.engines.loading import (
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
 from lfo.errors import ConfigError
+from lfo.types import ToolCall
 
 
 class NoEnvironment:
@@ -40,6 +41,26 @@ class Unimaginative(PhoneCalls):
     """An environment that names no call to look ahead to."""
 
     lookahead_query = None  # type: ignore[assignment]
+
+
+class Dreamer(PhoneCalls):
+    def lookahead_query(self, transcript):
+        return ToolCall(name="fly", arguments={})
+
+
+class Nameless(OracleCodes):
+    def tasks(self, split: str) -> list:
+        return [{"goal": "open the door"}]
+
+
+class Generous(OracleCodes):
+    def tasks(self, split: str):
+        yield from super().tasks(split)
+
+
+class Terse(OracleCodes):
+    def start(self, task):
+        return "Open the door."  # type: ignore[return-value]
 
 
 class Lost(OracleCodes):
@@ -64,10 +85,14 @@ class Lost(OracleCodes):
         (["env=oracle-codes", "env_args.sead=1"], "env=oracle-codes cannot be made with env_args={'sead': 1}"),
         (["env=oracle-codes"], "world_model.predict=phone names no tool of this environment (ask_oracle, open_door)"),
         (["env=test_loading:Unimaginative"], "has no lookahead_query, so nothing would ever be imagined; write one"),
-        (["env=test_loading:Lost", "world_model.predict=all"], "the environment Lost has no split 'val'"),
+        (["env=test_loading:Nameless", "world_model.predict=all"], "a task must have an id, which dict has not"),
+        (["env=test_loading:Generous", "world_model.predict=all"], "tasks() must answer a sequence, such as a list"),
+        (["env=test_loading:Terse", "world_model.predict=all"], "must open with a list of Message"),
+        (["env=test_loading:Dreamer"], "must answer None or a ToolCall of one of its tools, not ToolCall(name='fly'"),
+        (["env=test_loading:Lost", "world_model.predict=all"], "the environment Lost has no split 'train'"),
         (
             ["env=test_loading:Empty", "world_model.predict=all"],
-            "the environment Empty has no tasks in its split 'val'",
+            "the environment Empty has no tasks in its split 'train'",
         ),
         (["eval.splits=exam"], "There is no split 'exam'"),
         (["init_from=nowhere"], "nowhere holds no adapters"),

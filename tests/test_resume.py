@@ -19,6 +19,7 @@ from lfo.cli import main
 from lfo.config import load_config
 from lfo.engines.learner import Learner
 from lfo.engines.local import Trainer
+from lfo.engines.recipe import BROKEN_ROLLOUTS, NO_CALLS
 from lfo.env.phone_calls import PhoneCalls
 from lfo.rundir import RunDirectory, latest_checkpoint, read_metrics
 from small_runs import SMALL, small_trainer, weights
@@ -233,6 +234,25 @@ class Dead(PhoneCalls):
         raise ConnectionError("the exchange is down")
 
 
+class Mute(PhoneCalls):
+    """The phone-call world with its tools under names that the base has never seen."""
+
+    def tools(self):
+        return [
+            {**tool, "function": {**tool["function"], "name": f"my_{tool['function']['name']}"}}
+            for tool in super().tools()
+        ]
+
+    def lookahead_query(self, transcript):
+        return None
+
+
+def test_a_base_that_calls_no_tool_of_the_environment_is_told(tmp_path: Path, capsys):
+    settings = ("env=test_resume:Mute", "world_model.predict=all", "eval.every=0", "steps=1")
+    code, err, _ = failing_run(capsys, tmp_path, *settings)
+    assert (code, err) == (0, f"step 1: {NO_CALLS}\n")
+
+
 class Moody(PhoneCalls):
     """Raises for some tasks and hangs for others."""
 
@@ -264,7 +284,7 @@ def test_an_environment_that_always_raises_stops_the_run_with_its_own_words(tmp_
 
 def test_an_environment_that_sometimes_raises_or_hangs_costs_those_rollouts(tmp_path: Path, capsys):
     code, err, run = failing_run(capsys, tmp_path, *FAILING, "env=test_resume:Moody", "eval.every=0")
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, f"step 1: {BROKEN_ROLLOUTS}\n")
     (row,) = rows(run)
     assert {"environment_error", "environment_timeout"} < row["stops"].keys()
     assert (run / "adapters" / "policy").is_dir()

@@ -469,7 +469,7 @@ def test_runs_of_different_data_are_not_compared(change, reason):
 def test_runs_that_cannot_be_used_are_named():
     good = reaching(80)
     for bad, words in (
-        (dataclasses.replace(good, problem="x has no metrics yet"), "x has no metrics yet"),
+        (dataclasses.replace(good, problem="x is damaged"), "x is damaged"),
         (dataclasses.replace(good, rows=({"step": 1, "tasks_seen": 8},)), "holds no evaluation on val yet"),
         (dataclasses.replace(good, data=None), "nobody can tell on which tasks dual-lora-0 was evaluated"),
     ):
@@ -477,6 +477,12 @@ def test_runs_that_cannot_be_used_are_named():
             compare([good, bad])
     with pytest.raises(UsageError, match="no runs"):
         compare([])
+    unbegun = dataclasses.replace(good, problem="x has no metrics yet", rows=())
+    comparison = compare([good, unbegun])
+    assert [len(group.runs) for group in comparison.groups] == [1]
+    assert "x has no metrics yet and is left out" in comparison.notes
+    with pytest.raises(DataError, match="x has no metrics yet"):
+        compare([unbegun])
 
 
 # For people and programs

@@ -143,7 +143,7 @@ class RunConfig:
     exploration: ExplorationConfig = field(default_factory=ExplorationConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
-    verl: Mapping[str, Any] = field(default_factory=dict)  # engine=verl: its own settings, over those made of ours
+    verl: Mapping[str, Any] = field(default_factory=dict)  # engine=verl: its own settings, beside those made of ours
 
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {

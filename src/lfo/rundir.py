@@ -281,7 +281,9 @@ def write_folder_atomic(path: str | Path, writer: Callable[[Path], None]) -> Non
     try:
         temporary.mkdir()
         writer(temporary)
+        readers = temporary.stat().st_mode & 0o666
         for file in _files(temporary):
+            file.chmod(readers)  # safetensors leaves its files to their owner alone
             _sync(file)
         for folder, _, _ in os.walk(temporary):
             _sync(Path(folder))

@@ -24,7 +24,8 @@ from lfo.errors import WorkError
 if TYPE_CHECKING:
     from lfo.evaluation.ablation import Cell
 
-SETTINGS = ("preset=tiny", "levels=2", "eval.every=10", "eval.splits=val,test_unseen_companies")
+SETTINGS = ("preset=tiny", "eval.every=10")
+PHONE_CALLS = ("levels=2", "eval.splits=val,test_unseen_companies")  # what another world does not have
 LOOK_EVERY = 0.5  # seconds
 MAX_ERROR = 300  # characters of a failed run's last words
 
@@ -54,7 +55,8 @@ def ablate(
     folder = output_dir / study
     cells = ablation.grid(study, None if values is None else values.split(","), seeds)
     cells += ablation.done_before(folder, cells)
-    runs = _runs(study, cells, (*SETTINGS, f"steps={steps}", *(settings or ())), folder)
+    world = () if any(each.startswith("env=") for each in settings or ()) else PHONE_CALLS
+    runs = _runs(study, cells, (*SETTINGS, *world, f"steps={steps}", *(settings or ())), folder)
     grid = _Grid(study, folder, cells, runs)
     try:
         grid.train(jobs)

@@ -114,7 +114,7 @@ class Trainer:
         return {
             **row,
             **watched,
-            **gradient_balance(watched),
+            **gradient_balance({**row, **watched}),
             **({} if self.agent.memory is None else {"memory_size": len(self.agent.memory)}),
             "tokens_per_second": row["sampled_tokens"] / max(clock.seconds["rollout"], 1e-9),
             **{f"seconds/{name}": seconds for name, seconds in clock.seconds.items()},

@@ -7,8 +7,10 @@ It knows neither a model nor where the work is done: `Steps` does that, in one p
 
 from __future__ import annotations
 
+import json
+import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,9 +21,11 @@ from lfo.engines.recipe import Recipe
 from lfo.engines.trackers import open_trackers
 from lfo.env.interface import EnvironmentFactory
 from lfo.errors import UsageError
-from lfo.evaluation.runs import describe_data
+from lfo.evaluation.runs import DATA_FILE, describe_data
 from lfo.evaluation.success import evaluated_tasks, far_below
 from lfo.rundir import Checkpoint, RunDirectory, read_metrics
+
+logger = logging.getLogger(__name__)
 
 SAMPLE_ROLLOUTS = 4  # kept from each evaluation, for a person to read
 SUCCESS_LOST = "success on val is far below its best, whose checkpoint is kept; if it stays so, ask lfo advise"
@@ -64,7 +68,12 @@ def run_steps(steps: Steps, run: RunDirectory, environment: EnvironmentFactory, 
         for split in config.eval.final_splits:
             steps.recipe.known_tasks(split)  # a split that there is not is better found now than after the last step
         first_row = _restore(steps, run) if resume else 0
-        run.write_data(describe_data(config, environment))
+        data = describe_data(config, environment)
+        for split in _changed_splits(run, data) if resume else ():
+            logger.warning(
+                f"the tasks of {split} are not those that {run.path} began with: its environment has changed"
+            )
+        run.write_data(data)
         with open_trackers(config, run.path, first_step=first_row) as track:
             if config.eval.every and first_row == 0:
                 # The untrained policy is the first point of every curve.
@@ -107,6 +116,15 @@ def _restore(steps: Steps, run: RunDirectory) -> int:
         return 1 if run.metrics.exists() and read_metrics(run.metrics) else 0
     steps.load(checkpoint)
     return checkpoint.step + 1
+
+
+def _changed_splits(run: RunDirectory, data: Mapping[str, Any]) -> list[str]:
+    """The splits that hold other tasks than the run's folder says."""
+    try:
+        before = json.loads((run.path / DATA_FILE).read_text(encoding="utf-8"))["splits"]
+        return [split for split in data["splits"] if data["splits"][split] != before.get(split, data["splits"][split])]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return []  # of an older version, or damaged: there is nothing to compare with
 
 
 def _summary(run: RunDirectory, recipe: Recipe) -> dict[str, Any]:

@@ -44,11 +44,13 @@ class Progress:
         words = " | ".join([f"val {self._eval}", *_measured(row)])
         self._bar.update(self._task, completed=row["step"], words=words)
         if not self._console.is_terminal and "eval/val/success" in row:
-            self._console.print(f"step {row['step']} | {row['tasks_seen']} tasks | {words}", highlight=False)
+            self._console.print(
+                f"step {row['step']} | {row['tasks_seen']} tasks | {words}", highlight=False, soft_wrap=True
+            )
         for warning in row.get("warnings", ()):
             if warning not in self._warned:  # the rows repeat it as long as it holds; a person needs it once
                 self._warned.add(warning)
-                self._console.print(f"step {row['step']}: {warning}", style="yellow", highlight=False)
+                self._console.print(f"step {row['step']}: {warning}", style="yellow", highlight=False, soft_wrap=True)
 
 
 def _measured(row: Mapping[str, Any]) -> Iterator[str]:

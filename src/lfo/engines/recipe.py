@@ -28,7 +28,7 @@ from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save_file as save_arrays
 
 from lfo.config import RunConfig
-from lfo.env.interface import EnvironmentFactory, OffersLookahead, tasks_of
+from lfo.env.interface import EnvironmentFactory, OffersLookahead, check_contract, tasks_of
 from lfo.errors import ConfigError, DataError
 from lfo.evaluation.success import rollout_metrics
 from lfo.objectives.advantages import (
@@ -47,6 +47,8 @@ from lfo.types import Rollout, RolloutGroup, TrainingSample
 
 MOST_ENCODERS = 4  # threads that turn what was heard into tokens; more of them wait for the interpreter
 RATE_FLOOR = 0.1  # the cosine ends at this share of the learning rate
+BROKEN_ROLLOUTS = "some rollouts are broken off by their environment: `stops` counts them, and lfo rollouts shows why"
+NO_CALLS = "no rollout called a tool of this environment: this base cannot; name one with model= that calls tools"
 
 RollOut = Callable[[Sequence[RolloutRequest]], Sequence[Rollout]]
 MeanLosses = Callable[[Sequence[TrainingSample]], Sequence[float]]  # the world model's loss of each row
@@ -106,13 +108,14 @@ class Recipe:
         self.state = State(weight=config.world_model.weight)
 
     def _check_environment(self) -> None:
+        check_contract(self.environment)
         environment, wanted = self.environment(), self.predicted_tools
         if self.config.lookahead and not isinstance(environment, OffersLookahead):
             raise ConfigError(
                 f"the environment {type(environment).__name__} has no lookahead_query, so nothing would ever be "
                 "imagined; write one, or set lookahead=false"
             )
-        names = {tool["function"]["name"] for tool in environment.tools()}
+        self._tools = names = {tool["function"]["name"] for tool in environment.tools()}
         if self.config.world_model.weight and wanted and not names & set(wanted):
             raise ConfigError(
                 f"world_model.predict={self.config.world_model.predict} names no tool of this environment "
@@ -331,6 +334,10 @@ class Recipe:
         """What the rollouts of a step show, for its row of metrics."""
         report, rollouts = collected.report, collected.rollouts
         own = [rollout for rollout in rollouts if not rollout.inquired]
+        warnings = [
+            *([BROKEN_ROLLOUTS] if any(rollout.stop in BROKEN_OFF for rollout in rollouts) else []),
+            *([NO_CALLS] if own and not any(self._calls_a_tool(rollout) for rollout in own) else []),
+        ]
         return {
             "step": step + 1,
             "tasks_seen": self.state.tasks_seen,
@@ -343,7 +350,12 @@ class Recipe:
             "replay_size": len(self.replay),
             "world_model_weight": self.state.weight,
             "sampled_tokens": sum(rollout.sampled_count for rollout in rollouts),
+            **({"warnings": warnings} if warnings else {}),
         }
+
+    def _calls_a_tool(self, rollout: Rollout) -> bool:
+        said = (turn.call for turn in rollout.turns if not turn.predicted)
+        return any(call is not None and call.name in self._tools for call in said)
 
     def save(self, folder: Path) -> None:
         save_arrays(self.replay.arrays(), folder / "replay.safetensors")

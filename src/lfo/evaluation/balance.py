@@ -12,7 +12,8 @@ WORLD_MODEL_SILENT = "gradient_ratio is above 10:1: the world model hardly learn
 
 
 def gradient_balance(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What to add to a row of metrics: `gradient_ratio`, policy over world model, and `warnings` outside 1:10..10:1.
+    """What to add to a row of metrics: `gradient_ratio`, policy over world model, and, outside 1:10..10:1, one more of
+    its `warnings`.
 
     Nothing where one of the adapters does not exist or did not learn in this step.
     """
@@ -21,4 +22,4 @@ def gradient_balance(row: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     ratio = policy / world_model
     warnings = [POLICY_SILENT] * (ratio < 1 / MOST) + [WORLD_MODEL_SILENT] * (ratio > MOST)
-    return {"gradient_ratio": ratio, **({"warnings": warnings} if warnings else {})}
+    return {"gradient_ratio": ratio, **({"warnings": [*row.get("warnings", ()), *warnings]} if warnings else {})}

@@ -55,6 +55,9 @@ class RunRecord:
         return f"{self.path} has not ended: step {self.rows[-1]['step']} of {self.config.steps}"
 
 
+NO_METRICS = "has no metrics yet"
+
+
 def read_run(path: str | Path) -> RunRecord:
     """The run in a folder, whatever state it is in."""
     path = Path(path)
@@ -65,10 +68,10 @@ def read_run(path: str | Path) -> RunRecord:
         else:
             config = from_yaml(path / "config.yaml", known_only=True)
             if not (path / "metrics.jsonl").is_file():
-                problem = f"{path} has no metrics yet"
+                problem = f"{path} {NO_METRICS}"
             else:
                 rows = read_metrics(path)
-                problem = "" if rows else f"{path} has no metrics yet"
+                problem = "" if rows else f"{path} {NO_METRICS}"
             data = _data_of(path, config)
     except (LfoError, OSError) as error:
         problem = str(error)

@@ -30,7 +30,7 @@ import numpy as np
 from lfo.config import BESIDE_THE_EXPERIMENT, LEAVES, RunConfig, differences, experiment, flatten, load_config
 from lfo.errors import DataError, UsageError
 from lfo.evaluation.intervals import median_bound, t_interval
-from lfo.evaluation.runs import RunRecord
+from lfo.evaluation.runs import NO_METRICS, RunRecord
 
 SHARES = (0.5, 0.7, 0.9)  # of 1 and of the ceiling: the targets
 TARGET_SHARE = 0.7  # of the ceiling: where "good" begins, and where groups are compared
@@ -140,7 +140,10 @@ class Comparison:
 
 
 def compare(runs: Sequence[RunRecord], *, baseline: str | None = None) -> Comparison:
-    """Group runs and compare the groups; refuses runs that cannot be compared, with the reason."""
+    """Group runs and compare the groups; refuses runs that cannot be compared, with the reason. A run that has not got
+    as far as its first row is left out, and noted."""
+    waiting = [run for run in runs if run.problem.endswith(NO_METRICS)]
+    runs = [run for run in runs if run not in waiting] or runs
     _refuse_unusable(runs)
     _refuse_different_data(runs)
     members = _grouped(runs)
@@ -150,7 +153,7 @@ def compare(runs: Sequence[RunRecord], *, baseline: str | None = None) -> Compar
     assert runs[0].data is not None
     ceiling = runs[0].data["splits"]["val"]["ceiling"]
     target = TARGET_SHARE * (1.0 if ceiling is None else ceiling)
-    notes = [run.note for run in runs if run.note]
+    notes = [run.note for run in runs if run.note] + [f"{run.problem} and is left out" for run in waiting]
     if baseline is None:
         notes.append("there is no plain DAPO among these runs, so there is nothing to be a multiple of")
     if len(often := sorted({_config(run).eval.every for run in runs})) > 1:

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from verl.utils.fsdp_utils import fsdp2_load_full_state_dict, load_fsdp_optimizer, offload_fsdp_optimizer
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
@@ -163,10 +162,6 @@ class DualLoraEngine(FSDPEngine):
             ]
             return iter(adapters), {"adapters": list(self.model.adapter_names)}
         return policy_lora(self.model)
-
-
-def is_sharded(parameter: Tensor) -> bool:
-    return isinstance(parameter, DTensor)
 
 
 def policy_lora(model: DualAdapterModel) -> tuple[Iterator[tuple[str, Tensor]], dict[str, Any]]:

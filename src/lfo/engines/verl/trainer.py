@@ -221,7 +221,7 @@ class _RemoteSteps:
         return {
             **row,
             **watched,
-            **gradient_balance(watched),
+            **gradient_balance({**row, **watched}),
             "tokens_per_second": row["sampled_tokens"] / max(clock.seconds["rollout"], 1e-9),
             **{f"seconds/{name}": seconds for name, seconds in clock.seconds.items()},
         }
