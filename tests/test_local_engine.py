@@ -296,6 +296,16 @@ def test_every_source_of_look_ahead_is_heard_and_evaluated(source: str):
     assert row["eval/val/stops"].get("environment_error", 0) == 0
 
 
+class Inscrutable(FussyCalls):
+    def describe_reply(self, observation: str) -> None:
+        return None
+
+
+def test_where_nobody_can_say_what_a_reply_means_look_ahead_is_not_called_wrong():
+    row = small_trainer("eval.tasks=3", environment=partial(Inscrutable, levels=(2,))).evaluate()
+    assert row["eval/val/lookahead_accuracy"] is None
+
+
 def test_a_context_without_room_for_a_whole_state_still_looks_ahead():
     trainer = small_trainer("rollout.max_context=330", "world_model.state_tokens=512", environment=fussy_calls)
     groups, *_ = trainer.collect(0)

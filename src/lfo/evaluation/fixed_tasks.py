@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from lfo.env.interface import DescribesReplies, EnvironmentFactory, describe_with
-from lfo.evaluation.world_model import mean_the_same
+from lfo.env.interface import DescribesReplies, EnvironmentFactory
+from lfo.evaluation.world_model import same_meaning
 from lfo.protocol.chat import ChatCodec
 from lfo.rollout.predictors import true_reply_predictor
 from lfo.rollout.runner import Predictor, Question, RolloutRequest, Rows, Runner, RunnerSettings
@@ -55,8 +55,6 @@ def lookahead_accuracy(
     if not asked or not isinstance(judge, DescribesReplies):
         return None
     truth = true_reply_predictor(environment, settings)([question for question, _ in asked])
-    hits = []
-    for (_, predicted), actual in zip(asked, truth, strict=True):
-        said, meant = describe_with(judge, predicted), describe_with(judge, actual)
-        hits.append(said is not None and meant is not None and mean_the_same(said, meant))
-    return fmean(hits)
+    verdicts = [same_meaning(judge, predicted, actual) for (_, predicted), actual in zip(asked, truth, strict=True)]
+    known = [verdict for verdict in verdicts if verdict is not None]
+    return fmean(known) if known else None
