@@ -29,8 +29,8 @@ COUPLINGS = {
     "separate": ("coupling=separate",),
     "shared": ("coupling=shared",),
     "stacked": ("coupling=stacked",),
-    "shared-inline": ("coupling=shared", "world_model.input=inline"),
-    "stacked-inline": ("coupling=stacked", "world_model.input=inline"),
+    "shared-inline": ("coupling=shared", "world_model.input=inline", "lookahead=false"),
+    "stacked-inline": ("coupling=stacked", "world_model.input=inline", "lookahead=false"),
     "separate-kl-checkpointed": (
         "policy.kl=0.1",
         "rollout.group_size=5",
@@ -44,7 +44,7 @@ COUPLINGS = {
 # Updates that train the policy alone, with rows that could teach the world model too.
 POLICY_ONLY = {
     "stacked-policy-only": ("coupling=stacked", *ODD_ROWS),
-    "stacked-inline-policy-only": ("coupling=stacked", "world_model.input=inline", *ODD_ROWS),
+    "stacked-inline-policy-only": ("coupling=stacked", "world_model.input=inline", "lookahead=false", *ODD_ROWS),
 }
 # name -> (the guard that is taken away, settings); the result must then be wrong.
 SABOTAGED = {
