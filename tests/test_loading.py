@@ -89,10 +89,10 @@ class Lost(OracleCodes):
         (["env=test_loading:Generous", "world_model.predict=all"], "tasks() must answer a sequence, such as a list"),
         (["env=test_loading:Terse", "world_model.predict=all"], "must open with a list of Message"),
         (["env=test_loading:Dreamer"], "must answer None or a ToolCall of one of its tools, not ToolCall(name='fly'"),
-        (["env=test_loading:Lost", "world_model.predict=all"], "the environment Lost has no split 'train'"),
+        (["env=test_loading:Lost", "world_model.predict=all"], "the environment Lost has no split 'val'"),
         (
             ["env=test_loading:Empty", "world_model.predict=all"],
-            "the environment Empty has no tasks in its split 'train'",
+            "the environment Empty has no tasks in its split 'val'",
         ),
         (["eval.splits=exam"], "There is no split 'exam'"),
         (["init_from=nowhere"], "nowhere holds no adapters"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -294,6 +295,20 @@ def test_every_source_of_look_ahead_is_heard_and_evaluated(source: str):
     assert 0.0 <= row["eval/val/success"] <= 1.0
     assert ("eval/val/lookahead_accuracy" in row) == (source != "truth")
     assert row["eval/val/stops"].get("environment_error", 0) == 0
+
+
+def test_an_environment_that_hangs_does_not_hold_up_a_trainer():
+    release, answered = threading.Event(), []
+
+    class Slow(FussyCalls):
+        def reset(self, task):
+            release.wait(20)
+            answered.append(task)
+            return super().reset(task)
+
+    small_trainer("rollout.environment_timeout=0.1", environment=partial(Slow, levels=(2,)))
+    assert not answered
+    release.set()
 
 
 class Inscrutable(FussyCalls):

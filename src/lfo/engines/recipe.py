@@ -28,7 +28,7 @@ from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save_file as save_arrays
 
 from lfo.config import RunConfig
-from lfo.env.interface import EnvironmentFactory, OffersLookahead, check_contract, tasks_of
+from lfo.env.interface import EnvironmentFactory, OffersLookahead, flaw_of, tasks_of
 from lfo.errors import ConfigError, DataError
 from lfo.evaluation.success import rollout_metrics
 from lfo.objectives.advantages import (
@@ -40,6 +40,7 @@ from lfo.objectives.advantages import (
 )
 from lfo.objectives.schedule import active_losses, control_weight, learning_rate
 from lfo.protocol.world_model import WorldModelCodec, WorldModelExample
+from lfo.rollout.patience import call_all
 from lfo.rollout.records import read_rollouts
 from lfo.rollout.runner import BROKEN_OFF, RolloutRequest, refuse_dead_environment
 from lfo.rollout.samples import PREDICTED_TOOLS, ReplayBuffer, policy_sample, world_model_sample
@@ -108,7 +109,15 @@ class Recipe:
         self.state = State(weight=config.world_model.weight)
 
     def _check_environment(self) -> None:
-        check_contract(self.environment)
+        # What it raises, or that it hangs, costs a rollout and is told by it.
+        (flaw,) = call_all(
+            [partial(flaw_of, self.environment)],
+            timeout=self.config.rollout.environment_timeout,
+            retries=0,
+            workers=1,
+        )
+        if isinstance(flaw, str):
+            raise ConfigError(flaw)
         environment, wanted = self.environment(), self.predicted_tools
         if self.config.lookahead and not isinstance(environment, OffersLookahead):
             raise ConfigError(

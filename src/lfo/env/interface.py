@@ -85,32 +85,27 @@ def tasks_of(environment: Environment, split: str) -> Sequence[Any]:
     return tasks
 
 
-def check_contract(environment: EnvironmentFactory) -> None:
-    """Raise a UsageError for the first thing in which this is no environment, before anything is trained on it.
-
-    What it raises itself is not told here: that costs a rollout, and the rollout tells it.
-    """
+def flaw_of(environment: EnvironmentFactory) -> str | None:
+    """The first thing in which this is no environment, in a sentence, by looking at one task."""
     made = environment()
     name = f"the environment {type(made).__name__}"
     tools = {tool["function"]["name"] for tool in made.tools()}
     if not tools:
-        raise UsageError(f"{name} has no tools: tools() must answer at least one schema")
-    tasks = tasks_of(made, "val" if hasattr(made, "stream") else "train")
+        return f"{name} has no tools: tools() must answer at least one schema"
+    tasks = made.tasks("val" if hasattr(made, "stream") else "train")
     if not isinstance(tasks, Sequence):
-        raise UsageError(f"{name}: tasks() must answer a sequence, such as a list, not a {type(tasks).__name__}")
+        return f"{name}: tasks() must answer a sequence, such as a list, not a {type(tasks).__name__}"
+    if not tasks:
+        return None
     if not hasattr(tasks[0], "id"):
-        raise UsageError(f"{name}: a task must have an id, which {type(tasks[0]).__name__} has not")
-    try:
-        opening = made.reset(tasks[0])
-        whole = bool(opening) and all(isinstance(message, Message) for message in opening)
-        call = made.lookahead_query(opening) if whole and isinstance(made, OffersLookahead) else None
-    except Exception:
-        return
-    if not whole:
-        raise UsageError(f"{name} must open with a list of Message: see its reset() or start()")
+        return f"{name}: a task must have an id, which {type(tasks[0]).__name__} has not"
+    opening = made.reset(tasks[0])
+    if not opening or not all(isinstance(message, Message) for message in opening):
+        return f"{name} must open with a list of Message: see its reset() or start()"
+    call = made.lookahead_query(opening) if isinstance(made, OffersLookahead) else None
     if call is not None and not (isinstance(call, ToolCall) and call.name in tools):
-        answer = f"{call!r}"[:80]
-        raise UsageError(f"{name}: lookahead_query must answer None or a ToolCall of one of its tools, not {answer}")
+        return f"{name}: lookahead_query must answer None or a ToolCall of one of its tools, not {str(call)[:80]}"
+    return None
 
 
 def describe_with(environment: Environment, reply: str) -> ReplyFacts | None:
