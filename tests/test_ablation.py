@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from lfo.cli import main
+from lfo.cli.ablate import _defaults
 from lfo.config import differences, load_config
 from lfo.errors import ConfigError, UsageError
 from lfo.evaluation.ablation import STUDIES, Cell, done_before, grid, results, settings_of, table
@@ -50,6 +51,12 @@ def test_every_cell_of_every_study_is_a_valid_run_and_only_its_own_settings_vary
     found = {name for one in configs for other in configs for name in differences(one, other)}
     assert found == varied | {"seed"}
     assert len({str(config) for config in configs}) == len(configs)
+
+
+def test_a_study_of_another_world_asks_for_none_of_this_ones_splits():
+    assert load_config(_defaults(["env=oracle-codes"])).eval.splits == ("val",)
+    for here in ([], ["env=phone-calls"], ["steps=3"]):
+        assert load_config(_defaults(here)).eval.splits == ("val", "test_unseen_companies")
 
 
 def test_a_value_may_stand_for_several_settings():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -133,6 +134,17 @@ def test_an_ended_run_without_checkpoints_is_not_trained_anew(whole: Path, tmp_p
     assert lfo("train", "--resume", str(run)) == 2
     assert "has ended and its checkpoints are gone" in capsys.readouterr().err
     assert rows(run) == before
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_run_that_goes_on_with_other_tasks_says_so(whole: Path, tmp_path: Path, caplog, changed: bool):
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    if changed:
+        data = json.loads((run / "data.json").read_text())
+        data["splits"]["val"]["fingerprint"] = "0" * 16
+        (run / "data.json").write_text(json.dumps(data))
+    assert lfo("train", "--resume", str(run)) == 0
+    assert ("the tasks of val are not those that" in caplog.text) == changed
 
 
 def test_ctrl_c_leaves_a_run_that_can_be_resumed_and_exit_code_130(whole: Path, tmp_path: Path):

@@ -555,13 +555,23 @@ def _flatten(tree: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
             yield str(name), value
 
 
+def dotted(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a nested mapping by their dotted names.
+
+    >>> list(dotted({"trainer": {"nnodes": 2, "logger": []}, "seed": 0}))
+    [('trainer.nnodes', 2), ('trainer.logger', []), ('seed', 0)]
+    """
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from dotted(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
 def _merging(settings: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     """Settings of verl one by one, so that a file adds to those of its preset, as the command line does."""
     for name, value in settings:
-        if name.partition(".")[0] == "verl" and isinstance(value, Mapping) and value:
-            yield from _merging((f"{name}.{key}", inner) for key, inner in value.items())
-        else:
-            yield name, value
+        yield from dotted({name: value}) if name == "verl" else [(name, value)]
 
 
 def _annotation(name: str) -> Any:

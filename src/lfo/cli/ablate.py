@@ -55,8 +55,7 @@ def ablate(
     folder = output_dir / study
     cells = ablation.grid(study, None if values is None else values.split(","), seeds)
     cells += ablation.done_before(folder, cells)
-    world = () if any(each.startswith("env=") for each in settings or ()) else PHONE_CALLS
-    runs = _runs(study, cells, (*SETTINGS, *world, f"steps={steps}", *(settings or ())), folder)
+    runs = _runs(study, cells, (*_defaults(settings or ()), f"steps={steps}", *(settings or ())), folder)
     grid = _Grid(study, folder, cells, runs)
     try:
         grid.train(jobs)
@@ -72,6 +71,12 @@ def ablate(
             f"{len(failed)} of {len(cells)} cells failed, {folder / failed[0].run} with: {failed[0].error} "
             "(the same command tries them again)"
         )
+
+
+def _defaults(settings: Sequence[str]) -> tuple[str, ...]:
+    """What a cell has where these settings say nothing else."""
+    elsewhere = any(each.startswith("env=") and each != "env=phone-calls" for each in settings)
+    return SETTINGS if elsewhere else (*SETTINGS, *PHONE_CALLS)
 
 
 def _runs(study: str, cells: Sequence[Cell], settings: Sequence[str], folder: Path) -> list[ChildRun]:

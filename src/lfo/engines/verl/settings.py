@@ -20,7 +20,7 @@ import importlib.util
 import io
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -28,7 +28,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from lfo.config import RunConfig
+from lfo.config import RunConfig, dotted
 from lfo.engines.loading import model_source, pick_device
 from lfo.errors import ConfigError
 
@@ -111,7 +111,7 @@ def verl_config(config: RunConfig, *, tokenizer: str | None = None) -> DictConfi
         for settings in (*translated.values(), _FIXED, _chosen(config)):
             for name, value in settings.items():
                 OmegaConf.update(tree, name, value, force_add=True)
-        for name, value in _leaves(config.verl):
+        for name, value in dotted(config.verl):
             _check_known(tree, name)
             _check_open(name, value, translated)
             OmegaConf.update(tree, name, value, force_add=True)
@@ -214,14 +214,6 @@ def _chosen(config: RunConfig) -> dict[str, Any]:
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1 if cpu else 8,
         "ray_kwargs.ray_init.include_dashboard": False,
     }
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _check_known(tree: DictConfig, name: str) -> None:
