@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from lfo.env.interface import Environment
+from lfo.env.oracle import OracleCodes
 from lfo.env.tool_environment import (
     MAX_ARGUMENT_CHARS,
     MAX_MESSAGE_CHARS,
@@ -489,3 +490,17 @@ def test_a_step_is_fast() -> None:
     message = call("note", lines=["800-555-0100"], labels={"account_number": "123456", "pin": "9876"})
     seconds = min(timeit.repeat(lambda: counter.step(message), number=200, repeat=20)) / 200
     assert seconds < 40e-6  # about 8 microseconds on an idle core; the margin is for busy machines
+
+
+def test_a_reward_that_raises_does_not_end_the_rollout():
+    """Asked again, it raises the same error, and not that the rollout is over."""
+
+    class Misspelt(OracleCodes):
+        def reward(self) -> float:
+            raise AttributeError("no such field")
+
+    environment = Misspelt()
+    environment.reset(environment.tasks("train")[0])
+    for _ in range(2):
+        with pytest.raises(AttributeError, match="no such field"):
+            environment.step("I am done.")
