@@ -31,9 +31,9 @@ import json
 from pathlib import Path
 
 from lfo.config import load_config
-from lfo.engines.loading import load_tokenizer
 from lfo.engines.local import create_trainer
 from lfo.env.oracle import OracleCodes
+from lfo.loading import load_tokenizer
 
 SETTINGS = (
     "preset=tiny",

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from lfo.config import RunConfig, load_config
-from lfo.engines.loading import environment_factory, load_base, load_tokenizer
 from lfo.engines.local import Trainer, create_trainer
 from lfo.env.phone_calls import PhoneCalls
+from lfo.loading import environment_factory, load_base, load_tokenizer
 from lfo.model.adapters import DualAdapterModel
 
 SMALL = (

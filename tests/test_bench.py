@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from lfo.cli import main
-from lfo.engines import bench, speed
-from lfo.engines.loading import load_base
+from lfo.loading import load_base
 from lfo.model.adapters import DualAdapterModel
+from lfo.tools import bench, speed
 
 SMALL = ("rollout.prompts=2", "rollout.group_size=4", "rollout.mini_batch_prompts=1")
 

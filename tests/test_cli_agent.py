@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from lfo.agent import load_agent
 from lfo.cli import main
 from lfo.cli.common import visible
-from lfo.engines.agent import load_agent
-from lfo.engines.learner import Learner
-from lfo.engines.surprise import inspect_calls, surprise_of_target
 from lfo.env.oracle import OracleCodes
 from lfo.errors import UsageError
+from lfo.model.learner import Learner
 from lfo.protocol.world_model import observed_calls
 from lfo.rollout.records import read_rollouts, rollout_from_texts
 from lfo.rollout.samples import world_model_sample
+from lfo.tools.surprise import inspect_calls, surprise_of_target
 from small_runs import randomised, small_trainer
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"

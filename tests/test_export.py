@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from lfo.agent import load_agent
 from lfo.cli import main
-from lfo.engines.agent import load_agent
-from lfo.engines.export import export
 from lfo.errors import UsageError
+from lfo.tools.export import export
 from small_runs import randomised, small_trainer
 
 COUPLINGS = ("separate", "shared", "stacked")
@@ -141,7 +141,7 @@ def test_nothing_is_overwritten_and_nothing_half_written(run_of, tmp_path: Path,
     with pytest.raises(UsageError, match="--stacked is for coupling=stacked"):
         export(agent, tmp_path / "out", run=run_of("separate"), form="stacked")
 
-    monkeypatch.setattr("lfo.engines.export.model_card", lambda *_: 1 / 0)
+    monkeypatch.setattr("lfo.tools.export.model_card", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         export(agent, tmp_path / "out", run=run_of("separate"))
     assert [entry.name for entry in tmp_path.iterdir()] == ["full"]

@@ -24,19 +24,30 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "protocol": frozenset({"types", "errors"}),
     "objectives": frozenset({"types"}),
     "rollout": frozenset({"types", "errors", "config", "env", "protocol"}),
-    "model": frozenset({"types", "errors", "config", "protocol", "rollout", "env"}),
+    "model": frozenset({"types", "errors", "config", "objectives", "protocol", "rollout", "env"}),
     "evaluation": frozenset({"types", "errors", "config", "rundir", "env", "protocol", "rollout"}),
     "report": frozenset({"types", "errors", "config", "rundir", "evaluation"}),
+    "loading": frozenset({"errors", "config", "env", "model"}),
+    "agent": frozenset({"types", "errors", "config", "rundir", "env", "protocol", "rollout", "model", "loading"}),
+    "tools": frozenset(
+        {
+            *("types", "errors", "config", "rundir", "env", "protocol", "objectives", "rollout", "model"),
+            *("evaluation", "loading", "agent", "engines"),
+        }
+    ),
     "engines": frozenset(
-        {"types", "errors", "config", "rundir", "env", "protocol", "objectives", "rollout", "model", "evaluation"}
+        {
+            *("types", "errors", "config", "rundir", "env", "protocol", "objectives", "rollout", "model"),
+            *("evaluation", "loading", "agent"),
+        }
     ),
 }
 EVERYTHING = frozenset(MAY_IMPORT)  # for cli
 
 # Package from outside -> where in this one it may be imported; anything not named here may be imported anywhere.
 LIVES_IN: Mapping[str, tuple[str, ...]] = {
-    "torch": ("lfo.objectives.losses", "lfo.model", "lfo.engines"),
-    "peft": ("lfo.model", "lfo.engines"),
+    "torch": ("lfo.objectives.losses", "lfo.model", "lfo.loading", "lfo.agent", "lfo.tools", "lfo.engines"),
+    "peft": ("lfo.model", "lfo.tools", "lfo.engines"),
     "verl": ("lfo.engines.verl",),
     "ray": ("lfo.engines.verl",),
     "hydra": ("lfo.engines.verl",),

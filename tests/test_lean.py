@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from lfo.config import load_config
-from lfo.engines.learner import Learner
 from lfo.model.adapters import Coupling, DualAdapterModel
 from lfo.model.lean import LeanForward
+from lfo.model.learner import Learner
 from lfo.types import TrainingSample
 from test_sampler import COUPLINGS, VOCABULARY, make_model
 

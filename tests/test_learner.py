@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lfo.engines import learner as learner_module
-from lfo.engines.learner import Learner, collate, micro_batches
 from lfo.errors import WorkError
+from lfo.model import learner as learner_module
 from lfo.model.adapters import DualAdapterModel
+from lfo.model.learner import Learner, collate, micro_batches
 from lfo.objectives.advantages import group_advantages
 from lfo.protocol.world_model import WorldModelCodec
 from lfo.rollout.samples import PREDICTED_TOOLS, policy_sample, world_model_sample

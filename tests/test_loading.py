@@ -11,7 +11,10 @@ import torch
 
 from lfo.cli import main
 from lfo.config import load_config
-from lfo.engines.loading import (
+from lfo.env.oracle import OracleCodes
+from lfo.env.phone_calls import PhoneCalls
+from lfo.errors import ConfigError
+from lfo.loading import (
     environment_factory,
     load_base,
     load_tokenizer,
@@ -19,9 +22,6 @@ from lfo.engines.loading import (
     naming_environment,
     pick_device,
 )
-from lfo.env.oracle import OracleCodes
-from lfo.env.phone_calls import PhoneCalls
-from lfo.errors import ConfigError
 from lfo.types import ToolCall
 
 

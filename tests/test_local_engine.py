@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from peft import PeftModel
 
-from lfo.engines.learner import Learner
 from lfo.engines.local import Trainer, create_trainer
 from lfo.engines.loop import SUCCESS_LOST
 from lfo.engines.recipe import Collected, _deal
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
 from lfo.errors import DataError
+from lfo.model.learner import Learner
 from lfo.objectives.advantages import overlong_penalty
 from lfo.rundir import RunDirectory, read_metrics
 from lfo.types import StopReason

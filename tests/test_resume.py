@@ -18,10 +18,10 @@ import torch
 
 from lfo.cli import main
 from lfo.config import load_config
-from lfo.engines.learner import Learner
 from lfo.engines.local import Trainer
 from lfo.engines.recipe import BROKEN_ROLLOUTS, NO_CALLS
 from lfo.env.phone_calls import PhoneCalls
+from lfo.model.learner import Learner
 from lfo.rundir import RunDirectory, latest_checkpoint, read_metrics
 from small_runs import SMALL, small_trainer, weights
 
@@ -42,7 +42,7 @@ SETTINGS = [
 KILLED = """
 import os, signal, sys
 from lfo.cli import main
-from lfo.engines.learner import Learner
+from lfo.model.learner import Learner
 name, calls = sys.argv.pop(1), int(sys.argv.pop(1))
 method, made = getattr(Learner, name), []
 def counted(self, *arguments, **options):

@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lfo.engines.learner import Learner
 from lfo.engines.local import Trainer
-from lfo.engines.plan import SHAPES
+from lfo.model.learner import Learner
+from lfo.tools.plan import SHAPES
 from lfo.types import TrainingSample
 from small_runs import SMALL, fussy_calls, randomised, small_trainer
 

@@ -32,7 +32,7 @@ def bench_environment(as_json: Json = False) -> None:
 @app.command("step")
 def bench_step(overrides: Overrides = None, device: Device = "cpu", as_json: Json = False) -> None:
     """A training step with a world model against a plain DAPO step: lfo bench step world_model.weight=0.5"""
-    from lfo.engines import bench
+    from lfo.tools import bench
 
     with _working("training steps"):
         result = bench.bench_step(overrides or [], device=device)
@@ -60,7 +60,7 @@ def bench_rollout(
     as_json: Json = False,
 ) -> None:
     """Our sampler against transformers' generate(): 64 phone-call prompts on one CPU core or a GPU."""
-    from lfo.engines import bench
+    from lfo.tools import bench
 
     with _working("sampling"):
         result = bench.bench_rollout(model=model, device=device)
@@ -80,8 +80,8 @@ def bench_rollout(
 @app.command("memory")
 def bench_memory(as_json: Json = False) -> None:
     """What lfo plan says of an update on one GPU against measured peaks, for several shapes with random weights."""
-    from lfo.engines.loading import pick_device
-    from lfo.engines.memory import compare
+    from lfo.loading import pick_device
+    from lfo.tools.memory import compare
 
     pick_device("cuda")
     with _working("peaks"):

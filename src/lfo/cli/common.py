@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from lfo.engines.agent import Agent
+    from lfo.agent import Agent
     from lfo.types import Message, Rollout, ToolCall, Turn
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or one checkpoint in it.")]
@@ -36,7 +36,7 @@ def open_agent(run: Path, *, adapter: str, device: str, levels: Sequence[int] | 
     from rich.console import Console
 
     with Console(stderr=True).status(f"Loading {visible(str(run))}"):
-        from lfo.engines.agent import load_agent
+        from lfo.agent import load_agent
 
         return load_agent(run, adapter=cast(Any, adapter), device=device, levels=levels)
 

@@ -33,7 +33,7 @@ def export(
     if adapter == "none":
         raise UsageError("--adapter none has nothing to export; choose best or last")
     agent = open_agent(run, adapter=adapter, device="cpu")
-    from lfo.engines import export as exporting
+    from lfo.tools import export as exporting
 
     form = "merged" if merged else "stacked" if stacked else "adapters"
     with progress_bar(f"Writing {out}", None, hidden=as_json):

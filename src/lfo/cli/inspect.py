@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from lfo.engines.surprise import InspectedReply
+    from lfo.tools.surprise import InspectedReply
 
 # Surprise in nats from which on a token has this colour: as good as certain, likely, a guess, unexpected.
 COLOURS = ((0.0, "green"), (0.22, "yellow"), (1.6, "red"), (3.0, "bold white on red"))
@@ -55,10 +55,10 @@ def inspect(
     agent = open_agent(run, adapter=adapter, device=device)
     agent.require_world_model()
     file = rollout or _newest_rollouts(run)
-    from lfo.engines.surprise import inspect_calls
     from lfo.protocol.world_model import observed_calls
     from lfo.rollout.records import read_rollouts
     from lfo.rollout.samples import PREDICTED_TOOLS
+    from lfo.tools.surprise import inspect_calls
 
     tools = PREDICTED_TOOLS[agent.config.world_model.predict] or None  # of a run that predicts none, all are shown
     found = [

@@ -16,12 +16,13 @@ app = typer.Typer(help="List base models and fetch them into local folders.", no
 @app.command("list")
 def list_models(as_json: Json = False) -> None:
     """The base models that have a name, and which of them are on this machine."""
-    from lfo.engines import models
+    from lfo.model import catalog
+    from lfo.tools import models
 
     found: list[dict[str, Any]] = [
         {"name": "tiny", "license": "Apache-2.0", "weights": "embedded", "folder": None, "hub": None, "pypi": None},
-        *(models.describe(name) for name in models.CATALOG),
-        *(models.describe(warm) for name in models.CATALOG if models.fetched(warm := name + models.WARM)),
+        *(models.describe(name) for name in catalog.CATALOG),
+        *(models.describe(warm) for name in catalog.CATALOG if catalog.fetched(warm := name + catalog.WARM)),
     ]
     if as_json:
         typer.echo(json.dumps(found))
@@ -46,7 +47,7 @@ def fetch_model(
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from lfo.engines import models
+    from lfo.tools import models
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())

@@ -34,8 +34,8 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON.")] = False,
 ) -> None:
     """Memory on each GPU, for training and rollouts: lfo plan --model qwen3-8b --gpus 8x24GB"""
-    from lfo.engines.plan import Gpus, Work, shape_of
-    from lfo.engines.plan import plan as make_plan
+    from lfo.tools.plan import Gpus, Work, shape_of
+    from lfo.tools.plan import plan as make_plan
 
     work = Work(
         context=context,

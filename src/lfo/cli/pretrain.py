@@ -47,11 +47,11 @@ def pretrain(
 
 
 def _warm_folder(base: str) -> Path:
-    from lfo.engines import models
+    from lfo.model import catalog
 
-    if base not in models.CATALOG:
+    if base not in catalog.CATALOG:
         raise UsageError(f"--base {base} is no fetched model, so name the new folder with --output-dir DIR")
-    return models.models_root() / (base + models.WARM)
+    return catalog.models_root() / (base + catalog.WARM)
 
 
 def _build(
@@ -62,8 +62,8 @@ def _build(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from lfo.engines.loading import pick_device
-    from lfo.engines.pretrain.recipe import WARM_UP, Recipe, pretrain, warm_up
+    from lfo.loading import pick_device
+    from lfo.tools.pretrain.recipe import WARM_UP, Recipe, pretrain, warm_up
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[words]}"))
@@ -91,8 +91,8 @@ def _build(
 def _check(model: str, tasks: int, device: str, as_json: bool) -> None:
     from rich.console import Console
 
-    from lfo.engines.loading import pick_device
-    from lfo.engines.pretrain.check import check_base
+    from lfo.loading import pick_device
+    from lfo.tools.pretrain.check import check_base
 
     with Console(stderr=True).status("checking") as status:
         result = check_base(

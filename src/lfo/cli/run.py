@@ -26,7 +26,7 @@ from lfo.cli.common import (
 from lfo.errors import EnvironmentFailed, UsageError
 
 if TYPE_CHECKING:
-    from lfo.engines.agent import Agent
+    from lfo.agent import Agent
 
 
 def run(

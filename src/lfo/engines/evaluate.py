@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lfo.engines.agent import Agent, batches
+from lfo.agent import Agent, batches
 from lfo.evaluation.fixed_tasks import evaluate_tasks, lookahead_accuracy
 from lfo.evaluation.repeated_tasks import judge
 from lfo.rollout.runner import refuse_dead_environment

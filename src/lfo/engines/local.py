@@ -20,10 +20,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from lfo.agent import MEMORY, adapters_of, build_agent
 from lfo.config import RunConfig, to_yaml, validate
-from lfo.engines.agent import MEMORY, adapters_of, build_agent
-from lfo.engines.learner import Learner
-from lfo.engines.loading import environment_factory, load_base, load_tokenizer, naming_environment, pick_device
 from lfo.engines.loop import SAMPLE_ROLLOUTS, Clock, run_steps
 from lfo.engines.recipe import Collected, Plan, Recipe
 from lfo.engines.trackers import require_trackers
@@ -33,6 +31,8 @@ from lfo.errors import WorkError
 from lfo.evaluation.balance import gradient_balance
 from lfo.evaluation.fixed_tasks import evaluate_tasks, lookahead_accuracy
 from lfo.evaluation.success import rollout_metrics
+from lfo.loading import environment_factory, load_base, load_tokenizer, naming_environment, pick_device
+from lfo.model.learner import Learner
 from lfo.protocol.world_model import observed_calls
 from lfo.rollout.records import rollout_record
 from lfo.rollout.runner import RolloutRequest, refuse_dead_environment

@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 def train(config: RunConfig, *, resume: bool = False) -> dict[str, Any]:
     """Run an experiment from names alone; what `lfo train engine=verl` calls."""
-    from lfo.engines.loading import environment_factory, load_tokenizer
+    from lfo.loading import environment_factory, load_tokenizer
 
     return create_trainer(config, environment_factory(config), load_tokenizer(config.model)).fit(resume=resume)
 
 
 def create_trainer(config: RunConfig, environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase) -> Trainer:
     """A trainer for any environment; `environment` makes one environment per rollout, in whichever process it runs."""
-    from lfo.engines.loading import naming_environment
     from lfo.engines.verl.trainer import Trainer
+    from lfo.loading import naming_environment
 
     return Trainer(naming_environment(config, environment), environment, tokenizer)
 

@@ -19,10 +19,10 @@ import msgspec
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 
 from lfo.config import RunConfig, from_mapping
-from lfo.engines.loading import environment_factory
 from lfo.engines.verl.settings import AGENT_LOOP, SAMPLER
 from lfo.env.interface import EnvironmentFactory
 from lfo.evaluation.fixed_tasks import lookahead_accuracy
+from lfo.loading import environment_factory
 from lfo.model.adapters import POLICY, WORLD_MODEL
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.world_model import WorldModelCodec

@@ -24,11 +24,11 @@ from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ, PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 
-from lfo.engines.learner import ReplyScore
 from lfo.engines.verl.agent_loop import Heard
 from lfo.engines.verl.worker import DualLoraWorker
 from lfo.errors import WorkError
 from lfo.model.adapters import POLICY, WORLD_MODEL
+from lfo.model.learner import ReplyScore
 from lfo.rollout.runner import RolloutRequest
 from lfo.types import TrainingSample
 

@@ -25,13 +25,13 @@ from verl.utils.fsdp_utils import fsdp2_load_full_state_dict, load_fsdp_optimize
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
+from lfo.agent import adapters_of
 from lfo.config import RunConfig, from_mapping
-from lfo.engines.agent import adapters_of
-from lfo.engines.learner import ReplyScore
 from lfo.engines.verl.learner import RankedLearner
 from lfo.engines.verl.settings import ENGINE, SAMPLER, world_model_folder
 from lfo.errors import ConfigError
 from lfo.model.adapters import DualAdapterModel
+from lfo.model.learner import ReplyScore
 from lfo.rundir import write_folder_atomic
 from lfo.types import TrainingSample
 

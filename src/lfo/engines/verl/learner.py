@@ -1,4 +1,4 @@
-"""The update of `lfo.engines.learner`, shared among the ranks of a distributed run.
+"""The update of `lfo.model.learner`, shared among the ranks of a distributed run.
 
 Every rank is given the whole mini-batch and computes its share of it; gradients are then added up, so all ranks move
 their copies of the adapters by the same step. Loss, clipping and optimizer are the local engine's own lines.
@@ -25,8 +25,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lfo.config import RunConfig
-from lfo.engines.learner import LOGITS_AT_ONCE, Batch, Learner, collate
 from lfo.model.adapters import DualAdapterModel
+from lfo.model.learner import LOGITS_AT_ONCE, Batch, Learner, collate
 from lfo.objectives.losses import fused_token_logprobs
 from lfo.types import TrainingSample
 

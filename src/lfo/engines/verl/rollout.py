@@ -30,8 +30,8 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
 
 from lfo.config import from_mapping
-from lfo.engines.loading import load_base, pick_device
 from lfo.engines.verl.settings import SAMPLER
+from lfo.loading import load_base, pick_device
 from lfo.model.adapters import POLICY, WORLD_MODEL, DualAdapterModel
 from lfo.model.sampler import Sampler
 from lfo.protocol.chat import ChatCodec

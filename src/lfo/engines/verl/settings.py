@@ -29,8 +29,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from lfo.config import RunConfig, dotted
-from lfo.engines.loading import model_source, pick_device
 from lfo.errors import ConfigError
+from lfo.loading import model_source, pick_device
 
 PLUGIN = "lfo.engines.verl.plugin"  # registers our parts wherever verl builds a model config
 PLATFORM = "lfo.engines.verl.platform"  # imported with verl itself

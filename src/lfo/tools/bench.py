@@ -19,16 +19,16 @@ import numpy as np
 import torch
 
 from lfo.config import load_config
-from lfo.engines import speed
-from lfo.engines.loading import environment_factory, load_base, load_tokenizer, pick_device
 from lfo.engines.local import Trainer, create_trainer
 from lfo.engines.recipe import Collected
 from lfo.env.phone_calls import PhoneCalls
 from lfo.env.tool_environment import format_tool_call
+from lfo.loading import environment_factory, load_base, load_tokenizer, pick_device
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.sampler import Sampler
 from lfo.objectives.advantages import DynamicSamplingReport
 from lfo.protocol.chat import ChatCodec
+from lfo.tools import speed
 from lfo.types import RolloutGroup, ToolCall, TrainingSample
 
 # What each variant adds to the settings of the run; look-ahead is the only one that rolls out differently.

@@ -14,7 +14,7 @@ from typing import cast
 
 import torch
 
-from lfo.engines.agent import Agent
+from lfo.agent import Agent
 from lfo.evaluation.world_model import same_meaning
 from lfo.protocol.world_model import REPLY_OPEN, ObservedCall, render_state
 from lfo.types import ToolCall

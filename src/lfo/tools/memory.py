@@ -14,9 +14,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from lfo.config import load_config
-from lfo.engines.learner import Learner
-from lfo.engines.plan import SHAPES, Shape, Work, training
 from lfo.model.adapters import DualAdapterModel
+from lfo.model.learner import Learner
+from lfo.tools.plan import SHAPES, Shape, Work, training
 from lfo.types import TrainingSample
 
 

@@ -22,14 +22,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lfo.engines.learner import LOGITS_AT_ONCE
-from lfo.engines.loading import load_base, load_tokenizer
-from lfo.engines.models import note_warm_up
-from lfo.engines.pretrain.corpus import Rows, converse, texts
-from lfo.engines.pretrain.tokenizer import END_OF_TEXT, END_OF_TURN, train_tokenizer
 from lfo.env.seeds import stream
 from lfo.errors import ConfigError
+from lfo.loading import load_base, load_tokenizer
+from lfo.model.learner import LOGITS_AT_ONCE
 from lfo.objectives.losses import fused_token_hits
+from lfo.tools.models import note_warm_up
+from lfo.tools.pretrain.corpus import Rows, converse, texts
+from lfo.tools.pretrain.tokenizer import END_OF_TEXT, END_OF_TURN, train_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3ForCausalLM

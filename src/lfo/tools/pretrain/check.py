@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from lfo.engines.loading import load_base, load_tokenizer
 from lfo.env.fields import FIELDS
 from lfo.env.phone_calls import PhoneCalls
 from lfo.env.tasks import LEVELS, Task
 from lfo.env.world import company
 from lfo.evaluation.success import wilson
+from lfo.loading import load_base, load_tokenizer
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.sampler import Sampler
 from lfo.protocol.chat import ChatCodec

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from lfo import __version__
-from lfo.engines.agent import Agent
-from lfo.engines.loading import EMBEDDED
+from lfo.agent import Agent
 from lfo.env.tool_environment import format_tool_call
 from lfo.evaluation.runs import RunRecord, read_run
 from lfo.evaluation.success import wilson
+from lfo.loading import EMBEDDED
 from lfo.model.adapters import POLICY, WORLD_MODEL
 from lfo.protocol.world_model import WorldModelState, render_prompt, render_target
 from lfo.rollout.runner import EXPECTED

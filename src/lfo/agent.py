@@ -20,9 +20,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from lfo.config import RunConfig, from_yaml
-from lfo.engines.loading import environment_factory, load_base, load_tokenizer, pick_device
 from lfo.env.interface import EnvironmentFactory, tasks_of
 from lfo.errors import DataError, UsageError
+from lfo.loading import environment_factory, load_base, load_tokenizer, pick_device
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.sampler import Sampler
 from lfo.protocol.chat import ChatCodec

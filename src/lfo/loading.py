@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from transformers.utils.logging import disable_progress_bar
 
 from lfo.config import RunConfig
-from lfo.engines import models
 from lfo.env.interface import Environment, EnvironmentFactory
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
 from lfo.errors import ConfigError
+from lfo.model import catalog
 
 EMBEDDED = "tiny"
 SHIPPED = {"phone-calls": PhoneCalls, "oracle-codes": OracleCodes}
@@ -29,8 +29,8 @@ def model_source(name: str) -> str:
     """Where transformers finds a model: the embedded base, one that was fetched, a folder, or a hub id as it is."""
     if name == EMBEDDED:
         return str(resources.files("lfo") / "assets" / EMBEDDED)
-    if models.is_known(name):
-        return str(models.resolve(name))
+    if catalog.is_known(name):
+        return str(catalog.resolve(name))
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():

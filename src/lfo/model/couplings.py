@@ -1,0 +1,69 @@
+"""How the two adapters meet: one row of a table for each coupling. Everything else about a coupling follows from its row.
+
+    coupling    the policy runs on                  the world model runs on
+    separate    base + policy                       base + world_model
+    shared      base + policy                       base + policy (the one adapter)
+    stacked     base + world_model* + policy        base + world_model          * the policy loss does not move it
+
+A new coupling is a new row. Readable without torch: settings, plans and training ask the same table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+POLICY = "policy"
+WORLD_MODEL = "world_model"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Coupling:
+    """Which adapters each role's forward pass runs on.
+
+    >>> COUPLINGS["stacked"].adapters, COUPLINGS["stacked"].spared
+    (('policy', 'world_model'), ('world_model',))
+    """
+
+    policy: tuple[str, ...]
+    world_model: tuple[str, ...]  # empty: there is none
+    spared: tuple[str, ...] = ()  # adapters of the policy's forward that the policy loss does not move
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """All that exist, and are trained, saved and sent to rollout servers."""
+        return tuple(name for name in (POLICY, WORLD_MODEL) if name in self.policy + self.world_model)
+
+    @property
+    def is_shared(self) -> bool:
+        """One adapter is both: a server has it already, and merged weights are the world model too."""
+        return self.policy == self.world_model
+
+    @property
+    def summed(self) -> int:
+        """Adapters in the policy's forward: one served or exported LoRA has so many times the rank."""
+        return len(self.policy)
+
+    @property
+    def reads_inline(self) -> bool:
+        """Whether the policy's own forward can carry the world-model loss: it runs on the world model's adapters."""
+        return bool(self.world_model) and set(self.world_model) <= set(self.policy)
+
+
+COUPLINGS: Mapping[str, Coupling] = {
+    "separate": Coupling(policy=(POLICY,), world_model=(WORLD_MODEL,)),
+    "shared": Coupling(policy=(POLICY,), world_model=(POLICY,)),
+    "stacked": Coupling(policy=(WORLD_MODEL, POLICY), world_model=(WORLD_MODEL,), spared=(WORLD_MODEL,)),
+}
+
+
+def coupling_of(name: str, *, with_world_model: bool = True) -> Coupling:
+    """The row of a run; without a world model the policy's adapters are what remains.
+
+    >>> coupling_of("separate", with_world_model=False).adapters
+    ('policy',)
+    """
+    row = COUPLINGS[name]
+    # Where the policy itself runs on the world model's adapter, there is one in any case.
+    return row if with_world_model or WORLD_MODEL in row.policy else dataclasses.replace(row, world_model=())
