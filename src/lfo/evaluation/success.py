@@ -8,19 +8,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from lfo.env.check import wilson as wilson_of_rate
 from lfo.types import Rollout
 
 FAR = 0.2  # below the best evaluation, at least: less is seen in runs that are well
-
-
-def wilson(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
-    """The Wilson interval of a count of successes; of no trials, everything is possible.
-
-    >>> tuple(round(bound, 3) for bound in wilson(9, 10))
-    (0.596, 0.982)
-    """
-    return wilson_of_rate(successes / n, n, z) if n else (0.0, 1.0)
 
 
 def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
