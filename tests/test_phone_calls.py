@@ -20,9 +20,9 @@ from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls, lookahead_query
 from lfo.env.players import PLAYERS, informed_form
 from lfo.env.tasks import LEVELS, Task
-from lfo.env.tool_environment import MAX_MESSAGE_CHARS, format_tool_call
 from lfo.env.world import company
 from lfo.errors import UsageError
+from lfo.protocol.hermes import MAX_MESSAGE_CHARS, format_tool_call
 from lfo.types import Message, StepResult, ToolCall
 
 TASKS = {level: PhoneCalls(levels=(level,)).stream("train", 3).take(40) for level in LEVELS}

@@ -14,11 +14,11 @@ from functools import cached_property
 from typing import Any
 
 from lfo.agent import Agent
-from lfo.env.tool_environment import format_tool_call
 from lfo.evaluation.held_out import CALLS, held_out_calls
 from lfo.evaluation.world_model import OTHER, Prediction, prediction_metrics, same_meaning
 from lfo.model.learner import Learner
 from lfo.model.sampler import Sampler
+from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import ObservedCall, render_state
 from lfo.rollout.runner import RolloutRequest
 from lfo.rollout.samples import world_model_sample

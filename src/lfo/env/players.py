@@ -31,7 +31,7 @@ from lfo.env.phone_calls import PhoneCalls
 from lfo.env.reps import describe
 from lfo.env.seeds import stream
 from lfo.env.tasks import Task
-from lfo.env.tool_environment import format_tool_call
+from lfo.protocol.hermes import format_tool_call
 from lfo.types import StepResult, ToolCall
 
 Player = Callable[[PhoneCalls, Task], float]

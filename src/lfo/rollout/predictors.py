@@ -12,8 +12,8 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 
 from lfo.env.interface import EnvironmentFactory
-from lfo.env.tool_environment import format_tool_call
 from lfo.errors import EnvironmentFailed
+from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import WorldModelCodec
 from lfo.rollout.reply_memory import ReplyMemory
 from lfo.rollout.runner import Predictor, Question, RunnerSettings
