@@ -18,7 +18,6 @@ from lfo.model.adapters import DualAdapterModel
 
 SMALL = (
     "preset=tiny",
-    "levels=2",
     "rollout.prompts=2",
     "rollout.group_size=4",
     "rollout.mini_batch_prompts=1",

@@ -38,8 +38,8 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     ),
     "engines": frozenset(
         {
-            *("types", "errors", "config", "rundir", "env", "protocol", "objectives", "rollout", "model"),
-            *("evaluation", "loading", "agent"),
+            *("types", "errors", "settings", "config", "rundir", "env", "protocol", "objectives", "rollout"),
+            *("model", "evaluation", "loading", "agent"),
         }
     ),
 }

@@ -77,7 +77,7 @@ def test_it_is_single_use() -> None:
 def test_unknown_splits_and_levels_are_refused() -> None:
     with pytest.raises(UsageError, match="no split"):
         PhoneCalls().tasks("test")
-    for levels in ((), (0,), (1, 6)):
+    for levels in ((), (0,), (1, 6), (2, 2)):
         with pytest.raises(UsageError, match="levels"):
             PhoneCalls(levels=levels)
 

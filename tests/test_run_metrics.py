@@ -276,7 +276,7 @@ def test_the_world_model_learns_from_logs_without_a_rollout_and_resumes(tmp_path
 def test_logs_without_a_reply_to_learn_from_are_named(tmp_path: Path):
     logs = tmp_path / "logs.jsonl"
     logs.write_text('{"opening": [], "turns": [{"action": "Hello", "observation": "Hm"}]}\n')
-    with pytest.raises(DataError, match=r"holds no reply that world_model\.predict=phone learns from"):
+    with pytest.raises(DataError, match=r"holds no reply that world_model\.predict=default learns from"):
         small_trainer("world_model.only=true", f"world_model.from_logs={logs}")
 
 

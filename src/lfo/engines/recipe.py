@@ -28,7 +28,7 @@ from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save_file as save_arrays
 
 from lfo.config import RunConfig
-from lfo.env.interface import EnvironmentFactory, OffersLookahead, flaw_of, tasks_of
+from lfo.env.interface import EnvironmentFactory, OffersLookahead, flaw_of, predicted_tools, tasks_of
 from lfo.errors import ConfigError, DataError
 from lfo.evaluation.success import rollout_metrics
 from lfo.objectives.advantages import (
@@ -43,7 +43,7 @@ from lfo.protocol.world_model import WorldModelCodec, WorldModelExample
 from lfo.rollout.patience import call_all
 from lfo.rollout.records import read_rollouts
 from lfo.rollout.runner import BROKEN_OFF, RolloutRequest, refuse_dead_environment
-from lfo.rollout.samples import PREDICTED_TOOLS, ReplayBuffer, policy_sample, world_model_sample
+from lfo.rollout.samples import ReplayBuffer, policy_sample, world_model_sample
 from lfo.types import Rollout, RolloutGroup, TrainingSample
 
 MOST_ENCODERS = 4  # threads that turn what was heard into tokens; more of them wait for the interpreter
@@ -103,7 +103,6 @@ class Recipe:
         self.policy_adapters = policy_adapters
         self.world_model_adapters = world_model_adapters
         self._mean_losses = mean_losses
-        self.predicted_tools = PREDICTED_TOOLS[config.world_model.predict]
         self._check_environment()
         self.replay = self._logged_replies() if config.world_model.from_logs else ReplayBuffer()
         self.state = State(weight=config.world_model.weight)
@@ -118,18 +117,14 @@ class Recipe:
         )
         if isinstance(flaw, str):
             raise ConfigError(flaw)
-        environment, wanted = self.environment(), self.predicted_tools
+        environment = self.environment()
         if self.config.lookahead and not isinstance(environment, OffersLookahead):
             raise ConfigError(
                 f"the environment {type(environment).__name__} has no lookahead_query, so nothing would ever be "
                 "imagined; write one, or set lookahead=false"
             )
-        self._tools = names = {tool["function"]["name"] for tool in environment.tools()}
-        if self.config.world_model.weight and wanted and not names & set(wanted):
-            raise ConfigError(
-                f"world_model.predict={self.config.world_model.predict} names no tool of this environment "
-                f"({', '.join(sorted(names))}); use world_model.predict=all"
-            )
+        self._tools = {tool["function"]["name"] for tool in environment.tools()}
+        self.predicted_tools = predicted_tools(environment, self.config.world_model.predict)
 
     def _logged_replies(self) -> ReplayBuffer:
         """Everything that was heard in the rollouts of `world_model.from_logs`."""

@@ -82,6 +82,8 @@ class PhoneCalls(ToolEnvironment):
     companies and counts are its own); `levels` then picks among its levels.
     """
 
+    predicted_tools = ("make_phone_call",)  # what reps say; the rest stands in the directory or in the user's profile
+
     def __init__(
         self,
         *,
@@ -99,8 +101,8 @@ class PhoneCalls(ToolEnvironment):
             known = options.levels
             seed, companies, unseen_companies = options.seed, options.num_companies, options.num_unseen_companies
         self.levels = known if levels is None else tuple(levels)
-        if not self.levels or not set(known).issuperset(self.levels):
-            raise UsageError(f"levels must be some of {list(known)}, not {list(self.levels)}.")
+        if not self.levels or len({*known} & {*self.levels}) < len(self.levels):
+            raise UsageError(f"levels must be some of {list(known)}, each once, not {list(self.levels)}.")
         self.world = world_of(seed, companies, unseen_companies)
         self._counts = counts or {}
 

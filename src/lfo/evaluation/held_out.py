@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, cast
 
-from lfo.env.interface import Environment, EnvironmentFactory, OffersLookahead
+from lfo.env.interface import Environment, EnvironmentFactory, OffersLookahead, predicted_tools
 from lfo.env.phone_calls import PhoneCalls
 from lfo.env.players import PLAYERS, Player, Session, informed_form
 from lfo.env.seeds import stream
@@ -25,7 +25,6 @@ from lfo.protocol.world_model import ObservedCall, observed_calls, state_of
 from lfo.rollout.predictors import true_reply_predictor
 from lfo.rollout.records import rollout_from_texts, transcripts
 from lfo.rollout.runner import Question, RunnerSettings
-from lfo.rollout.samples import PREDICTED_TOOLS
 from lfo.types import Rollout, StepResult
 
 SPLIT = "val"
@@ -45,7 +44,7 @@ def held_out_calls(
     judge = environment()
     tasks = judge.tasks(SPLIT)[:TASKS]
     if isinstance(judge, PhoneCalls):
-        tools = PREDICTED_TOOLS["phone"]
+        tools = predicted_tools(judge)
         plays = [(task, player) for task in tasks for player in _SCRIPTS]
         rollouts = settings.call_all([partial(_play, environment, *play) for play in plays])
         played = [(task, rollout) for (task, _), rollout in zip(plays, rollouts, strict=True)]

@@ -10,14 +10,6 @@ import numpy as np
 from lfo.protocol.world_model import WorldModelExample
 from lfo.types import Origin, Rollout, TrainingSample
 
-# What `world_model.predict` means in terms of tools; None is every tool.
-PREDICTED_TOOLS: dict[str, Collection[str] | None] = {
-    "phone": frozenset({"make_phone_call"}),
-    "phone_form": frozenset({"make_phone_call", "auth_info_form"}),
-    "all": None,
-    "none": frozenset(),
-}
-
 
 def policy_sample(
     rollout: Rollout,

@@ -61,11 +61,11 @@ def _what_it_is(agent: Agent, name: str, form: str) -> str:
     )
     weights = "untrained weights" if agent.weights is None else f"weights of `{agent.weights.name}`"
     rows = {
-        "environment": f"`{config.env}`" + (f", levels {list(config.levels)}" if config.env == "phone-calls" else ""),
+        "environment": f"`{config.env}`" + (f", levels {levels}" if (levels := config.env_args.get("levels")) else ""),
         "algorithm": f"{config.algo}, coupling={config.coupling}",
         "look-ahead in training": f"yes, from {config.lookahead_source}" if config.lookahead else "no",
         "LoRA": f"rank {config.lora.rank}, alpha {config.lora.alpha:g}, targets {config.lora.targets}",
-        "world-model weight": f"{config.world_model.weight:g}, predicts {config.world_model.predict}",
+        "world-model weight": f"{config.world_model.weight:g}, `world_model.predict={config.world_model.predict}`",
         "sampling temperature": f"{config.rollout.temperature:g}",
         "seed": str(config.seed),
     }
