@@ -27,12 +27,7 @@ from lfo.model.adapters import DualAdapterModel
 from lfo.model.sampler import Sampler
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.world_model import WorldModelCodec, WorldModelState
-from lfo.rollout.predictors import (
-    memory_predictor,
-    shuffled_predictor,
-    true_reply_predictor,
-    world_model_predictor,
-)
+from lfo.rollout.predictors import make_predictor, world_model_codec
 from lfo.rollout.reply_memory import ReplyMemory
 from lfo.rollout.runner import Predictor, RolloutRequest, Runner, RunnerSettings
 from lfo.rundir import best_checkpoint, latest_checkpoint
@@ -65,9 +60,23 @@ class Agent:
         """The fixed tasks of a split."""
         return tasks_of(self.environment(), split)
 
-    def runner(self, *, lookahead: bool = True) -> Runner:
-        predictor = self.predictor if lookahead else None
-        return Runner(self.environment, self.codec, settings=self.settings, predictor=predictor)
+    def run(
+        self,
+        requests: Sequence[RolloutRequest],
+        *,
+        temperature: float | None = None,
+        lookahead: bool = True,
+        untrained: bool = False,
+        watch: Callable[[Turn], None] | None = None,
+    ) -> list[Rollout]:
+        """One rollout for each request, in order, all at the same time; `untrained` is the base alone."""
+        sampler, adapters = self.sampler, self.model.policy_adapters
+        if untrained:  # a sampler of its own: the base's merged weights are needed nowhere else
+            sampler, adapters = _sampler(self.model, self.codec, self.config), ()
+        predictor = self.predictor if lookahead and not untrained else None
+        runner = Runner(self.environment, self.codec, settings=self.settings, predictor=predictor)
+        rows = sampler.session(rows=len(requests), adapters=adapters)
+        return runner.run(requests, rows, temperature=temperature, watch=watch)
 
     def roll_out(
         self,
@@ -90,10 +99,9 @@ class Agent:
             for place, task in enumerate(tasks)
             for sample in range(samples)
         ]
-        runner, rollouts = self.runner(lookahead=lookahead), []
+        rollouts = []
         for batch in batches(requests):
-            rows = self.sampler.session(rows=len(batch), adapters=self.model.policy_adapters)
-            rollouts += runner.run(batch, rows, temperature=0.0 if greedy else None, watch=watch)
+            rollouts += self.run(batch, temperature=0.0 if greedy else None, lookahead=lookahead, watch=watch)
             on_batch(len(batch))
         return rollouts
 
@@ -110,20 +118,20 @@ class Agent:
 
     def predict(self, questions: Sequence[tuple[WorldModelState, ToolCall]]) -> list[str]:
         """What the world model expects to hear, in each state after each call."""
-        prompts = [self.world_model_codec.prompt_ids(state, call) for state, call in questions]
+        prompts = [self.world_model_codec.question_ids(state, call) for state, call in questions]
         return [self.world_model_codec.decode(answer) for answer in self.complete(prompts)]
 
     def complete(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
         """What the world model says behind each prompt, greedily."""
-        # A small context may have no room for a whole state: its beginning is what can be missed.
-        limit = self.config.world_model.reply_tokens
-        room = self.config.rollout.max_context - limit
-        answers = self.sampler.generate(
-            [prompt[-room:] for prompt in prompts],
-            adapters=self.model.world_model_adapters,
-            max_new_tokens=limit,
-        )
-        return [answer.tokens for answer in answers]
+        limit, adapters = self.config.world_model.reply_tokens, self.model.world_model_adapters
+        return [answer.tokens for answer in self.sampler.generate(prompts, adapters=adapters, max_new_tokens=limit)]
+
+    def load(self, folder: Path) -> None:
+        """Take over the adapters in a folder, and the memory beside them."""
+        self.model.load(folder)
+        self.sampler.refresh()
+        if self.memory is not None:
+            self.memory.load(folder / MEMORY)
 
 
 def build_agent(
@@ -140,35 +148,24 @@ def build_agent(
         targets=config.lora.target_modules,
         with_world_model=config.algo == "dual-lora" or config.coupling == "stacked",
     )
+    memory = ReplyMemory() if config.lookahead_source == "memory" else None
     agent = Agent(
         config=config,
         environment=environment,
         tokenizer=tokenizer,
         codec=codec,
-        world_model_codec=WorldModelCodec(tokenizer, state_tokens=config.world_model.state_tokens),
+        world_model_codec=world_model_codec(config, tokenizer),
         model=model,
-        sampler=Sampler(model, max_context=config.rollout.max_context, eos_ids=[codec.end_of_turn]),
-        settings=RunnerSettings(
-            max_turns=config.rollout.max_turns,
-            max_turn_tokens=config.rollout.max_turn_tokens,
-            temperature=config.rollout.temperature,
-            environment_timeout=config.rollout.environment_timeout,
-            environment_retries=config.rollout.environment_retries,
-            environment_workers=config.rollout.environment_workers,
-        ),
-        memory=ReplyMemory() if config.lookahead_source == "memory" else None,
+        sampler=_sampler(model, codec, config),
+        settings=RunnerSettings.of_run(config),
+        memory=memory,
     )
-    return dataclasses.replace(agent, predictor=_predictor(agent)) if config.lookahead else agent
+    predictor = make_predictor(config, environment, agent.world_model_codec, agent.complete, memory)
+    return dataclasses.replace(agent, predictor=predictor)
 
 
-def _predictor(agent: Agent) -> Predictor:
-    source = agent.config.lookahead_source
-    if source == "truth":
-        return true_reply_predictor(agent.environment, agent.settings)
-    if agent.memory is not None:
-        return memory_predictor(agent.memory)
-    predictor = world_model_predictor(agent.world_model_codec, agent.complete)
-    return shuffled_predictor(predictor) if source == "shuffled" else predictor
+def _sampler(model: DualAdapterModel, codec: ChatCodec, config: RunConfig) -> Sampler:
+    return Sampler(model, max_context=config.rollout.max_context, eos_ids=[codec.end_of_turn])
 
 
 def load_agent(
@@ -196,9 +193,7 @@ def load_agent(
     environment = environment_factory(config) if environment is None else environment
     agent = build_agent(config, environment, load_tokenizer(config.model), base)
     if weights is not None:
-        agent.model.load(weights)
-        if agent.memory is not None:
-            agent.memory.load(weights / MEMORY)
+        agent.load(weights)
     return dataclasses.replace(agent, weights=weights)
 
 

@@ -180,3 +180,12 @@ class TrainingSample:
             raise ValueError("all streams of a training sample must have the length of its tokens")
         if self.tokens and (self.policy_weights[0] or self.world_model_weights[0]):
             raise ValueError("the first token of a row has nothing before it to be predicted from")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplyScore:
+    """How a true reply was predicted, each token after all true ones before it."""
+
+    tokens: int
+    hits: int  # tokens that were the likeliest
+    loss: float  # sum of the negative log-probs

@@ -53,7 +53,7 @@ def evaluate(
     the mean over tasks. Intervals are Wilson's (95 %), over tasks.
     """
     agent = open_agent(run, adapter=adapter, device=device)
-    from lfo.engines.evaluate import evaluate as evaluate_agent
+    from lfo.evaluation.fixed_tasks import evaluate as evaluate_agent
 
     chosen = agent.tasks(split)[: tasks or agent.config.eval.tasks]
     lookahead = agent.predictor is not None and not no_lookahead

@@ -29,18 +29,14 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a policy and a world model: lfo train preset=tiny steps=100 output_dir=runs/x"""
-    from importlib import import_module
+    from lfo import engines
 
     config = _load(overrides or [], resume)
-    try:
-        engine = import_module(f"lfo.engines.{config.engine}")
-    except ModuleNotFoundError as error:
-        raise UsageError(f"engine={config.engine} needs {error.name}, which is not installed") from error
     if print_config:
-        typer.echo(engine.config_text(config), nl=False)
+        typer.echo(engines.config_text(config), nl=False)
         return
     try:
-        summary = engine.train(config, resume=resume is not None)
+        summary = engines.train(config, resume=resume is not None)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted; continue with: lfo train --resume {config.output_dir}") from None
     if as_json:

@@ -1,20 +1,50 @@
-"""Who trains: `local` is one process, `verl` is many. Both follow the same recipe and leave the same run folder."""
+"""Who holds the model while `lfo.training` trains: `local` is one process, `verl` is many.
+
+    create_trainer(config, environment, tokenizer).fit()
+
+Each engine is a `Backend` and nothing else; run folders, metrics and checkpoints are the same.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from lfo.config import RunConfig
+from lfo.loading import environment_factory, load_tokenizer, naming_environment
+from lfo.preflight import check_run
+from lfo.training import Trainer
+
 if TYPE_CHECKING:
-    from lfo.config import RunConfig
+    from transformers import PreTrainedTokenizerBase
+
     from lfo.env.interface import EnvironmentFactory
 
 
-def create_trainer(
-    config: RunConfig, environment: EnvironmentFactory, tokenizer: Any, *, engine: str | None = None
-) -> Any:
-    """A trainer of the config's engine, or of the one that is named; `create_trainer(...).fit()` trains."""
-    from dataclasses import replace
+def train(config: RunConfig, *, resume: bool = False) -> dict[str, Any]:
+    """Run an experiment from names alone: what `lfo train` calls."""
+    return create_trainer(config, environment_factory(config), load_tokenizer(config.model)).fit(resume=resume)
 
-    config = replace(config, engine=engine or config.engine)
-    return import_module(f"lfo.engines.{config.engine}").create_trainer(config, environment, tokenizer)
+
+def create_trainer(
+    config: RunConfig,
+    environment: EnvironmentFactory,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    engine: str | None = None,
+    base: Any = None,
+) -> Trainer:
+    """A trainer for any environment, on the config's engine or the one that is named.
+
+    `environment` makes one environment per rollout (a class does). `base` is a model in memory, for the local engine.
+    """
+    config = naming_environment(replace(config, engine=engine or config.engine), environment)
+    check_run(config, environment)
+    backend = import_module(f"lfo.engines.{config.engine}").create_backend(config, environment, tokenizer, base=base)
+    return Trainer(config, environment, tokenizer, backend)
+
+
+def config_text(config: RunConfig) -> str:
+    """The engine's whole config of a run, as YAML: what `lfo train --print-config` shows."""
+    return import_module(f"lfo.engines.{config.engine}").config_text(config)

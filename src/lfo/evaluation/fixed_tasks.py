@@ -1,60 +1,113 @@
-"""Run a policy greedily on fixed tasks, and judge what its look-ahead was told."""
+"""A policy on fixed tasks: greedily once on each, and sampled k times; and what its look-ahead was told."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol
 
-from lfo.env.interface import DescribesReplies, EnvironmentFactory
+from lfo.config import RunConfig
+from lfo.env.interface import DescribesReplies, EnvironmentFactory, tasks_of
+from lfo.evaluation.repeated_tasks import judge
+from lfo.evaluation.success import rollout_metrics
 from lfo.evaluation.world_model import same_meaning
-from lfo.protocol.chat import ChatCodec
+from lfo.protocol.world_model import state_of
 from lfo.rollout.predictors import true_reply_predictor
-from lfo.rollout.runner import Predictor, Question, RolloutRequest, Rows, Runner, RunnerSettings
-from lfo.types import Rollout
+from lfo.rollout.records import rollout_record
+from lfo.rollout.runner import Question, RolloutRequest, RunnerSettings, refuse_dead_environment
+from lfo.types import Rollout, RolloutGroup
+
+SAMPLE_ROLLOUTS = 4  # kept of each split, for a person to read
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluation:
-    """The rollouts of an evaluation, and every question that look-ahead asked with the reply it was given."""
+class RollsOut(Protocol):
+    """`Backend.roll_out`."""
 
-    rollouts: tuple[Rollout, ...]
-    asked: tuple[tuple[Question, str], ...]
+    def __call__(self, requests: Sequence[RolloutRequest], *, temperature: float) -> list[Rollout]: ...
 
 
-def evaluate_tasks(
+class Acts(Protocol):
+    """`lfo.agent.Agent`."""
+
+    @property
+    def config(self) -> RunConfig: ...
+    @property
+    def environment(self) -> EnvironmentFactory: ...
+    @property
+    def roll_out(self) -> Callable[..., list[Rollout]]: ...
+
+
+def evaluate_splits(
+    config: RunConfig, environment: EnvironmentFactory, splits: Sequence[str], roll_out: RollsOut
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Greedy success on the fixed tasks of each split, as metrics, and some rollouts to read."""
+    row: dict[str, Any] = {}
+    records: list[dict[str, Any]] = []
+    for split in splits:
+        tasks = tasks_of(environment(), split)[: config.eval.tasks]
+        requests = [RolloutRequest(task=task, seeds=(0,), blind=not config.lookahead) for task in tasks]
+        rollouts = roll_out(requests, temperature=0.0)
+        refuse_dead_environment(rollouts)
+        metrics = rollout_metrics(rollouts)
+        if config.lookahead and config.lookahead_source != "truth":
+            metrics["lookahead_accuracy"] = lookahead_accuracy(config, environment, tasks, rollouts)
+        row |= {f"eval/{split}/{name}": value for name, value in metrics.items()}
+        records += [{"split": split, **rollout_record(rollout)} for rollout in rollouts[:SAMPLE_ROLLOUTS]]
+    return row, records
+
+
+def evaluate(
+    agent: Acts,
     tasks: Sequence[Any],
-    rows: Rows,
     *,
-    environment: EnvironmentFactory,
-    codec: ChatCodec,
-    settings: RunnerSettings,
-    predictor: Predictor | None,
-) -> Evaluation:
-    """One greedy rollout for each task; `rows` are fresh rows of a sampler."""
-    asked: list[tuple[Question, str]] = []
-
-    def noting(questions: Sequence[Question]) -> Sequence[str]:
-        assert predictor is not None
-        replies = predictor(questions)
-        asked.extend(zip(questions, replies, strict=True))
-        return replies
-
-    runner = Runner(environment, codec, settings=settings, predictor=noting if predictor else None)
-    requests = [RolloutRequest(task=task, seeds=(0,)) for task in tasks]
-    rollouts = runner.run(requests, rows, temperature=0.0)
-    return Evaluation(rollouts=tuple(rollouts), asked=tuple(asked))
+    k: int,
+    lookahead: bool = True,
+    seed: int = 0,
+    on_rollouts: Callable[[int], None] = lambda ended: None,
+) -> dict[str, Any]:
+    """`{"greedy": ..., "sampled": ...}`, each as `repeated_tasks.judge` tells it: what `lfo eval` computes."""
+    levels = [getattr(task, "level", None) for task in tasks]
+    greedy = agent.roll_out(tasks, greedy=True, lookahead=lookahead, on_batch=on_rollouts)
+    refuse_dead_environment(greedy)
+    config = agent.config
+    accuracy = None
+    if lookahead and config.lookahead and config.lookahead_source != "truth":
+        accuracy = lookahead_accuracy(config, agent.environment, tasks, greedy)
+    sampled = agent.roll_out(tasks, greedy=False, lookahead=lookahead, samples=k, seed=seed, on_batch=on_rollouts)
+    refuse_dead_environment(sampled)
+    result = {"greedy": judge(_groups(greedy, 1), levels), "sampled": judge(_groups(sampled, k), levels)}
+    if accuracy is not None:
+        result["greedy"]["behaviour"]["lookahead_accuracy"] = accuracy
+    return result
 
 
 def lookahead_accuracy(
-    asked: Sequence[tuple[Question, str]], environment: EnvironmentFactory, settings: RunnerSettings
+    config: RunConfig, environment: EnvironmentFactory, tasks: Sequence[Any], rollouts: Sequence[Rollout]
 ) -> float | None:
-    """How often a predicted reply means what would really have been said; None where nobody can tell."""
-    judge = environment()
-    if not asked or not isinstance(judge, DescribesReplies):
+    """How often an imagined reply means what would really have been said; None where nobody can tell."""
+    judge_of_replies = environment()
+    asked = [pair for task, rollout in zip(tasks, rollouts, strict=True) for pair in _imagined(task, rollout)]
+    if not asked or not isinstance(judge_of_replies, DescribesReplies):
         return None
-    truth = true_reply_predictor(environment, settings)([question for question, _ in asked])
-    verdicts = [same_meaning(judge, predicted, actual) for (_, predicted), actual in zip(asked, truth, strict=True)]
+    truth = true_reply_predictor(environment, RunnerSettings.of_run(config))([question for question, _ in asked])
+    verdicts = [
+        same_meaning(judge_of_replies, predicted, actual) for (_, predicted), actual in zip(asked, truth, strict=True)
+    ]
     known = [verdict for verdict in verdicts if verdict is not None]
     return fmean(known) if known else None
+
+
+def _imagined(task: Any, rollout: Rollout) -> Iterator[tuple[Question, str]]:
+    """What look-ahead asked in a rollout, and the reply that it was given."""
+    for index, turn in enumerate(rollout.turns):
+        if turn.predicted and turn.call is not None:
+            before = rollout.turns[:index]
+            said = tuple(each.action for each in before if not each.predicted)
+            state = state_of(rollout.opening, before)
+            yield Question(task=task, state=state, call=turn.call, messages=said), turn.observation
+
+
+def _groups(rollouts: Sequence[Rollout], size: int) -> list[RolloutGroup]:
+    """Rollouts that stand task by task, as groups."""
+    parts = [tuple(rollouts[start : start + size]) for start in range(0, len(rollouts), size)]
+    return [RolloutGroup(task_id=part[0].task_id, rollouts=part) for part in parts]

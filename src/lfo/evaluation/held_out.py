@@ -4,6 +4,9 @@ It depends on the environment and nothing else - not on the seed, the policy or 
 runs on the same data compare. In the phone-call world scripted players make the calls, so that every kind of reply
 occurs; in any other world the untrained base plays. To them come the calls that look-ahead asks about, where the
 environment has such. The tasks are the first of `val`, on which nobody trains.
+
+All replies are written in one greedy batch and scored in one forward pass. Nothing is drawn at random and nothing is
+trained, so a run is the same with and without an examination.
 """
 
 from __future__ import annotations
@@ -11,27 +14,81 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, cast
 
+from lfo.backend import Backend
+from lfo.config import RunConfig
 from lfo.env.interface import Environment, EnvironmentFactory, OffersLookahead, predicted_tools
 from lfo.env.phone_calls import PhoneCalls
 from lfo.env.players import PLAYERS, Player, Session, informed_form
 from lfo.env.seeds import stream
 from lfo.env.tasks import Task
 from lfo.errors import EnvironmentFailed
-from lfo.evaluation.world_model import describe_with
-from lfo.protocol.world_model import ObservedCall, observed_calls, state_of
+from lfo.evaluation.world_model import OTHER, Prediction, describe_with, prediction_metrics, same_meaning
+from lfo.protocol.hermes import format_tool_call
+from lfo.protocol.world_model import ObservedCall, WorldModelCodec, observed_calls, render_state, state_of
 from lfo.rollout.predictors import true_reply_predictor
 from lfo.rollout.records import rollout_from_texts, transcripts
-from lfo.rollout.runner import Question, RunnerSettings
+from lfo.rollout.runner import Question, RolloutRequest, RunnerSettings
+from lfo.rollout.samples import world_model_sample
 from lfo.types import Rollout, StepResult
 
 SPLIT = "val"
 TASKS = 24
 CALLS = 64
+EXAMPLES = 5  # shown of each examination, of different categories as far as there are
 
 PlaysTasks = Callable[[Sequence[Any]], Sequence[Rollout]]
+
+
+class Examination:
+    """The world model of a run on the held-out calls: what it writes, and how it takes the true replies."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        environment: EnvironmentFactory,
+        codec: WorldModelCodec,
+        backend: Backend,
+        adapters: tuple[str, ...],
+    ) -> None:
+        self._config, self._environment, self._codec = config, environment, codec
+        self._backend, self._adapters = backend, adapters
+
+    @cached_property
+    def calls(self) -> list[ObservedCall]:
+        """The fixed pool, made at first need; a run that is evaluated on few tasks is examined on few calls."""
+        settings, count = RunnerSettings.of_run(self._config), min(CALLS, self._config.eval.tasks)
+        return held_out_calls(self._environment, settings, self._untrained, count=count)
+
+    def _untrained(self, tasks: Sequence[Any]) -> list[Rollout]:
+        """The bare base plays, blind, with the same random numbers in every run."""
+        requests = [RolloutRequest(task=task, seeds=(0, place), blind=True) for place, task in enumerate(tasks)]
+        return self._backend.roll_out(requests, temperature=1.0, untrained=True)
+
+    def run(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """The metrics under their names in a row, and some examples for a person to read."""
+        codec, judge = self._codec, self._environment()
+        prompts = [codec.question_ids(call.state, call.call) for call in self.calls]
+        written = [codec.decode(ids) for ids in self._backend.complete(prompts)]
+        rows = [codec.example(call.state, call.call, call.reply) for call in self.calls]
+        scores = self._backend.score([world_model_sample(row, adapters=self._adapters) for row in rows])
+        predictions = [
+            Prediction(
+                predicted=predicted,
+                actual=call.reply,
+                category=call.facts.category if call.facts else OTHER,
+                same_meaning=same_meaning(judge, predicted, call.reply),
+                tokens=score.tokens,
+                hits=score.hits,
+                loss=score.loss,
+            )
+            for call, predicted, score in zip(self.calls, written, scores, strict=True)
+        ]
+        metrics = {f"world_model_eval/{name}": value for name, value in prediction_metrics(predictions).items()}
+        examples = [_example(call, made) for call, made in zip(self.calls, predictions, strict=True)]
+        return metrics, _of_different_categories(examples, EXAMPLES)
 
 
 def held_out_calls(
@@ -90,6 +147,28 @@ def _evenly(calls: Iterable[ObservedCall], count: int) -> list[ObservedCall]:
         kinds[call.facts.category if call.facts else "", call.asked].append(call)
     turns = itertools.zip_longest(*(kinds[kind] for kind in sorted(kinds)))
     return [call for turn in turns for call in turn if call is not None][:count]
+
+
+def _example(call: ObservedCall, made: Prediction) -> dict[str, Any]:
+    return {
+        "state": render_state(call.state),
+        "action": format_tool_call(call.call),
+        "predicted": made.predicted,
+        "actual": made.actual,
+        "category": made.category,
+        "same_meaning": made.same_meaning,
+        "token_accuracy": made.token_accuracy,
+    }
+
+
+def _of_different_categories(examples: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """The first of each category, then the second of each, and so on."""
+    seen: dict[str, int] = {}
+    places = []
+    for place, example in enumerate(examples):
+        seen[example["category"]] = rank = seen.get(example["category"], 0) + 1
+        places.append((rank, place))
+    return [examples[place] for _, place in sorted(places)[:count]]
 
 
 # --- the phone-call world: who makes the calls -----------------------------------------------------------------------

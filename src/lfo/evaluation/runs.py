@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -28,6 +29,8 @@ from lfo.errors import EnvironmentFailed, LfoError
 from lfo.rollout.patience import call_all
 from lfo.rundir import read_metrics
 from lfo.types import Message
+
+logger = logging.getLogger(__name__)
 
 DATA_FILE = "data.json"
 
@@ -122,6 +125,17 @@ def describe_data(config: RunConfig, environment: EnvironmentFactory) -> dict[st
         "levels": list(config.env_args.get("levels", ())) if config.env in SHIPPED_ENVIRONMENTS else [],
         "splits": {split: _describe_split(config, environment, split) for split in splits},
     }
+
+
+def warn_of_changed_data(run: Path, data: Mapping[str, Any]) -> None:
+    """Warn of splits that hold other tasks now than when the run in this folder began."""
+    try:
+        before = json.loads((run / DATA_FILE).read_text(encoding="utf-8"))["splits"]
+        changed = [split for split, told in data["splits"].items() if told != before.get(split, told)]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return  # a new run, one of an older version, or a damaged file: there is nothing to compare with
+    for split in changed:
+        logger.warning(f"the tasks of {split} are not those that {run} began with: its environment has changed")
 
 
 def _describe_split(config: RunConfig, environment: EnvironmentFactory, split: str) -> dict[str, Any]:

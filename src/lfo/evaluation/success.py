@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from lfo.rollout.runner import BROKEN_OFF
 from lfo.types import Rollout
 
+BROKEN_ROLLOUTS = "some rollouts are broken off by their environment: `stops` counts them, and lfo rollouts shows why"
+NO_CALLS = "no rollout called a tool of this environment: this base cannot; name one with model= that calls tools"
 FAR = 0.2  # below the best evaluation, at least: less is seen in runs that are well
 
 
@@ -37,6 +40,24 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
         stops[rollout.stop.value] += 1
     metrics["stops"] = dict(sorted(stops.items()))
     return metrics
+
+
+def step_metrics(rollouts: Sequence[Rollout], tools: Collection[str]) -> tuple[dict[str, Any], list[str]]:
+    """What the rollouts of a training step show, and what a person should be warned of."""
+    own = [rollout for rollout in rollouts if not rollout.inquired]
+    sighted = [rollout.reward for rollout in own if not rollout.blind]
+    blind = [rollout.reward for rollout in own if rollout.blind]
+    metrics = rollout_metrics(own)
+    if sighted and blind:
+        metrics |= {"success_sighted": fmean(sighted), "success_blind": fmean(blind)}
+    if rollouts:
+        metrics["stops"] = rollout_metrics(rollouts)["stops"]  # how all of them ended
+    metrics["sampled_tokens"] = sum(rollout.sampled_count for rollout in rollouts)
+    warnings = [BROKEN_ROLLOUTS] if any(rollout.stop in BROKEN_OFF for rollout in rollouts) else []
+    calls = (turn.call for rollout in own for turn in rollout.turns if not turn.predicted)
+    if own and not any(call is not None and call.name in tools for call in calls):
+        warnings.append(NO_CALLS)
+    return metrics, warnings
 
 
 def far_below(best: float, value: float, *, tasks: int) -> bool:

@@ -1,4 +1,4 @@
-"""How the two adapters meet: one row of a table for each coupling. Everything else about a coupling follows from its row.
+"""How the two adapters meet: a table with one row for each coupling, from which everything else follows.
 
     coupling    the policy runs on                  the world model runs on
     separate    base + policy                       base + world_model

@@ -35,7 +35,7 @@ from lfo.objectives.losses import (
     weighted_mean,
     world_model_loss,
 )
-from lfo.types import TrainingSample
+from lfo.types import ReplyScore, TrainingSample
 
 LOGITS_AT_ONCE = 1 << 27  # numbers: predictions times vocabulary
 
@@ -98,15 +98,6 @@ def micro_batches(
             count = max(1, sum(cost <= tokens for cost in costs))
             yield collate(rows[:count], device)
             rows = rows[count:]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReplyScore:
-    """How a true reply was predicted, each token after all true ones before it."""
-
-    tokens: int
-    hits: int  # tokens that were the likeliest
-    loss: float  # sum of the negative log-probs
 
 
 class Learner:
@@ -240,10 +231,6 @@ class Learner:
         return fused_token_logprobs(
             hidden_BTD, self.model.head, batch.tokens_BT, positions_BT=positions_BT, temperature=temperature
         )[0]
-
-    def row_losses(self, samples: Sequence[TrainingSample]) -> list[float]:
-        """Mean world-model loss of each row, in order, without training: how surprising it was."""
-        return [score.loss / score.tokens for score in self.reply_scores(samples)]
 
     @torch.no_grad()
     def reply_scores(self, samples: Sequence[TrainingSample]) -> list[ReplyScore]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from lfo.types import RolloutGroup
@@ -123,3 +123,18 @@ def surprise_bonus(losses: Sequence[float], scale: float) -> tuple[float, ...]:
     bonus does not fade as the world model gets better. A rollout that heard nothing has a loss of 0.
     """
     return tuple(scale * surprise for surprise in group_advantages(losses))
+
+
+def shaped_group(
+    group: RolloutGroup, *, limit: int, overlong_buffer: int = 0, bonus: Sequence[float] = ()
+) -> RolloutGroup:
+    """The group with what shaping adds to each reward: the overlong penalty, where there is a buffer, and `bonus`."""
+    rollouts = []
+    for place, rollout in enumerate(group.rollouts):
+        reward = rollout.reward
+        if overlong_buffer:
+            reward += overlong_penalty(len(rollout.tokens), limit=limit, buffer=overlong_buffer)
+        if bonus:
+            reward += bonus[place]
+        rollouts.append(replace(rollout, reward=reward))
+    return replace(group, rollouts=tuple(rollouts))

@@ -98,7 +98,7 @@ def state_of(opening: Sequence[Message], turns: Sequence[Turn]) -> WorldModelSta
     )
 
 
-def observed_calls(rollout: Rollout, *, predict: Collection[str] | None) -> Iterator[ObservedCall]:
+def observed_calls(rollout: Rollout, *, predict: Collection[str] | None = None) -> Iterator[ObservedCall]:
     """The real calls of a rollout to the tools in `predict` (None: to any tool) that were answered."""
     for index, turn in enumerate(rollout.turns):
         call = turn.call
@@ -137,11 +137,19 @@ class WorldModelCodec:
     token, so that generation stops by itself.
 
     A state takes at most `state_tokens`, a call and a reply about `text_tokens` each at most. A reply that was cut
-    has no end: the world model must not learn to stop where we did.
+    has no end: the world model must not learn to stop where we did. A question takes at most `question_tokens`.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, state_tokens: int = 512, text_tokens: int = 512) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        state_tokens: int = 512,
+        text_tokens: int = 512,
+        question_tokens: int | None = None,
+    ) -> None:
         self._chat = ChatCodec(tokenizer)
+        self._question_tokens = question_tokens
         # The rollouts of one task say much the same in the same state: half of all texts were just encoded.
         self._encode = lru_cache(maxsize=_REMEMBERED)(self._chat.encode)
         self._prompts: dict[tuple[str, str, tuple[str, ...]], list[int]] = {}
@@ -182,6 +190,11 @@ class WorldModelCodec:
                 self._prompts.clear()
             ids = self._prompts[told_apart] = self._prompt_ids(state, call, body)
         return list(ids)
+
+    def question_ids(self, state: WorldModelState, call: ToolCall) -> list[int]:
+        """The prompt when a reply is to be generated: of one that leaves no room for it, the end."""
+        ids = self.prompt_ids(state, call)
+        return ids if self._question_tokens is None else ids[-self._question_tokens :]
 
     def _prompt_ids(self, state: WorldModelState, call: ToolCall, body: str) -> list[int]:
         if len(self._encode(body)) > self._text_tokens:

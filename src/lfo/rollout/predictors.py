@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
+from lfo.config import RunConfig
 from lfo.env.interface import EnvironmentFactory
 from lfo.errors import EnvironmentFailed
 from lfo.protocol.hermes import format_tool_call
@@ -18,12 +20,39 @@ from lfo.protocol.world_model import WorldModelCodec
 from lfo.rollout.reply_memory import ReplyMemory
 from lfo.rollout.runner import Predictor, Question, RunnerSettings
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 Complete = Callable[[Sequence[Sequence[int]]], Sequence[Sequence[int]]]  # prompts -> what follows them, greedily
+
+
+def make_predictor(
+    config: RunConfig,
+    environment: EnvironmentFactory,
+    codec: WorldModelCodec,
+    complete: Complete,
+    memory: ReplyMemory | None = None,
+) -> Predictor | None:
+    """Who answers look-ahead in a run, by its settings; None where it does not look ahead."""
+    if not config.lookahead:
+        return None
+    if config.lookahead_source == "truth":
+        return true_reply_predictor(environment, RunnerSettings.of_run(config))
+    if memory is not None:
+        return memory_predictor(memory)
+    predictor = world_model_predictor(codec, complete)
+    return shuffled_predictor(predictor) if config.lookahead_source == "shuffled" else predictor
+
+
+def world_model_codec(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> WorldModelCodec:
+    """The codec of a run's world model; its questions leave room for a reply."""
+    world, context = config.world_model, config.rollout.max_context
+    return WorldModelCodec(tokenizer, state_tokens=world.state_tokens, question_tokens=context - world.reply_tokens)
 
 
 def world_model_predictor(codec: WorldModelCodec, complete: Complete) -> Predictor:
     def answer(questions: Sequence[Question]) -> list[str]:
-        prompts = [codec.prompt_ids(question.state, question.call) for question in questions]
+        prompts = [codec.question_ids(question.state, question.call) for question in questions]
         return [codec.decode(ids) for ids in complete(prompts)]
 
     return _each_once(answer)

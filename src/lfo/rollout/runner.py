@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
+from lfo.config import RunConfig
 from lfo.env.interface import Environment, EnvironmentFactory, OffersLookahead, describe_with
 from lfo.errors import EnvironmentFailed, WorkError
 from lfo.protocol.chat import ChatCodec, Tokens
@@ -98,6 +99,11 @@ class RunnerSettings:
     environment_timeout: float = 30.0
     environment_retries: int = 2
     environment_workers: int = 16
+
+    @classmethod
+    def of_run(cls, config: RunConfig, **others: Any) -> RunnerSettings:
+        """The settings of a run's rollouts, with `others` in place of some."""
+        return cls(**({field.name: getattr(config.rollout, field.name) for field in fields(cls)} | others))
 
     def call_all(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
         """Run calls of environments: each result, in order, or the `EnvironmentFailed` that stands for it."""

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
-from lfo.protocol.world_model import WorldModelExample
-from lfo.types import Origin, Rollout, TrainingSample
+from lfo.env.interface import Environment
+from lfo.errors import DataError
+from lfo.objectives.advantages import group_advantages
+from lfo.protocol.world_model import WorldModelCodec, WorldModelExample
+from lfo.rollout.records import read_rollouts
+from lfo.rollout.runner import BROKEN_OFF
+from lfo.types import Origin, Rollout, RolloutGroup, TrainingSample
+
+MOST_ENCODERS = 4  # threads that turn what was heard into tokens; more of them wait for the interpreter
+
+T = TypeVar("T")
 
 
 def policy_sample(
@@ -43,6 +59,66 @@ def policy_sample(
         policy_weights=sampled[:end],
         world_model_weights=observed[:end],
     )
+
+
+def is_the_policys(rollout: Rollout) -> bool:
+    """Whether the policy is judged by a rollout: not where its environment broke off, or a call was dictated."""
+    return rollout.stop not in BROKEN_OFF and not rollout.inquired
+
+
+def policy_rows(
+    group: RolloutGroup, *, scale_by_std: bool, adapters: tuple[str, ...], inline: Collection[str] | None
+) -> list[TrainingSample]:
+    """The rows of a group, each with its advantage over its peers."""
+    advantages = group_advantages(group.rewards, conditions=group.conditions, scale_by_std=scale_by_std)
+    rows = (
+        policy_sample(rollout, advantage, adapters=adapters, inline=inline)
+        for rollout, advantage in zip(group.rollouts, advantages, strict=True)
+    )
+    return [row for row in rows if row is not None]
+
+
+def inline_rows(
+    groups: Sequence[RolloutGroup],
+    *,
+    without: Collection[int],
+    adapters: tuple[str, ...],
+    inline: Collection[str] | None,
+) -> list[list[TrainingSample]]:
+    """For each group the rows of what the policy does not learn from; groups `without`, by index, carry the others."""
+    return [
+        [
+            row
+            for rollout in group.rollouts
+            if not (index in without and is_the_policys(rollout))
+            and (row := policy_sample(rollout, None, adapters=adapters, inline=inline))
+        ]
+        for index, group in enumerate(groups)
+    ]
+
+
+def deal(parts: Sequence[Sequence[T]], count: int) -> list[list[T]]:
+    """Deal whole parts into `count` mini-batches, as evenly as their number allows, in order."""
+    dealt: list[list[T]] = [[] for _ in range(count)]
+    for index, part in enumerate(parts):
+        dealt[index * count // max(len(parts), count)].extend(part)
+    return dealt
+
+
+def examples_of_groups(
+    groups: Sequence[RolloutGroup], codec: WorldModelCodec, *, predict: Collection[str] | None, threads: int
+) -> list[list[WorldModelExample]]:
+    """The distinct world-model examples of each group; `threads` 0 is one for each core."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    with ThreadPoolExecutor(min(MOST_ENCODERS, threads or os.cpu_count() or 1)) as pool:
+        examples = pool.map(partial(codec.examples_of, predict=predict), rollouts)
+    heard = []
+    for group in groups:
+        merged = ReplayBuffer()
+        for of_rollout in islice(examples, len(group.rollouts)):
+            merged.add(of_rollout)
+        heard.append(list(merged.examples.values()))
+    return heard
 
 
 def world_model_sample(example: WorldModelExample, *, adapters: tuple[str, ...]) -> TrainingSample:
@@ -92,19 +168,21 @@ class ReplayBuffer:
             shuffled.sort(key=lambda key: not self.examples[key].asked)
         return [self.examples[key] for key in shuffled[:count]]
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """The whole buffer as flat arrays, for a checkpoint. Weights are 0 or 1."""
+    def save(self, path: Path) -> None:
+        """Write the whole buffer as flat arrays. Weights are 0 or 1."""
         rows = list(self.examples.values())
-        return {
+        arrays = {
             "lengths": np.array([len(row.tokens) for row in rows], dtype=np.int64),
             "tokens": np.array([token for row in rows for token in row.tokens], dtype=np.int32),
             "weights": np.array([weight for row in rows for weight in row.weights], dtype=np.uint8),
             "asked": np.array([row.asked for row in rows], dtype=np.uint8),
             "keys": np.frombuffer(b"".join(bytes.fromhex(row.key) for row in rows), dtype=np.uint8),
         }
+        save_file(arrays, path)
 
     @classmethod
-    def from_arrays(cls, arrays: dict[str, np.ndarray]) -> ReplayBuffer:
+    def load(cls, path: Path) -> ReplayBuffer:
+        arrays = load_file(path)
         buffer = cls()
         ends = np.cumsum(arrays["lengths"])
         size = len(arrays["keys"]) // max(1, len(ends))
@@ -117,3 +195,15 @@ class ReplayBuffer:
                 tokens=tokens, weights=weights, key=key, asked=bool(arrays["asked"][place])
             )
         return buffer
+
+
+def logged_replies(
+    path: str, environment: Environment, codec: WorldModelCodec, *, predict: Collection[str] | None
+) -> ReplayBuffer:
+    """Everything that was heard in the rollouts of a file."""
+    replay = ReplayBuffer()
+    for rollout in read_rollouts(path, environment):
+        replay.add(codec.examples_of(rollout, predict=predict))
+    if not replay:
+        raise DataError(f"{path} holds no reply of a tool that world_model.predict names")
+    return replay

@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from lfo.config import load_config
-from lfo.engines.local import Trainer, create_trainer
-from lfo.engines.recipe import Collected
+from lfo.engines import create_trainer
+from lfo.engines.local import LocalBackend
 from lfo.env.phone_calls import PhoneCalls
 from lfo.loading import environment_factory, load_base, load_tokenizer, pick_device
 from lfo.model.adapters import DualAdapterModel
@@ -29,7 +29,8 @@ from lfo.objectives.advantages import DynamicSamplingReport
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import format_tool_call
 from lfo.tools import speed
-from lfo.types import RolloutGroup, ToolCall, TrainingSample
+from lfo.training import Collected, Trainer
+from lfo.types import RolloutGroup, ToolCall
 
 # What each variant adds to the settings of the run; look-ahead is the only one that rolls out differently.
 _NO_WORLD_MODEL = ("world_model.weight=0", "world_model.only=false", "world_model.adaptive_weight=false", "surprise=0")
@@ -56,8 +57,16 @@ class _Variant:
     peak: int = 0  # bytes of memory in an update
 
     @property
+    def backend(self) -> LocalBackend:
+        return cast(LocalBackend, self.trainer.backend)
+
+    @property
+    def model(self) -> DualAdapterModel:
+        return self.backend.agent.model
+
+    @property
     def device(self) -> torch.device:
-        return self.trainer.model.device
+        return self.model.device
 
 
 def bench_step(
@@ -71,7 +80,7 @@ def bench_step(
     for repeat in range(repeats + 1):  # the first one warms up and does not count
         for name, variant in variants.items():
             if name in ("dapo", "lookahead"):
-                _timed(variant, "rollout", lambda trainer=variant.trainer: trainer.recipe.draw(0, 0, trainer.roll_out))
+                _timed(variant, "rollout", lambda trainer=variant.trainer: trainer.draw(0, 0))
             _train(variant)
         if repeat == 0:
             for variant in variants.values():
@@ -84,7 +93,7 @@ def bench_step(
     }
     totals = {name: sum(seconds.values()) for name, seconds in phases.items()}
     counts = {name: _count(variant) for name, variant in variants.items()}
-    model = variants["dapo"].trainer.model
+    model = variants["dapo"].model
     rate = speed.arithmetic_rate(model.device, model.head.dtype)
     floors = {name: _floors(variant, counts[name], rate) for name, variant in variants.items()}
     return {
@@ -106,13 +115,13 @@ def bench_step(
 def _variant(settings: Sequence[str]) -> _Variant:
     config = load_config(["preset=tiny", *settings])
     trainer = create_trainer(config, environment_factory(config), load_tokenizer(config.model))
-    groups = trainer.recipe.draw(0, 0, trainer.roll_out)
+    groups = trainer.draw(0, 0)
     return _Variant(trainer=trainer, groups=[_mixed(group) for group in groups], seconds={})
 
 
 def _floors(variant: _Variant, counts: dict[str, int], rate: float) -> dict[str, float]:
     """Seconds that rolling out and updating need at least, were they nothing but matrix products."""
-    model = variant.trainer.model
+    model = variant.model
     tokens = sum(len(rollout.tokens) for group in variant.groups for rollout in group.rollouts)
     sampled = sum(rollout.sampled_count for group in variant.groups for rollout in group.rollouts)
     trained = counts["policy_row_tokens"] + counts["world_model_row_tokens"]
@@ -135,22 +144,23 @@ def _collected(groups: Sequence[RolloutGroup]) -> Collected:
 
 def _fill_replay(trainer: Trainer, batches: int) -> None:
     """As if some steps had been trained already."""
-    if trainer.recipe.state.weight and trainer.config.world_model.replay:
+    if trainer.state.weight and trainer.config.world_model.replay:
         for step in range(1, batches + 1):
-            trainer.recipe.hear(trainer.recipe.draw(step, 0, trainer.roll_out))
+            trainer.hear(trainer.draw(step, 0))
 
 
 def _train(variant: _Variant) -> None:
     """Examples and update, after which the adapters are as before: every repetition does the same work."""
-    trainer = variant.trainer
-    parameters = [weight for weights in trainer.learner.parameters.values() for weight in weights]
+    trainer, backend = variant.trainer, variant.backend
+    parameters = [weight for weights in backend.learner.parameters.values() for weight in weights]
     before = [weight.detach().clone() for weight in parameters]
-    trainer.agent.world_model_codec.forget()  # in training every step brings new texts
-    heard = _timed(variant, "examples", lambda: trainer.recipe.hear(variant.groups))
+    trainer.codec.forget()  # in training every step brings new texts
+    heard = _timed(variant, "examples", lambda: trainer.hear(variant.groups))
 
     def update() -> None:
-        trainer.update(trainer.recipe.plan(0, _collected(variant.groups), heard))
-        trainer.sampler.refresh()
+        work = trainer.rows(0, _collected(variant.groups), heard)
+        backend.learn(work.mini_batches, weight=work.weight, rate_factor=work.rate_factor)
+        backend.sync(0)
 
     speed.reset_peak(variant.device)
     _timed(variant, "update", update)
@@ -158,7 +168,7 @@ def _train(variant: _Variant) -> None:
     with torch.no_grad():
         for weight, old in zip(parameters, before, strict=True):
             weight.copy_(old)
-    trainer.sampler.refresh()
+    backend.sync(0)
 
 
 def _timed(variant: _Variant, phase: str, work: Callable[[], Any]) -> Any:
@@ -169,15 +179,9 @@ def _timed(variant: _Variant, phase: str, work: Callable[[], Any]) -> Any:
 
 def _count(variant: _Variant) -> dict[str, int]:
     """What one step computes, and how much of it each loss looks at."""
-    trainer, learnt = variant.trainer, []
-
-    def note(samples: Sequence[TrainingSample], **_: Any) -> dict[str, float]:
-        learnt.extend(samples)
-        return {}
-
-    update, trainer.learner.update = trainer.learner.update, note  # pyright: ignore[reportAttributeAccessIssue]
-    trainer.update(trainer.recipe.plan(0, _collected(variant.groups), trainer.recipe.hear(variant.groups)))
-    trainer.learner.update = update
+    trainer = variant.trainer
+    update = trainer.rows(0, _collected(variant.groups), trainer.hear(variant.groups))
+    learnt = [row for rows in update.mini_batches for row in rows]
     policy = [row for row in learnt if any(row.policy_weights)]
     other = [row for row in learnt if not any(row.policy_weights)]
     return {

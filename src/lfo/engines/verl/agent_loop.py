@@ -13,41 +13,32 @@ import asyncio
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import msgspec
+from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 
 from lfo.config import RunConfig, from_mapping
-from lfo.engines.verl.settings import AGENT_LOOP, SAMPLER
+from lfo.engines.verl.settings import AGENT_LOOP, BASE, SAMPLER
 from lfo.env.interface import EnvironmentFactory
-from lfo.evaluation.fixed_tasks import lookahead_accuracy
 from lfo.loading import environment_factory
 from lfo.model.adapters import POLICY, WORLD_MODEL
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.world_model import WorldModelCodec
-from lfo.rollout.predictors import true_reply_predictor, world_model_predictor
-from lfo.rollout.runner import Predictor, Question, RolloutRequest, Runner, RunnerSettings
+from lfo.rollout.predictors import make_predictor, world_model_codec
+from lfo.rollout.runner import RolloutRequest, Runner, RunnerSettings
 from lfo.types import Origin, Rollout
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Heard:
-    """One rollout on its way to the driver, with how many of its look-aheads were asked and right in meaning."""
-
-    rollout: Rollout
-    asked: int = 0
-    lookahead_accuracy: float | None = None
-
-
-class HeardOutput(AgentLoopOutput):
+class RolloutOutput(AgentLoopOutput):
     """verl's output, which carries the rollout itself beside the fields that verl knows."""
 
-    heard: Any = None
+    rollout: Any = None
 
     def as_dict(self) -> dict[str, Any]:
         fields = super().as_dict()
-        fields["heard"] = msgspec.to_builtins(self.heard)  # plain data on the wire; `Cluster` puts it together again
+        fields["rollout"] = msgspec.to_builtins(self.rollout)  # plain data on the wire; `Cluster` builds it again
         return fields
 
 
@@ -104,30 +95,16 @@ _parts: dict[str, _Parts] = {}
 def _parts_of(config: Any, tokenizer: Any) -> _Parts:
     name = config.actor_rollout_ref.rollout.engine_kwargs[SAMPLER].servers
     if name not in _parts:
-        run = from_mapping(_plain(config.actor_rollout_ref.model.lora.run))
+        run = from_mapping(cast(Any, OmegaConf.to_container(config.actor_rollout_ref.model.lora.run, resolve=True)))
         environment = config.lfo.environment or environment_factory(run)
-        settings = RunnerSettings(
-            max_turns=run.rollout.max_turns,
-            max_turn_tokens=run.rollout.max_turn_tokens,
-            temperature=run.rollout.temperature,
-            environment_timeout=run.rollout.environment_timeout,
-            environment_retries=run.rollout.environment_retries,
-            environment_workers=1,  # one environment in each loop
-        )
         _parts[name] = _Parts(
             config=run,
             environment=environment,
             codec=ChatCodec(tokenizer, environment().tools()),
-            world_model_codec=WorldModelCodec(tokenizer, state_tokens=run.world_model.state_tokens),
-            settings=settings,
+            world_model_codec=world_model_codec(run, tokenizer),
+            settings=RunnerSettings.of_run(run, environment_workers=1),  # one environment in each loop
         )
     return _parts[name]
-
-
-def _plain(node: Any) -> Any:
-    from omegaconf import OmegaConf
-
-    return OmegaConf.to_container(node, resolve=True)
 
 
 @register(AGENT_LOOP)
@@ -136,7 +113,6 @@ class RunnerLoop(AgentLoopBase):
         super().__init__(*arguments, **options)
         self._parts = _parts_of(self.config, self.tokenizer)
         self.run_config = self._parts.config
-        self._asked: list[tuple[Question, str]] = []
 
     async def run(self, sampling_params: dict[str, Any], **fields: Any) -> AgentLoopOutput:
         """One rollout of `task`: the one whose place in its group is verl's session."""
@@ -150,41 +126,21 @@ class RunnerLoop(AgentLoopBase):
             blind=bool(fields["blind"][member]),
             inquiry=int(fields["inquiry"][member]),
         )
-        greedy = float(sampling_params["temperature"]) == 0
-        heard = await asyncio.to_thread(self._play, request, greedy)
-        return _output(heard)
+        rollout = await asyncio.to_thread(self._play, request, fields["temperature"])
+        return _output(rollout)
 
-    def _play(self, request: RolloutRequest, greedy: bool) -> Heard:
+    def _play(self, request: RolloutRequest, temperature: float | None) -> Rollout:
         parts = self._parts
-        runner = Runner(parts.environment, parts.codec, settings=parts.settings, predictor=self._predictor())
-        (rollout,) = runner.run([request], ServedRows(self), temperature=0.0 if greedy else None)
-        rollout = dataclasses.replace(rollout, info=_scalars(rollout.info))
-        if not greedy or not self._asked or self.run_config.lookahead_source == "truth":
-            return Heard(rollout=rollout)
-        accuracy = lookahead_accuracy(self._asked, parts.environment, parts.settings)
-        return Heard(rollout=rollout, asked=len(self._asked), lookahead_accuracy=accuracy)
-
-    def _predictor(self) -> Predictor | None:
-        if not self.run_config.lookahead:
-            return None
-        if self.run_config.lookahead_source == "truth":
-            return true_reply_predictor(self._parts.environment, self._parts.settings)
-        predictor = world_model_predictor(self._parts.world_model_codec, self._complete)
-
-        def noting(questions: Sequence[Question]) -> Sequence[str]:
-            replies = predictor(questions)
-            self._asked.extend(zip(questions, replies, strict=True))
-            return replies
-
-        return noting
+        predictor = None
+        if self.adapter != BASE:
+            predictor = make_predictor(parts.config, parts.environment, parts.world_model_codec, self._complete)
+        runner = Runner(parts.environment, parts.codec, settings=parts.settings, predictor=predictor)
+        (rollout,) = runner.run([request], ServedRows(self), temperature=temperature)
+        return dataclasses.replace(rollout, info=_scalars(rollout.info))
 
     def _complete(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
         limit = self.run_config.world_model.reply_tokens
-        room = self.run_config.rollout.max_context - limit
-        return [
-            self.ask(prompt[-room:], WORLD_MODEL, limit=limit, temperature=0.0, uniforms=()).tokens
-            for prompt in prompts
-        ]
+        return [self.ask(prompt, WORLD_MODEL, limit=limit, temperature=0.0, uniforms=()).tokens for prompt in prompts]
 
     def ask(
         self, tokens: Sequence[int], adapter: str, *, limit: int, temperature: float, uniforms: Sequence[float]
@@ -209,13 +165,12 @@ class RunnerLoop(AgentLoopBase):
         return _Said(tokens=tuple(output.token_ids), logprobs=tuple(output.log_probs or ()), stopped=stopped)
 
 
-def _output(heard: Heard) -> HeardOutput:
+def _output(rollout: Rollout) -> RolloutOutput:
     """What verl wants to know of a rollout: where the response begins, what was sampled, and the reward."""
-    rollout = heard.rollout
     sampled = [int(origin == Origin.SAMPLED) for origin in rollout.origins]
     start = sampled.index(1) if 1 in sampled else len(sampled)
     nothing = start == len(sampled)  # it ended before the policy spoke
-    return HeardOutput(
+    return RolloutOutput(
         prompt_ids=list(rollout.tokens[:start]) or [0],
         response_ids=[0] if nothing else list(rollout.tokens[start:]),
         response_mask=[0] if nothing else sampled[start:],
@@ -224,7 +179,7 @@ def _output(heard: Heard) -> HeardOutput:
         num_turns=len(rollout.turns),
         metrics=AgentLoopMetrics(),
         extra_fields={"reward_extra_info": {"reward": rollout.reward}, "min_global_steps": 0, "max_global_steps": 0},
-        heard=heard,
+        rollout=rollout,
     )
 
 

@@ -1,7 +1,7 @@
 """verl's processes under one roof: trainer ranks, rollout servers, agent loops, and what carries data between them.
 
 verl's synchronous trainer sets them up (roles, resource pool, worker group, servers, weight sync); its training loop is
-not used. What a step does is the recipe of `lfo.engines.recipe`, called by `lfo.engines.verl.trainer`.
+not used: what a step does is in `lfo.training`, which calls `lfo.engines.verl.backend`.
 """
 
 # pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false
@@ -12,7 +12,8 @@ import asyncio
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import msgspec
@@ -24,13 +25,12 @@ from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ, PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 
-from lfo.engines.verl.agent_loop import Heard
+from lfo.engines.verl.settings import BASE
 from lfo.engines.verl.worker import DualLoraWorker
 from lfo.errors import WorkError
 from lfo.model.adapters import POLICY, WORLD_MODEL
-from lfo.model.learner import ReplyScore
 from lfo.rollout.runner import RolloutRequest
-from lfo.types import TrainingSample
+from lfo.types import ReplyScore, Rollout, TrainingSample
 
 POLL_SECONDS = 0.05
 RELEASE_SECONDS = 10.0  # Ray gives slots back a little later than it says
@@ -92,9 +92,10 @@ class Cluster:
     # --- rollouts ----------------------------------------------------------------------------------------------
 
     def roll_out(
-        self, requests: Sequence[RolloutRequest], *, step: int, greedy: bool = False, adapter: str = POLICY
-    ) -> list[Heard]:
+        self, requests: Sequence[RolloutRequest], *, step: int, temperature: float | None, untrained: bool
+    ) -> list[Rollout]:
         """One rollout for each request, in order; requests of one task stand side by side."""
+        greedy = temperature == 0
         groups = [list(group) for _, group in itertools.groupby(requests, key=lambda request: id(request.task))]
         names = [uuid.uuid4().hex for _ in groups]
         partition = "val" if greedy else "train"
@@ -106,7 +107,8 @@ class Cluster:
                 "seeds": [[list(request.seeds) for request in group] for group in groups],
                 "blind": [[request.blind for request in group] for group in groups],
                 "inquiry": [[request.inquiry for request in group] for group in groups],
-                "adapter": [adapter] * len(groups),
+                "adapter": [BASE if untrained else POLICY] * len(groups),
+                "temperature": [temperature] * len(groups),
                 "__rollout_n__": [len(group) for group in groups],
             },
             non_tensor_dict={"global_steps": step, "validate": greedy},
@@ -117,10 +119,10 @@ class Cluster:
         self._await(names, partition)
         members = [(name, member) for name, group in zip(names, groups, strict=True) for member in range(len(group))]
         keys = [f"{name}_{member}_0" for name, member in members]
-        fields = tq.kv_batch_get(keys=keys, partition_id=partition, select_fields=["heard"])
-        heard = [msgspec.convert(getattr(each, "data", each), Heard) for each in fields["heard"]]
+        fields = tq.kv_batch_get(keys=keys, partition_id=partition, select_fields=["rollout"])
+        rollouts = [msgspec.convert(getattr(each, "data", each), Rollout) for each in fields["rollout"]]
         tq.kv_clear(keys=[*names, *keys], partition_id=partition)
-        return heard
+        return rollouts
 
     def _await(self, names: Sequence[str], partition: str) -> None:
         """Wait for all rollouts of these prompts; the loops of a prompt that failed have told why in their log."""
@@ -194,10 +196,11 @@ def _queue_runs() -> bool:
     return True
 
 
-def in_one_sentence(work: Callable[[], Any], resume: str) -> Any:
-    """Run `work`; what a lost or failed process raises becomes one sentence with the way on."""
+@contextmanager
+def in_one_sentence(resume: str) -> Iterator[None]:
+    """Turn what a lost or failed process raises into one sentence with the way on."""
     try:
-        return work()
+        yield
     except RayError as error:
         cause = getattr(error, "cause", None)
         if isinstance(cause, WorkError):

@@ -31,9 +31,8 @@ from lfo.engines.verl.learner import RankedLearner
 from lfo.engines.verl.settings import ENGINE, SAMPLER, world_model_folder
 from lfo.errors import ConfigError
 from lfo.model.adapters import DualAdapterModel
-from lfo.model.learner import ReplyScore
 from lfo.rundir import write_folder_atomic
-from lfo.types import TrainingSample
+from lfo.types import ReplyScore, TrainingSample
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 

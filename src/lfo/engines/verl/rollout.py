@@ -30,13 +30,12 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
 
 from lfo.config import from_mapping
-from lfo.engines.verl.settings import SAMPLER
+from lfo.engines.verl.settings import BASE, SAMPLER
 from lfo.loading import load_base, pick_device
 from lfo.model.adapters import POLICY, WORLD_MODEL, DualAdapterModel
 from lfo.model.sampler import Sampler
 from lfo.protocol.chat import ChatCodec
 
-BASE = "base"  # asked for by name like an adapter: none at all
 GATHER_SECONDS = 0.02  # a batch begins when nobody has joined it for so long: a fuller one is worth the wait
 
 

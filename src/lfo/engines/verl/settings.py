@@ -38,6 +38,7 @@ PLATFORM = "lfo.engines.verl.platform"  # imported with verl itself
 ENGINE = "dual_lora"  # the name under which our engine is registered
 AGENT_LOOP = "lfo"
 SAMPLER = "lfo"  # the rollout replica made of our own sampler
+BASE = "base"  # asked of a server by name like an adapter: none at all
 RATE_FLOOR = 0.1
 
 _ACTOR, _SAMPLING, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"

@@ -16,8 +16,7 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.device import get_device_name
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from lfo.model.learner import ReplyScore
-from lfo.types import TrainingSample
+from lfo.types import ReplyScore, TrainingSample
 
 TO_ALL: Any = getattr(Dispatch, "ONE_TO_ALL")  # noqa: B009  made at run time, so no type checker knows it
 

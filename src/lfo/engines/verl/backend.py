@@ -1,0 +1,181 @@
+"""Training on verl: rollouts, updates and weights in other processes.
+
+    lfo train engine=verl preset=tiny steps=30 output_dir=runs/x
+    create_trainer(config, environment, tokenizer, engine="verl").fit()
+
+The driver runs `lfo.training` and holds no model. Run folder, metrics and checkpoints are those of the local engine.
+"""
+
+# pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+from transformers import PreTrainedTokenizerBase
+
+from lfo.config import RunConfig
+from lfo.engines.verl.settings import SAMPLER, is_cpu, verl_config
+from lfo.env.interface import EnvironmentFactory
+from lfo.errors import ConfigError, WorkError
+from lfo.rollout.runner import RolloutRequest
+from lfo.types import ReplyScore, Rollout, TrainingSample
+
+CHECKED_ROWS = 4  # rows of each step whose sampled log-probs are compared with the trainer's
+LARGEST_GAP = 1e-3  # in fp32; a server with other weights than the trainer's is far beyond
+
+
+class VerlBackend:
+    """`lfo.backend.Backend` on verl's processes, which start and end with `running`."""
+
+    memory = None  # a memory of replies would need all rollouts of a step in one process
+
+    def __init__(self, config: RunConfig, environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase) -> None:
+        if config.lookahead_source in ("shuffled", "memory"):
+            raise ConfigError(
+                f"lookahead_source={config.lookahead_source} needs all rollouts of a step in one process: "
+                "use engine=local"
+            )
+        verl_config(config)  # settings that verl refuses leave no folder behind
+        self.config = config
+        self.environment = environment
+        self.tokenizer = tokenizer
+        self.cluster: Any = None
+        self._step = 0  # whose weights the servers have
+
+    @contextmanager
+    def running(self, run: Path) -> Iterator[None]:
+        """All processes of a run, which end with it, however it ends."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.tokenizer.save_pretrained(folder)
+            config = runnable(verl_config(self.config, tokenizer=folder), self.config, self.environment)
+            import ray  # verl and Ray are optional, and read their environment while they are imported
+
+            from lfo.engines.verl.cluster import Cluster, in_one_sentence
+
+            started_here = not ray.is_initialized()
+            with in_one_sentence(str(run)):
+                if started_here:
+                    start_ray(config)
+                try:
+                    with redirect_stdout(sys.stderr):  # verl talks while it starts; our own answer goes to stdout
+                        self.cluster = Cluster(config)
+                    yield
+                finally:
+                    if self.cluster is not None:
+                        self.cluster.close()
+                        self.cluster = None
+                    if started_here:
+                        ray.shutdown()
+
+    def roll_out(
+        self, requests: Sequence[RolloutRequest], *, temperature: float | None = None, untrained: bool = False
+    ) -> list[Rollout]:
+        return self.cluster.roll_out(requests, step=self._step, temperature=temperature, untrained=untrained)
+
+    def complete(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+        return self.cluster.complete(prompts, limit=self.config.world_model.reply_tokens)
+
+    def score(self, rows: Sequence[TrainingSample]) -> list[ReplyScore]:
+        return self.cluster.reply_scores(rows) if rows else []
+
+    def learn(
+        self, mini_batches: Sequence[Sequence[TrainingSample]], *, weight: float, rate_factor: float
+    ) -> list[dict[str, float]]:
+        self.cluster.before_learning()
+        checked = self._check_logprobs(mini_batches)
+        if not self.cluster.trusts_servers:
+            mini_batches = self._with_own_logprobs(mini_batches)
+        updates = [self.cluster.learn(rows, weight=weight, rate_factor=rate_factor) for rows in mini_batches if rows]
+        return [checked, *updates]
+
+    def _check_logprobs(self, mini_batches: Sequence[Sequence[TrainingSample]]) -> dict[str, float]:
+        """How far the servers' log-probs lie from the trainer's, before anything is trained: nothing else would tell
+        that rollouts were sampled with an old or a wrong adapter."""
+        rows = [row for samples in mini_batches for row in samples if any(row.policy_weights)][:CHECKED_ROWS]
+        if not rows:
+            return {}
+        gap = logprob_gap(rows, self.cluster.policy_logprobs(rows))
+        if is_cpu(self.config) and gap > LARGEST_GAP:
+            raise WorkError(
+                f"rollouts were sampled with other weights than the trainer's: log-probs differ by {gap:.3g}, "
+                f"more than {LARGEST_GAP:g}"
+            )
+        return {"logprob_gap": gap}
+
+    def _with_own_logprobs(self, mini_batches: Sequence[Sequence[TrainingSample]]) -> list[list[TrainingSample]]:
+        """The rows with the trainer's log-probs in place of the servers', where those compute in another precision."""
+        rows = [row for samples in mini_batches for row in samples if any(row.policy_weights)]
+        own = dict(zip(map(id, rows), self.cluster.policy_logprobs(rows) if rows else (), strict=True))
+        return [
+            [replace(row, logprobs=own[id(row)]) if id(row) in own else row for row in samples]
+            for samples in mini_batches
+        ]
+
+    def sync(self, step: int) -> None:
+        self.cluster.after_learning(step)
+        self._step = step
+
+    def save(self, folder: Path) -> None:
+        self.cluster.save(str(folder.absolute()))
+
+    def save_adapters(self, folder: Path) -> None:
+        self.cluster.save_adapters(str(folder.absolute()))
+
+    def load(self, folder: Path) -> None:
+        self.cluster.load(str(folder.absolute()))
+        self.cluster.before_learning()  # until the next sync servers give back the memory that they hold
+
+
+def runnable(tree: DictConfig, config: RunConfig, environment: EnvironmentFactory) -> DictConfig:
+    """verl's config with what cannot be printed: the environment itself, and the name of this run's servers."""
+    with open_dict(tree):
+        tree.lfo = OmegaConf.create({"environment": environment}, flags={"allow_objects": True})
+        tree.actor_rollout_ref.rollout.engine_kwargs[SAMPLER] = {"servers": f"lfo-{uuid.uuid4().hex[:12]}"}
+    OmegaConf.resolve(tree)
+    return tree
+
+
+def start_ray(config: DictConfig) -> None:
+    """Ray on this machine, or, with `verl.ray_kwargs.ray_init.address=auto`, the cluster that runs here."""
+    import ray
+
+    options: dict[str, Any] = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)  # pyright: ignore
+    names = (
+        "VERL_USE_EXTERNAL_MODULES",
+        "VERL_PLATFORM",
+        "VERL_LOGGING_LEVEL",
+        "TQ_LOGGING_LEVEL",
+        "TOKENIZERS_PARALLELISM",
+    )
+    variables = {name: os.environ[name] for name in names if name in os.environ}
+    variables |= {"TRANSFER_QUEUE_ENABLE": "1", "PYTHONWARNINGS": "ignore"}
+    if config.trainer.device == "cpu":
+        ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
+        variables["OMP_NUM_THREADS"] = "1"
+        if not options.get("address"):
+            options["num_gpus"] = ranks  # slots, not devices
+            options["num_cpus"] = 8 * ranks + 8
+    runtime = options.pop("runtime_env", None) or {}
+    runtime["env_vars"] = variables | dict(runtime.get("env_vars", {}))
+    options.setdefault("log_to_driver", False)
+    ray.init(**{key: value for key, value in options.items() if value is not None}, runtime_env=runtime)
+
+
+def logprob_gap(samples: Sequence[TrainingSample], logprobs: Sequence[Sequence[float]]) -> float:
+    """The largest difference between sampled and given log-probs on tokens that train the policy."""
+    return max(
+        abs(sampled - mine)
+        for sample, row in zip(samples, logprobs, strict=True)
+        for sampled, mine, weight in zip(sample.logprobs, row, sample.policy_weights, strict=True)
+        if weight
+    )

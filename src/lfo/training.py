@@ -1,0 +1,387 @@
+"""The training loop, the same for every engine: draw tasks, roll out, keep groups, make rows, learn, evaluate, write.
+
+    create_trainer(config, environment, tokenizer).fit()        from lfo.engines, which picks the backend
+
+A `Backend` is the few verbs that differ between one process and many. Everything else stands here and in the pure
+functions that it calls. All random numbers are named by (seed, step, ...), so a run that was killed continues exactly
+as it would have.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lfo.backend import Backend
+from lfo.config import RunConfig
+from lfo.env.interface import EnvironmentFactory, predicted_tools
+from lfo.errors import UsageError
+from lfo.evaluation.balance import gradient_balance
+from lfo.evaluation.fixed_tasks import evaluate_splits
+from lfo.evaluation.held_out import Examination
+from lfo.evaluation.runs import describe_data, warn_of_changed_data
+from lfo.evaluation.success import evaluated_tasks, far_below, step_metrics
+from lfo.model.couplings import coupling_of
+from lfo.objectives.advantages import DynamicSamplingReport, select_groups, shaped_group, surprise_bonus
+from lfo.objectives.schedule import active_losses, control_weight, learning_rate
+from lfo.protocol.world_model import WorldModelExample, observed_calls
+from lfo.rollout.predictors import world_model_codec
+from lfo.rollout.runner import refuse_dead_environment
+from lfo.rollout.samples import (
+    ReplayBuffer,
+    deal,
+    examples_of_groups,
+    inline_rows,
+    is_the_policys,
+    logged_replies,
+    policy_rows,
+    world_model_sample,
+)
+from lfo.rollout.tasks import draw_requests
+from lfo.rundir import Checkpoint, RunDirectory, read_metrics
+from lfo.tracking import Progress, open_trackers
+from lfo.types import Rollout, RolloutGroup, TrainingSample
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+RATE_FLOOR = 0.1  # the cosine ends at this share of the learning rate
+SUCCESS_LOST = "success on val is far below its best, whose checkpoint is kept; if it stays so, ask lfo advise"
+
+
+@dataclass(slots=True)
+class State:
+    """What changes from step to step besides the weights; part of every checkpoint."""
+
+    step: int = 0
+    tasks_seen: int = 0
+    weight: float = 0.0  # of the world-model loss
+    best: float | None = None  # success on val
+
+
+class Collected(NamedTuple):
+    """The rollouts of a step."""
+
+    groups: Sequence[RolloutGroup]  # all that were rolled out
+    kept: Mapping[int, RolloutGroup]  # those that the policy learns from, by index in `groups`, with shaped rewards
+    report: DynamicSamplingReport
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        return [rollout for group in self.groups for rollout in group.rollouts]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Update:
+    """What a step trains: one optimizer update for each mini-batch, in order."""
+
+    mini_batches: Sequence[Sequence[TrainingSample]]
+    weight: float  # of the world-model loss
+    rate_factor: float  # of every learning rate
+
+
+class Trainer:
+    """One run. Create it with `lfo.engines.create_trainer`."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        environment: EnvironmentFactory,
+        tokenizer: PreTrainedTokenizerBase,
+        backend: Backend,
+    ) -> None:
+        self.config = config
+        self.environment = environment
+        self.backend = backend
+        world = config.world_model
+        self.coupling = coupling_of(config.coupling, with_world_model=config.algo == "dual-lora")
+        self.codec = world_model_codec(config, tokenizer)
+        self.predicted_tools = predicted_tools(environment(), world.predict)  # None: all
+        self.state = State(weight=world.weight)
+        self.replay = ReplayBuffer()
+        if world.from_logs:
+            self.replay = logged_replies(world.from_logs, environment(), self.codec, predict=self.predicted_tools)
+        self.examination: Examination | None = None
+        if world.weight and world.predict != "none" and world.input == "state":
+            self.examination = Examination(config, environment, self.codec, backend, self.coupling.world_model)
+
+    # --- the loop ----------------------------------------------------------------------------------------------
+
+    def fit(self, *, resume: bool = False) -> dict[str, Any]:
+        """Train to the last step; returns a summary."""
+        config, state = self.config, self.state
+        with (
+            RunDirectory.create(config.output_dir, config, resume=resume) as run,
+            self.backend.running(run.path),
+            Progress(config) as progress,
+        ):
+            first_row = self._restore(run) if resume else 0
+            data = describe_data(config, self.environment)
+            warn_of_changed_data(run.path, data)
+            run.write_data(data)
+            with open_trackers(config, run.path, first_step=first_row) as track:
+                if config.eval.every and first_row == 0:
+                    # The untrained policy is the first point of every curve.
+                    row = {"step": 0, "tasks_seen": 0, **self.evaluate(run)}
+                    run.append_metrics(row)
+                    track(row)
+                for step in range(state.step, config.steps):
+                    row = self.step(step)
+                    done = state.step = step + 1
+                    if config.eval.every and (done % config.eval.every == 0 or done == config.steps):
+                        self._judge(run, row)
+                    run.append_metrics(row)
+                    track(row)
+                    progress.show(row)
+                    success = row.get("eval/val/success")
+                    best = success is not None and (state.best is None or success > state.best)
+                    state.best = success if best else state.best
+                    if best or done % config.checkpoint_every == 0 or done == config.steps:
+                        run.write_checkpoint(done, self.save, best=best)
+            run.write_adapters(self.backend.save_adapters)
+            return self._summary(run)
+
+    def step(self, step: int) -> dict[str, Any]:
+        """One step of training: rollouts, then updates; returns its row of metrics."""
+        clock = Clock()
+        with clock("rollout"):
+            collected = self.collect(step)
+        with clock("examples"):
+            heard = self.hear(collected.groups)
+        with clock("update"):
+            update = self.rows(step, collected, heard)
+            watched = _means(
+                self.backend.learn(update.mini_batches, weight=update.weight, rate_factor=update.rate_factor)
+            )
+        with clock("sync"):
+            self.backend.sync(step + 1)
+        row = self.row(step, collected)
+        return {
+            **row,
+            **watched,
+            **gradient_balance({**row, **watched}),
+            **({} if self.backend.memory is None else {"memory_size": len(self.backend.memory)}),
+            "tokens_per_second": row["sampled_tokens"] / max(clock.seconds["rollout"], 1e-9),
+            **{f"seconds/{name}": seconds for name, seconds in clock.seconds.items()},
+        }
+
+    # --- rollouts ----------------------------------------------------------------------------------------------
+
+    def collect(self, step: int) -> Collected:
+        """Draw tasks and roll them out, and again, as often as allowed, while too few groups teach the policy."""
+        config = self.config
+        groups: list[RolloutGroup] = []
+        kept: dict[int, RolloutGroup] = {}
+        report = DynamicSamplingReport(kept=0, all_failed=0, all_succeeded=0)
+        # With logs everything that will ever be heard is in the buffer already.
+        for draw in range(0 if config.world_model.from_logs else config.policy.max_resamples + 1):
+            drawn = self.draw(step, draw)
+            shaped = [self.shaped(group) for group in drawn]
+            informative, seen = select_groups(shaped)
+            report += seen
+            for index, group in enumerate(shaped, start=len(groups)):
+                if len(kept) < config.rollout.prompts and (group in informative or not config.policy.dynamic_sampling):
+                    kept[index] = group
+            groups += drawn
+            if not config.policy.dynamic_sampling or len(kept) == config.rollout.prompts:
+                break
+        self.state.tasks_seen += report.seen
+        return Collected(groups=groups, kept=kept, report=report)
+
+    def draw(self, step: int, draw: int) -> list[RolloutGroup]:
+        """One group of rollouts for each task of one draw."""
+        requests, size = draw_requests(self.config, self.environment(), step, draw), self.config.rollout.group_size
+        rollouts = tuple(self.backend.roll_out(requests))
+        refuse_dead_environment(rollouts)
+        return [
+            RolloutGroup(task_id=str(requests[first].task.id), rollouts=rollouts[first : first + size])
+            for first in range(0, len(requests), size)
+        ]
+
+    def shaped(self, group: RolloutGroup) -> RolloutGroup:
+        """The group as the policy is trained on it: its own rollouts, with shaped rewards."""
+        config = self.config
+        own = dataclasses.replace(group, rollouts=tuple(filter(is_the_policys, group.rollouts)))
+        bonus: Sequence[float] = ()
+        if config.surprise:
+            bonus = surprise_bonus([self._surprise(rollout) for rollout in own.rollouts], config.surprise)
+        return shaped_group(
+            own, limit=config.rollout.max_context, overlong_buffer=config.policy.overlong_buffer, bonus=bonus
+        )
+
+    def _surprise(self, rollout: Rollout) -> float:
+        """How badly the world model predicts what this rollout heard; 0 where it heard nothing."""
+        scores = self.backend.score(self._world_rows(self.codec.examples_of(rollout, predict=self.predicted_tools)))
+        return fmean(score.loss / score.tokens for score in scores) if scores else 0.0
+
+    # --- learning ----------------------------------------------------------------------------------------------
+
+    def hear(self, groups: Sequence[RolloutGroup]) -> list[list[WorldModelExample]]:
+        """The distinct world-model examples of each group, kept for later steps too."""
+        if self.backend.memory is not None:
+            # What look-ahead asks about alone: with other calls it recalls as much and takes five times as long.
+            heard_calls = (call for group in groups for rollout in group.rollouts for call in observed_calls(rollout))
+            self.backend.memory.add(call for call in heard_calls if call.asked)
+        if not self.state.weight or self.config.world_model.input == "inline":
+            return [[] for _ in groups]
+        heard = examples_of_groups(groups, self.codec, predict=self.predicted_tools, threads=self.config.threads)
+        if self.config.world_model.replay:
+            for examples in heard:
+                self.replay.add(examples)
+        return heard
+
+    def rows(self, step: int, collected: Collected, heard: Sequence[Sequence[WorldModelExample]]) -> Update:
+        """The rows of each mini-batch: whole groups for the policy, with examples for the world model."""
+        config, world = self.config, self.config.world_model
+        active = active_losses(world.schedule, step, first_steps=world.first_steps, every=world.every)
+        weight = self.state.weight if active.world_model and world.predict != "none" else 0.0
+        rate = learning_rate(step, base=1.0, warmup=config.optimizer.warmup_steps, total=config.steps, floor=RATE_FLOOR)
+        count = config.rollout.prompts // config.rollout.mini_batch_prompts
+        kept = collected.kept if active.policy and not world.only else {}
+        inline = world.input == "inline"
+        # The policy's own rows carry what they heard where the world model is trained inline.
+        row = {
+            "adapters": self.coupling.policy,
+            "inline": self.predicted_tools if inline and self.state.weight else frozenset(),
+        }
+        scale = config.policy.scale_by_std
+        policy_parts = deal([policy_rows(group, scale_by_std=scale, **row) for group in kept.values()], count)
+        if not weight:
+            world_parts: list[list[TrainingSample]] = [[] for _ in range(count)]
+        elif inline:
+            world_parts = deal(inline_rows(collected.groups, without=kept, **row), count)
+        else:
+            world_parts = [
+                self._world_rows(self._practised(step, index, fresh)) for index, fresh in enumerate(deal(heard, count))
+            ]
+        mini_batches = [[*policy, *examples] for policy, examples in zip(policy_parts, world_parts, strict=True)]
+        return Update(mini_batches=mini_batches, weight=weight, rate_factor=rate)
+
+    def _practised(self, step: int, index: int, fresh: Sequence[WorldModelExample]) -> list[WorldModelExample]:
+        """The world-model examples of one mini-batch: of all that was ever heard, or of what is new."""
+        world, seeds = self.config.world_model, (self.config.seed, step, index)
+        if world.replay:
+            return self.replay.draw(world.examples_per_mini_batch, seeds, asked_first=self.config.lookahead)
+        return ReplayBuffer({each.key: each for each in fresh}).draw(world.examples_per_mini_batch, seeds)
+
+    def _world_rows(self, examples: Sequence[WorldModelExample]) -> list[TrainingSample]:
+        return [world_model_sample(example, adapters=self.coupling.world_model) for example in examples]
+
+    def row(self, step: int, collected: Collected) -> dict[str, Any]:
+        """What the rollouts of a step show, for its row of metrics."""
+        tools = {tool["function"]["name"] for tool in self.environment().tools()}
+        metrics, warnings = step_metrics(collected.rollouts, tools)
+        return {
+            "step": step + 1,
+            "tasks_seen": self.state.tasks_seen,
+            **metrics,
+            "groups_kept": collected.report.kept,
+            "groups_all_failed": collected.report.all_failed,
+            "groups_all_succeeded": collected.report.all_succeeded,
+            "replay_size": len(self.replay),
+            "world_model_weight": self.state.weight,
+            **({"warnings": warnings} if warnings else {}),
+        }
+
+    # --- evaluation --------------------------------------------------------------------------------------------
+
+    def evaluate(self, run: RunDirectory | None = None, splits: Sequence[str] | None = None) -> dict[str, Any]:
+        """Greedy success on the fixed tasks of each split, with look-ahead where the run has it; and what the world
+        model expects to hear after the held-out calls."""
+        started = time.monotonic()
+        splits = self.config.eval.splits if splits is None else splits
+        row, rollouts = evaluate_splits(self.config, self.environment, splits, self.backend.roll_out)
+        predictions: list[dict[str, Any]] = []
+        if self.examination is not None:
+            metrics, predictions = self.examination.run()
+            row |= metrics
+        if run is not None:
+            run.write_rollouts(self.state.step, rollouts)
+            if predictions:
+                run.write_predictions(self.state.step, predictions)
+        return {**row, "seconds/eval": time.monotonic() - started}
+
+    def _judge(self, run: RunDirectory, row: dict[str, Any]) -> None:
+        """Evaluate at the end of a step, and act on what it shows."""
+        config, state = self.config, self.state
+        final = config.eval.final_splits if state.step == config.steps else ()
+        row |= self.evaluate(run, (*config.eval.splits, *final))
+        self.adapt_weight(row)
+        tasks, success = evaluated_tasks(row, at_most=config.eval.tasks), row.get("eval/val/success", state.best)
+        if state.best is not None and far_below(state.best, success, tasks=tasks):
+            row["warnings"] = [*row.get("warnings", ()), SUCCESS_LOST]
+
+    def adapt_weight(self, row: Mapping[str, Any]) -> None:
+        """Let an evaluation's row set the weight, where the run wants that."""
+        if self.config.world_model.adaptive_weight and self.state.weight:
+            # Of the held-out calls where they were asked: in this very step the world model may not have trained.
+            accuracy = row.get("world_model_eval/token_accuracy", row.get("world_model_accuracy", float("nan")))
+            success = row.get("eval/val/success", 0.0)
+            baseline = success if self.state.best is None else self.state.best
+            self.state.weight = control_weight(self.state.weight, accuracy, success, baseline)
+
+    # --- the run's folder --------------------------------------------------------------------------------------
+
+    def save(self, folder: Path) -> None:
+        """Everything that is needed to continue exactly."""
+        self.backend.save(folder)
+        self.replay.save(folder / "replay.safetensors")
+        (folder / "state.json").write_text(json.dumps(dataclasses.asdict(self.state)), encoding="utf-8")
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        self.backend.load(checkpoint.path)
+        self.backend.sync(checkpoint.step)
+        self.replay = ReplayBuffer.load(checkpoint.path / "replay.safetensors")
+        for name, value in json.loads((checkpoint.path / "state.json").read_text(encoding="utf-8")).items():
+            setattr(self.state, name, value)
+
+    def _restore(self, run: RunDirectory) -> int:
+        """Load the last checkpoint and drop the rows after it; returns the step of the next row."""
+        checkpoint = run.latest_checkpoint()
+        if checkpoint is None and run.adapters.exists():
+            raise UsageError(f"{run.path} has ended and its checkpoints are gone, so there is nothing to go on from")
+        run.truncate_metrics(checkpoint.step if checkpoint else 0)
+        if checkpoint is None:  # killed before the first one: begin again, but for the untrained policy's evaluation
+            return 1 if run.metrics.exists() and read_metrics(run.metrics) else 0
+        self.load(checkpoint)
+        return checkpoint.step + 1
+
+    def _summary(self, run: RunDirectory) -> dict[str, Any]:
+        best = run.best_checkpoint()
+        return {
+            "run": str(run.path),
+            "steps": self.state.step,
+            "tasks_seen": self.state.tasks_seen,
+            "best_success": self.state.best if best else None,
+            "best_step": best.step if best else None,
+        }
+
+
+class Clock:
+    """Seconds spent in named phases."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        self.seconds[name] = time.monotonic() - started
+
+
+def _means(watched: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each figure over the updates that have it."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for figures in watched:
+        for name, value in figures.items():
+            values[name].append(value)
+    return {name: fmean(each) for name, each in values.items()}
