@@ -24,6 +24,9 @@ from lfo.types import Message, ReplyFacts, StepResult, ToolCall
 
 logger = logging.getLogger(__name__)
 
+# What an environment may report in the `info` of a rollout's end and evaluation shows as a mean over rollouts.
+MEASURES = ("mistakes", "calls", "excess_fields", "form_before_call", "department_order")
+
 
 @runtime_checkable
 class Environment(Protocol):

@@ -142,11 +142,11 @@ def _describe_split(config: RunConfig, environment: EnvironmentFactory, split: s
     tasks = tasks_of(environment(), split)[: config.eval.tasks]
     openings = _openings(config, environment, tasks)
     identity = [[str(task.id), opening] for task, opening in zip(tasks, openings, strict=True)]
-    phone_tasks = [task for task in tasks if isinstance(task, Task)]
+    bounded = [task for task in tasks if isinstance(task, Task)]
     return {
         "tasks": len(tasks),
         "fingerprint": hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16],
-        "ceiling": mean_ceiling(phone_tasks) if phone_tasks and len(phone_tasks) == len(tasks) else None,
+        "ceiling": mean_ceiling(bounded) if bounded and len(bounded) == len(tasks) else None,
     }
 
 

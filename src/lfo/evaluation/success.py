@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from lfo.env.interface import MEASURES
 from lfo.rollout.runner import BROKEN_OFF
 from lfo.types import Rollout
 
@@ -31,7 +32,7 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
             by_level[str(rollout.info["level"])].append(rollout.reward)
     if by_level:
         metrics["success_by_level"] = {level: fmean(rewards) for level, rewards in sorted(by_level.items())}
-    for key in ("mistakes", "calls", "excess_fields", "form_before_call", "department_order"):
+    for key in MEASURES:
         values = [float(rollout.info[key]) for rollout in rollouts if key in rollout.info]
         if values:
             metrics[key] = fmean(values)
