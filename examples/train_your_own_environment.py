@@ -37,7 +37,7 @@ from lfo.loading import load_tokenizer
 
 SETTINGS = (
     "preset=tiny",
-    "world_model.predict=all",  # the names of the phone-call tools mean nothing here
+    "world_model.predict=all",  # who an oracle is, beside what its door says
     "world_model.learning_rate=3e-3",  # thirty laws over sixty pairs of words must be told apart
     "world_model.examples_per_mini_batch=12",
     "rollout.mini_batch_prompts=1",

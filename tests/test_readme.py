@@ -23,7 +23,7 @@ def test_the_environment_of_the_readme_plays(tmp_path: Path, monkeypatch):
     (tmp_path / "my_world.py").write_text(WORLD)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
-    environment = environment_factory(load_config(["env=my_world:Safes", "world_model.predict=all"]))
+    environment = environment_factory(load_config(["env=my_world:Safes"]))
     for code, reward in (("17", 1.0), ("42", 0.0), ("", 0.0)):
         safes = environment()
         opening = safes.reset(safes.tasks("train")[0])

@@ -3,12 +3,12 @@
 import re
 from pathlib import Path
 
-from lfo.config import LEAVES, RunConfig, flatten
+from lfo.config import RunConfig, flatten
 
 TEXT = (Path(__file__).parent.parent / "docs" / "TRAINING.md").read_text(encoding="utf-8")
 TABLE = TEXT.partition("## All settings")[2].partition("\n## ")[0]
 ROWS = [line.strip("| ").split(" | ") for line in TABLE.splitlines() if line.startswith("| `")]
-NAMES = set(LEAVES)
+NAMES = set(flatten(RunConfig()))
 
 
 def documented() -> dict[str, str]:
