@@ -1,6 +1,6 @@
 """The import graph of the package points one way. Read from the source, nested imports included; nothing is run.
 
-types, errors <- env, protocol <- rollout <- evaluation <- engines <- cli
+types, errors <- env, protocol <- rollout <- backend <- evaluation <- training <- engines <- cli
 """
 
 import ast
@@ -23,22 +23,31 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "env": frozenset({"types", "errors"}),
     "protocol": frozenset({"types", "errors"}),
     "objectives": frozenset({"types"}),
-    "rollout": frozenset({"types", "errors", "config", "env", "protocol"}),
-    "model": frozenset({"types", "errors", "config", "objectives", "protocol", "rollout", "env"}),
-    "evaluation": frozenset({"types", "errors", "config", "rundir", "env", "protocol", "rollout"}),
+    "rollout": frozenset({"types", "errors", "config", "env", "protocol", "objectives"}),
+    "model": frozenset({"types", "errors", "config", "objectives"}),
+    "backend": frozenset({"types", "rollout"}),
+    "tracking": frozenset({"errors", "config"}),
+    "evaluation": frozenset({"types", "errors", "config", "rundir", "env", "protocol", "rollout", "backend"}),
     "report": frozenset({"types", "errors", "config", "rundir", "evaluation"}),
+    "preflight": frozenset({"errors", "config", "env", "rollout", "tracking"}),
     "loading": frozenset({"errors", "config", "env", "model"}),
     "agent": frozenset({"types", "errors", "config", "rundir", "env", "protocol", "rollout", "model", "loading"}),
-    "tools": frozenset(
+    "training": frozenset(
         {
-            *("types", "errors", "config", "rundir", "env", "protocol", "objectives", "rollout", "model"),
-            *("evaluation", "loading", "agent", "engines"),
+            *("types", "errors", "config", "rundir", "env", "protocol", "objectives", "rollout", "model", "backend"),
+            *("evaluation", "tracking"),
         }
     ),
     "engines": frozenset(
         {
             *("types", "errors", "config", "rundir", "env", "protocol", "objectives", "rollout", "model"),
-            *("evaluation", "loading", "agent"),
+            *("loading", "agent", "preflight", "training"),
+        }
+    ),
+    "tools": frozenset(
+        {
+            *("types", "errors", "config", "rundir", "env", "protocol", "objectives", "rollout", "model"),
+            *("evaluation", "loading", "agent", "training", "engines"),
         }
     ),
 }
@@ -46,7 +55,15 @@ EVERYTHING = frozenset(MAY_IMPORT)  # for cli
 
 # Package from outside -> where in this one it may be imported; anything not named here may be imported anywhere.
 LIVES_IN: Mapping[str, tuple[str, ...]] = {
-    "torch": ("lfo.objectives.losses", "lfo.model", "lfo.loading", "lfo.agent", "lfo.tools", "lfo.engines"),
+    "torch": (
+        "lfo.objectives.losses",
+        "lfo.model",
+        "lfo.tracking",
+        "lfo.loading",
+        "lfo.agent",
+        "lfo.tools",
+        "lfo.engines",
+    ),
     "peft": ("lfo.model", "lfo.tools", "lfo.engines"),
     "verl": ("lfo.engines.verl",),
     "ray": ("lfo.engines.verl",),
@@ -220,7 +237,7 @@ def test_a_wrong_import_is_caught(module, source):
         ("lfo.env.world", "import random\nfrom .rules import law\nfrom lfo.types import Message"),
         ("lfo.env", "from .rules import law\nfrom . import rules\nfrom .. import types"),
         ("lfo.objectives.losses", "import torch\nfrom lfo.types import TrainingSample"),
-        ("lfo.engines.verl.trainer", "import verl, ray, hydra, torch\nfrom lfo.model import adapters"),
+        ("lfo.engines.verl.backend", "import verl, ray, hydra, torch\nfrom lfo.model import adapters"),
         ("lfo.cli.train", "def f():\n    from lfo.engines.local import train"),
         ("lfo.rundir", "import lfo\nfrom lfo import __version__"),
     ],
