@@ -18,17 +18,7 @@ from lfo.objectives.advantages import group_advantages
 from lfo.protocol.world_model import WorldModelCodec
 from lfo.rollout.samples import PREDICTED_TOOLS, policy_sample, world_model_sample
 from lfo.types import RolloutGroup, TrainingSample
-from small_runs import (
-    base,
-    fussy_calls,
-    gradient,
-    model_of,
-    small_config,
-    small_model,
-    small_trainer,
-    tokenizer,
-    weights,
-)
+from small_runs import base, fussy_calls, gradient, small_config, small_model, small_trainer, tokenizer, weights
 
 PHONE = PREDICTED_TOOLS["phone"]
 COUPLINGS = ("separate", "shared", "stacked")
@@ -112,8 +102,8 @@ def test_the_other_couplings_do(trained, coupling: str):
 @pytest.mark.parametrize("coupling", ["separate", "shared"])
 def test_weight_zero_is_plain_dapo_bit_for_bit(groups, trained, coupling: str):
     plain = train(fresh(coupling, "algo=dapo"), groups, 0.0)
-    assert model_of(plain).adapter_names == ("policy",)
-    assert torch.equal(weights(model_of(plain), "policy"), weights(trained(coupling, 0.0), "policy"))
+    assert plain.model.adapter_names == ("policy",)
+    assert torch.equal(weights(plain.model, "policy"), weights(trained(coupling, 0.0), "policy"))
 
 
 @pytest.mark.parametrize(
@@ -350,7 +340,7 @@ def test_nothing_to_learn_from_moves_nothing(groups):
 @pytest.mark.parametrize("setting", ["policy.entropy=0.1", "policy.kl=0.5"])
 def test_entropy_and_kl_change_the_gradient(groups, setting: str):
     plain, other = used("separate", NO_CLIP), used("separate", NO_CLIP, setting)
-    rows = policy_rows(model_of(plain), groups[0])
+    rows = policy_rows(plain.model, groups[0])
     without, with_it = (gradients_of(each, rows, 0.0)["policy"] for each in (plain, other))
     assert not torch.allclose(without, with_it)
 

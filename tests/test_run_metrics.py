@@ -108,7 +108,7 @@ def test_any_environment_is_examined_on_what_the_untrained_base_does():
     with torch.no_grad():
         for parameter in model_of(second).adapter_parameters("policy"):
             parameter.add_(0.1)
-    second.sampler.refresh()
+    second.backend.sync(0)
     assert first.examination.calls == second.examination.calls, "whatever the policy has become"
     assert any(call.asked for call in first.examination.calls)
     metrics, examples = first.examination.run()
@@ -250,7 +250,7 @@ def test_the_world_model_learns_from_logs_without_a_rollout_and_resumes(tmp_path
 
     monkeypatch.setattr(Trainer, "draw", refuse)
     straight = small_trainer(*settings, "steps=4", f"output_dir={tmp_path / 'straight'}")
-    before = weights(straight.model, "policy").clone()
+    before = weights(model_of(straight), "policy").clone()
     straight.fit()
     rows = read_metrics(tmp_path / "straight")
     assert [row["step"] for row in rows if "world_model_eval/bleu" in row] == [0, 2, 4]
@@ -258,7 +258,7 @@ def test_the_world_model_learns_from_logs_without_a_rollout_and_resumes(tmp_path
     assert all(row["replay_size"] >= 24 for row in rows[1:]), "two calls of each of the twelve readers"
     assert rows[-1]["world_model_loss"] < rows[1]["world_model_loss"]
     assert not any("policy_loss" in row for row in rows)
-    assert torch.equal(weights(straight.model, "policy"), before)
+    assert torch.equal(weights(model_of(straight), "policy"), before)
 
     part = ("steps=4", "checkpoint_every=1", f"output_dir={tmp_path / 'part'}")
     step = Trainer.step
@@ -269,7 +269,7 @@ def test_the_world_model_learns_from_logs_without_a_rollout_and_resumes(tmp_path
     resumed = small_trainer(*settings, *part)
     resumed.fit(resume=True)
     assert told(tmp_path / "part") == told(tmp_path / "straight")
-    assert torch.equal(weights(resumed.model, "world_model"), weights(straight.model, "world_model"))
+    assert torch.equal(weights(model_of(resumed), "world_model"), weights(model_of(straight), "world_model"))
 
 
 def test_logs_without_a_reply_to_learn_from_are_named(tmp_path: Path):
