@@ -31,7 +31,7 @@ def write_run(
 ) -> Path:
     """A run of 8 tasks and 2 seconds a step, evaluated on val at every `every`-th; `extra` adds to any row."""
     path.mkdir(parents=True)
-    config = load_config(["preset=tiny", "levels=2", f"steps={steps}", f"eval.every={every}", *overrides])
+    config = load_config(["preset=tiny", f"steps={steps}", f"eval.every={every}", *overrides])
     (path / "config.yaml").write_text(to_yaml(config))
     with open(path / "metrics.jsonl", "w", encoding="utf-8") as file:
         for step in range(steps + 1):

@@ -20,7 +20,6 @@ from lfo.training import Trainer
 
 SMALL = (
     "preset=tiny",
-    "levels=2",
     "rollout.prompts=2",
     "rollout.group_size=4",
     "rollout.mini_batch_prompts=1",

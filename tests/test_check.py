@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from lfo.env import check as check_module
-from lfo.env.check import Score, bound_problems, check, disjointness_problems, law_problems, plays, score_of, wilson
+from lfo.env.check import Score, bound_problems, check, disjointness_problems, law_problems, plays, score_of
 from lfo.env.generator import Dataset, Options, generate, load
 from lfo.env.players import HOSTILE_PLAYERS, PLAYERS
 from lfo.env.tasks import Task
+from lfo.statistics import wilson
 
 
 @pytest.fixture(scope="module")
@@ -19,13 +20,6 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     folder = tmp_path_factory.mktemp("check") / "data"
     generate(folder, num_train_tasks=60, num_val_tasks=20)
     return load(folder)
-
-
-def test_wilson_by_hand() -> None:
-    # Newcombe (1998), 81 of 263, and the well-known 0 of 10.
-    assert wilson(81 / 263, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
-    assert wilson(0.0, 10) == pytest.approx((0.0, 0.2775), abs=5e-5)
-    assert wilson(1.0, 60)[1] == 1.0
 
 
 def test_a_good_world_keeps_its_promises(dataset: Dataset) -> None:

@@ -9,12 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lfo.config import (
-    ALGORITHMS,
-    LEAVES,
-    POSITIVE,
-    PRESETS,
-    RANGES,
-    LoraConfig,
     RunConfig,
     differences,
     experiment,
@@ -25,6 +19,8 @@ from lfo.config import (
     to_yaml,
     validate,
 )
+from lfo.config.knobs import LEAVES, POSITIVE, RANGES, LoraConfig
+from lfo.config.presets import ALGORITHMS, PRESETS
 from lfo.errors import ConfigError
 
 
@@ -84,12 +80,11 @@ def test_values_are_read_by_the_type_of_their_setting():
         ]
     )
     assert config.policy.learning_rate == 1e-5
-    assert config.levels == (2, 3)
     assert config.eval.splits == ("val", "test_unseen_companies")
     assert config.model == "1e5"
     assert config.init_from is None
     assert config.lookahead is False
-    assert config.env_args == {"world": {"seed": 7}}
+    assert config.env_args == {"levels": [2, 3], "world": {"seed": 7}}
     assert config.output_dir == "runs/dual-lora-0=x"
 
 
@@ -138,10 +133,7 @@ def test_a_bad_setting_is_refused_in_one_sentence(override, words):
         (["output_dir=runs\u2028x"], "output_dir must be printable text"),
         (["rollout.mini_batch_prompts=3"], "rollout.mini_batch_prompts=3 does not divide rollout.prompts=8"),
         (["rollout.group_size=1"], "rollout.group_size must be at least 2"),
-        (["levels=0"], "levels must be at least 1 and at most 5, not 0"),
-        (["levels=6"], "levels must be at least 1 and at most 5, not 6"),
-        (["levels="], "levels must name at least one level"),
-        (["levels=2,2"], "levels names something twice"),
+        (["world_model.predict=open_door,"], "must be default, all, none or names of tools with commas"),
         (["world_model.weight=2.1"], "world_model.weight must be at least 0 and at most 2"),
         (["policy.learning_rate=0"], "policy.learning_rate must be above 0"),
         (["world_model.input=inline"], "needs coupling=shared or coupling=stacked"),
@@ -224,8 +216,11 @@ plain = st.recursive(
 configs = st.builds(
     RunConfig,
     seed=st.integers(0, 2**32 - 1),
-    env_args=st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), plain, max_size=3),
-    levels=st.sets(st.integers(1, 5), min_size=1).map(lambda levels: tuple(sorted(levels))),
+    env_args=st.builds(
+        lambda levels, others: {**others, "levels": sorted(levels)},
+        st.sets(st.integers(1, 5), min_size=1),
+        st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), plain, max_size=3),
+    ),
     output_dir=st.text(
         st.characters(codec="utf-8", categories=["L", "N", "P", "S"], exclude_characters="$") | st.just(" "), min_size=1
     ).filter(str.strip),
@@ -313,4 +308,67 @@ def test_a_fingerprint_joins_runs_that_differ_by_seed_and_parts_all_others():
 
 
 def test_flatten_names_every_setting_as_a_user_types_it():
-    assert set(flatten(RunConfig())) == set(LEAVES)
+    assert set(flatten(RunConfig())) == {*LEAVES, "levels"}
+    assert flatten(load_config(["levels=2,3", "env_args.seed=1"]))["levels"] == (2, 3)
+    assert set(flatten(load_config(["env=oracle-codes"]))) == set(LEAVES)
+
+
+# Levels are an argument of the environment
+
+
+def test_a_shipped_environment_brings_its_arguments(tmp_path: Path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("env_args: {seed: 3}\nlevels: [4]\n")
+    for typed, arguments in (
+        ([], {"levels": [2]}),
+        (["env_args.seed=3"], {"levels": [2], "seed": 3}),
+        (["levels=3", "env_args={seed: 3}"], {"levels": [3], "seed": 3}),
+        (["env_args={levels: [3]}"], {"levels": [3]}),
+        ([f"config={path}"], {"levels": [4], "seed": 3}),
+        ([f"config={path}", "levels=1,5"], {"levels": [1, 5], "seed": 3}),
+        ([f"config={path}", "env=oracle-codes"], {"seed": 3}),
+        (["env=oracle-codes"], {}),
+        (["env=my.package:World", "levels=1"], {"levels": [1]}),
+    ):
+        assert load_config(typed).env_args == arguments
+
+
+OLD = "env: {env}\nenv_args: {args}\nlevels:\n- 2\nworld_model:\n  predict: {predict}\n"
+
+
+@pytest.mark.parametrize(
+    ("env", "predict", "now"),
+    [
+        ("phone-calls", "phone", ["world_model.predict=default"]),
+        ("phone-calls", "phone_form", ["world_model.predict=make_phone_call,auth_info_form"]),
+        ("phone-calls", "none", ["world_model.predict=none"]),
+        ("oracle-codes", "all", ["env=oracle-codes", "world_model.predict=all"]),
+        ("my_world:Safes", "all", ["env=my_world:Safes", "world_model.predict=all"]),
+    ],
+)
+def test_a_file_of_an_older_version_is_the_same_experiment(tmp_path: Path, env, predict, now):
+    """Every one of them names levels, whatever its environment, and has the old words for the predicted tools."""
+    path = tmp_path / "config.yaml"
+    path.write_text(OLD.format(env=env, args="{}", predict=predict))
+    for config in (from_yaml(path), from_yaml(path, known_only=True), load_config([f"config={path}"])):
+        assert config == load_config(now)
+        assert experiment(config) == experiment(load_config(now))
+    assert load_config([f"world_model.predict={predict}", *now[:-1]]) == load_config(now)
+    path.write_text(OLD.format(env="phone-calls", args="{levels: [3]}", predict="all"))
+    assert from_yaml(path).env_args == {"levels": [3]}, "the long name wins, as it did"
+
+
+RESULTS = Path(__file__).parent.parent / "results"
+
+
+@pytest.mark.parametrize(
+    ("run", "typed"),
+    [("level2/dual-0", ["levels=2"]), ("levels234/dual-0", ["levels=2,3,4"]), ("level2/dapo-0", ["algo=dapo"])],
+)
+def test_a_committed_run_is_one_experiment_with_a_new_run_of_its_settings(run: str, typed: list[str]):
+    old = from_yaml(RESULTS / run / "config.yaml", known_only=True)
+    assert old.world_model.predict == "default"
+    told = {name: before for name, (before, _) in differences(old, load_config(["preset=tiny", *typed])).items()}
+    assert told.keys().isdisjoint({"levels", "env_args", "world_model.predict"})
+    rest = [f"{name}={','.join(value) if isinstance(value, tuple) else value}" for name, value in told.items()]
+    assert experiment(load_config(["preset=tiny", *typed, *rest])) == experiment(old)

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from lfo.env.ceiling import mean_ceiling
-from lfo.env.generator import FILES, MANIFEST, Options, generate, load, parse_levels, render, tool_config_yaml
-from lfo.env.phone_calls import PhoneCalls
+from lfo.env.generator import FILES, MANIFEST, Options, generate, load, parse_levels, render
+from lfo.env.phone_calls import PhoneCalls, tool_config_yaml
 from lfo.env.tasks import SPLITS
 from lfo.errors import DataError, UsageError, WorkError
 

@@ -16,8 +16,8 @@ from gymnasium.utils.env_checker import check_env
 import lfo.env.gym
 from lfo.env.gym import MAX_TEXT_CHARS, TextEnvironment
 from lfo.env.oracle import OracleCodes
-from lfo.env.tool_environment import format_tool_call
 from lfo.errors import UsageError
+from lfo.protocol.hermes import format_tool_call
 from lfo.types import Message, StepResult, ToolCall
 
 NAMES = ("lfo/OracleCodes-v0", "lfo/PhoneCalls-v0")

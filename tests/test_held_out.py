@@ -90,7 +90,7 @@ def test_an_environment_that_sometimes_fails_gives_the_calls_that_it_answered():
 
 
 def test_elsewhere_the_base_policy_plays_and_look_ahead_is_asked_for_too():
-    from lfo.env.tool_environment import format_tool_call
+    from lfo.protocol.hermes import format_tool_call
     from lfo.rollout.records import rollout_from_texts
 
     def knows_nothing(tasks):

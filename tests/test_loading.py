@@ -48,6 +48,10 @@ class Dreamer(PhoneCalls):
         return ToolCall(name="fly", arguments={})
 
 
+class Mistaken(OracleCodes):
+    predicted_tools = ("door",)
+
+
 class Nameless(OracleCodes):
     def tasks(self, split: str) -> list:
         return [{"goal": "open the door"}]
@@ -83,17 +87,27 @@ class Lost(OracleCodes):
         (["env=lfo.env.oracle:Oracle"], "the module lfo.env.oracle has no Oracle"),
         (["env=test_loading:NoEnvironment"], "is no environment: it needs the methods tasks, tools, reset and step"),
         (["env=oracle-codes", "env_args.sead=1"], "env=oracle-codes cannot be made with env_args={'sead': 1}"),
-        (["env=oracle-codes"], "world_model.predict=phone names no tool of this environment (ask_oracle, open_door)"),
-        (["env=test_loading:Unimaginative"], "has no lookahead_query, so nothing would ever be imagined; write one"),
-        (["env=test_loading:Nameless", "world_model.predict=all"], "a task must have an id, which dict has not"),
-        (["env=test_loading:Generous", "world_model.predict=all"], "tasks() must answer a sequence, such as a list"),
-        (["env=test_loading:Terse", "world_model.predict=all"], "must open with a list of Message"),
-        (["env=test_loading:Dreamer"], "must answer None or a ToolCall of one of its tools, not ToolCall(name='fly'"),
-        (["env=test_loading:Lost", "world_model.predict=all"], "the environment Lost has no split 'val'"),
+        (["levels=0"], "levels must be some of [1, 2, 3, 4, 5], each once, not [0]"),
+        (["levels=2,6"], "levels must be some of [1, 2, 3, 4, 5], each once, not [2, 6]"),
+        (["levels="], "levels must be some of [1, 2, 3, 4, 5], each once, not []"),
+        (["levels=2,2"], "levels must be some of [1, 2, 3, 4, 5], each once, not [2, 2]"),
+        (["env=oracle-codes", "levels=2"], "cannot be made with env_args={'levels': [2]}"),
         (
-            ["env=test_loading:Empty", "world_model.predict=all"],
-            "the environment Empty has no tasks in its split 'val'",
+            ["world_model.predict=make_fone_call"],
+            "no tool 'make_fone_call'; the nearest is make_phone_call",
         ),
+        (
+            ["env=oracle-codes", "world_model.predict=open_door,phone"],
+            "OracleCodes has no tool 'phone'",
+        ),
+        (["env=test_loading:Mistaken"], "world_model.predict=default: the environment Mistaken has no tool 'door'"),
+        (["env=test_loading:Unimaginative"], "has no lookahead_query, so nothing would ever be imagined; write one"),
+        (["env=test_loading:Nameless"], "a task must have an id, which dict has not"),
+        (["env=test_loading:Generous"], "tasks() must answer a sequence, such as a list"),
+        (["env=test_loading:Terse"], "must open with a list of Message"),
+        (["env=test_loading:Dreamer"], "must answer None or a ToolCall of one of its tools, not ToolCall(name='fly'"),
+        (["env=test_loading:Lost"], "the environment Lost has no split 'val'"),
+        (["env=test_loading:Empty"], "the environment Empty has no tasks in its split 'val'"),
         (["eval.splits=exam"], "There is no split 'exam'"),
         (["init_from=nowhere"], "nowhere holds no adapters"),
         (["world_model.input=inline", "coupling=separate"], "needs coupling=shared or coupling=stacked"),
@@ -147,8 +161,9 @@ def test_a_run_names_the_environment_that_it_was_given():
     assert (named.env, named.env_args) == ("oracle-codes", {"seed": 7})
     assert environment_factory(named)().seed == 7  # type: ignore[attr-defined]
     other = naming_environment(config, partial(PhoneCalls, levels=(3,), seed=7))
-    assert (other.env, other.levels, other.env_args) == ("phone-calls", (3,), {"seed": 7})
-    assert naming_environment(config, PhoneCalls).levels == (1, 2, 3, 4, 5), "whoever names no levels plays them all"
+    assert (other.env, other.env_args) == ("phone-calls", {"levels": [3], "seed": 7})
+    everything = naming_environment(config, PhoneCalls)
+    assert everything.env_args == {"levels": [1, 2, 3, 4, 5]}, "whoever names no levels plays them all"
     own_name = load_config(["env=lfo.env.oracle:OracleCodes", "env_args.seed=7"])
     assert naming_environment(own_name, environment_factory(own_name)) is own_name
 

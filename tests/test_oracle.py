@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from lfo.env.interface import DescribesReplies, Environment, OffersLookahead
 from lfo.env.oracle import COLOURS, ORDERS, WORDS, OracleCodes, OracleTask
-from lfo.env.tool_environment import format_tool_call
 from lfo.errors import UsageError
+from lfo.protocol.hermes import format_tool_call
 from lfo.types import Message, ReplyFacts, StepResult, ToolCall
 from test_tool_environment import any_text, fuzz, messages, nasty
 

@@ -20,9 +20,9 @@ from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls, lookahead_query
 from lfo.env.players import PLAYERS, informed_form
 from lfo.env.tasks import LEVELS, Task
-from lfo.env.tool_environment import MAX_MESSAGE_CHARS, format_tool_call
 from lfo.env.world import company
 from lfo.errors import UsageError
+from lfo.protocol.hermes import MAX_MESSAGE_CHARS, format_tool_call
 from lfo.types import Message, StepResult, ToolCall
 
 TASKS = {level: PhoneCalls(levels=(level,)).stream("train", 3).take(40) for level in LEVELS}
@@ -77,7 +77,7 @@ def test_it_is_single_use() -> None:
 def test_unknown_splits_and_levels_are_refused() -> None:
     with pytest.raises(UsageError, match="no split"):
         PhoneCalls().tasks("test")
-    for levels in ((), (0,), (1, 6)):
+    for levels in ((), (0,), (1, 6), (2, 2)):
         with pytest.raises(UsageError, match="levels"):
             PhoneCalls(levels=levels)
 

@@ -9,9 +9,9 @@ from lfo.cli.probe import _shipped
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
 from lfo.env.reps import PHRASINGS
-from lfo.env.tool_environment import format_tool_call
 from lfo.errors import DataError, UsageError
 from lfo.evaluation.probe import read_cases
+from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import render_state
 from lfo.types import ToolCall
 

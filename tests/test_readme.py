@@ -9,8 +9,8 @@ import typer
 from lfo.cli import app
 from lfo.config import load_config
 from lfo.env.interface import OffersLookahead
-from lfo.env.tool_environment import format_tool_call
 from lfo.loading import environment_factory
+from lfo.protocol.hermes import format_tool_call
 from lfo.types import ToolCall
 
 ROOT = Path(__file__).parent.parent

@@ -10,9 +10,9 @@ import pytest
 
 from lfo.env.phone_calls import PhoneCalls
 from lfo.env.players import PLAYERS
-from lfo.env.tool_environment import format_tool_call
 from lfo.errors import DataError
 from lfo.evaluation.held_out import _play
+from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import observed_calls
 from lfo.rollout.records import read_rollouts, rollout_record, transcripts
 from lfo.types import ToolCall

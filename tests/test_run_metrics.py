@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from lfo.env.oracle import OracleCodes
-from lfo.env.tool_environment import format_tool_call
 from lfo.errors import ConfigError, DataError
 from lfo.evaluation.balance import POLICY_SILENT, WORLD_MODEL_SILENT, gradient_balance
 from lfo.evaluation.runs import describe_data
+from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import render_state
 from lfo.rundir import RunDirectory, read_json_lines, read_metrics
 from lfo.tracking import Progress, scalars

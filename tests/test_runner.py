@@ -13,10 +13,10 @@ import torch
 
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
-from lfo.env.tool_environment import format_tool_call
 from lfo.model.sampler import Generated, Sampler
 from lfo.objectives.losses import fused_token_logprobs
 from lfo.protocol.chat import ChatCodec
+from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import WorldModelCodec, observed_calls, state_of
 from lfo.rollout.predictors import shuffled_predictor, true_reply_predictor, world_model_predictor
 from lfo.rollout.records import rollout_record

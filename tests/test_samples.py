@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lfo.protocol.world_model import WorldModelExample
-from lfo.rollout.samples import PREDICTED_TOOLS, ReplayBuffer, policy_sample, world_model_sample
+from lfo.rollout.samples import ReplayBuffer, policy_sample, world_model_sample
 from lfo.types import Rollout, StopReason, ToolCall, Turn
 
 P, S, E, I = 0, 1, 2, 3  # noqa: E741  (imagined)
@@ -66,11 +66,11 @@ def test_the_advantage_lies_on_sampled_tokens_and_the_row_ends_with_the_last_of_
 
 
 @pytest.mark.parametrize(
-    ("predict", "heard"), [("phone", [14]), ("phone_form", [14]), ("all", [5, 6, 14]), ("none", [])]
+    ("tools", "heard"), [({"make_phone_call", "auth_info_form"}, [14]), (None, [5, 6, 14]), (frozenset(), [])]
 )
-def test_inline_the_replies_of_the_chosen_tools_get_weight_and_imagined_ones_never(predict: str, heard: list[int]):
+def test_inline_the_replies_of_the_chosen_tools_get_weight_and_imagined_ones_never(tools, heard: list[int]):
     for advantage in (1.0, None):
-        row = policy_sample(ROLLOUT, advantage, adapters=("policy",), inline=PREDICTED_TOOLS[predict])
+        row = policy_sample(ROLLOUT, advantage, adapters=("policy",), inline=tools)
         if advantage is None and not heard:
             assert row is None
             continue

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from lfo.evaluation.success import rollout_metrics, wilson
+from lfo.evaluation.success import rollout_metrics
 from lfo.types import Rollout, StopReason, Turn
 
 
@@ -47,17 +45,3 @@ def test_means_levels_and_stops():
 
 def test_an_environment_without_levels_has_none():
     assert "success_by_level" not in rollout_metrics([rollout(1.0)])
-
-
-@given(st.integers(1, 10_000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
-def test_the_wilson_interval_holds_the_proportion_and_stays_in_bounds(case: tuple[int, int]):
-    successes, n = case
-    low, high = wilson(successes, n)
-    assert 0.0 <= low <= successes / n + 1e-12
-    assert successes / n - 1e-12 <= high <= 1.0
-
-
-def test_known_wilson_intervals():
-    assert wilson(0, 0) == (0.0, 1.0)
-    assert wilson(50, 100) == pytest.approx((0.4038, 0.5962), abs=1e-4)
-    assert wilson(0, 1000)[1] == pytest.approx(0.00383, abs=1e-5)

@@ -16,17 +16,13 @@ from lfo.env.interface import Environment
 from lfo.env.oracle import OracleCodes
 from lfo.env.tool_environment import (
     MAX_ARGUMENT_CHARS,
-    MAX_MESSAGE_CHARS,
-    MAX_NESTING,
     Mistake,
     ToolEnvironment,
-    format_tool_call,
-    parse_tool_call,
     quote,
-    read_tool_call,
     tool,
 )
 from lfo.errors import UsageError
+from lfo.protocol.hermes import MAX_MESSAGE_CHARS, MAX_NESTING, format_tool_call, parse_tool_call, read_tool_call
 from lfo.types import Message, ToolCall
 
 

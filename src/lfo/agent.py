@@ -179,13 +179,13 @@ def load_agent(
     """The agent of a run's folder, or of one checkpoint in it (`runs/x/checkpoints/step-000050`).
 
     `adapter` chooses the weights: of the best checkpoint by evaluation, of the newest one (else of `adapters/`), or
-    none at all, which is the untrained base. `levels` sets other levels of the phone-call world than the run's. A run
+    none at all, which is the untrained base. `levels` sets other levels than the run's, in a world that has some. A run
     that was given its environment in Python is given it here too.
     """
     run, checkpoint = _run_and_checkpoint(Path(run))
     config = saved_config(run)
-    if levels is not None:
-        config = dataclasses.replace(config, levels=tuple(levels))
+    if levels is not None and "levels" in config.env_args:
+        config = dataclasses.replace(config, env_args={**config.env_args, "levels": list(levels)})
     weights = checkpoint if checkpoint or adapter == "none" else adapters_of(run, adapter)
     if config.threads:
         torch.set_num_threads(config.threads)

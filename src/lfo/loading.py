@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from lfo.config import RunConfig
+from lfo.config import SHIPPED_ENVIRONMENTS, RunConfig
 from lfo.env.interface import Environment, EnvironmentFactory
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
@@ -69,9 +69,7 @@ def pick_device(name: str) -> torch.device:
 
 def environment_factory(config: RunConfig) -> EnvironmentFactory:
     """What makes one environment per rollout."""
-    made = SHIPPED.get(config.env) or _class_named(config.env)
-    levels = {"levels": config.levels} if made is PhoneCalls else {}
-    factory = partial(made, **{**levels, **config.env_args})
+    factory = partial(SHIPPED.get(config.env) or _class_named(config.env), **config.env_args)
     try:
         environment = factory()
     except TypeError as error:
@@ -84,21 +82,17 @@ def environment_factory(config: RunConfig) -> EnvironmentFactory:
 def naming_environment(config: RunConfig, environment: EnvironmentFactory) -> RunConfig:
     """The config with the environment that is really played, so that its run can be evaluated from its folder."""
     told = environment if isinstance(environment, partial) else partial(environment)
-    given, keywords = told.func, told.keywords
-    if given is (SHIPPED.get(config.env) or _class_named(config.env)):
-        name, kind = config.env, given
-    else:
+    name = config.env
+    if told.func is not (SHIPPED.get(config.env) or _class_named(config.env)):
         kind = type(environment())
-        name = next((each for each, made in SHIPPED.items() if kind is made), f"{kind.__module__}:{kind.__name__}")
+        name = next((each for each, known in SHIPPED.items() if kind is known), f"{kind.__module__}:{kind.__name__}")
         if name == config.env:
             return config  # a function that makes what the config says
+    # What it was not given, the config would give it when it is read back.
+    arguments = {key: getattr(environment(), key) for key in SHIPPED_ENVIRONMENTS.get(name, {})} | told.keywords
     # As they will be read back from the run's folder, where there are no tuples.
-    arguments = {key: list(value) if isinstance(value, tuple) else value for key, value in keywords.items()}
-    levels = config.levels
-    if kind is PhoneCalls:  # a setting of its own, and whoever names none plays them all
-        arguments.pop("levels", None)
-        levels = tuple(cast(PhoneCalls, environment()).levels)
-    named = dataclasses.replace(config, env=name, env_args=arguments, levels=levels)
+    arguments = {key: list(value) if isinstance(value, tuple) else value for key, value in arguments.items()}
+    named = dataclasses.replace(config, env=name, env_args=arguments)
     return config if named == config else named
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from lfo.config import RunConfig, validate
-from lfo.env.interface import EnvironmentFactory, OffersLookahead, flaw_of, tasks_of
+from lfo.env.interface import EnvironmentFactory, OffersLookahead, flaw_of, predicted_tools, tasks_of
 from lfo.errors import ConfigError
 from lfo.rollout.patience import call_all
-from lfo.rollout.samples import PREDICTED_TOOLS
 from lfo.tracking import require_trackers
 
 
@@ -22,17 +21,12 @@ def check_run(config: RunConfig, environment: EnvironmentFactory) -> None:
     )
     if isinstance(flaw, str):
         raise ConfigError(flaw)
-    made, wanted = environment(), PREDICTED_TOOLS[config.world_model.predict]
+    made = environment()
     if config.lookahead and not isinstance(made, OffersLookahead):
         raise ConfigError(
             f"the environment {type(made).__name__} has no lookahead_query, so nothing would ever be "
             "imagined; write one, or set lookahead=false"
         )
-    names = {tool["function"]["name"] for tool in made.tools()}
-    if config.world_model.weight and wanted and not names & set(wanted):
-        raise ConfigError(
-            f"world_model.predict={config.world_model.predict} names no tool of this environment "
-            f"({', '.join(sorted(names))}); use world_model.predict=all"
-        )
+    predicted_tools(made, config.world_model.predict)
     for split in config.eval.final_splits:
         tasks_of(made, split)  # an unknown split is better found now than after the last step

@@ -1,4 +1,4 @@
-"""Settings as a tree of dataclasses: their dotted names, values as typed on a command line, and checks of both.
+"""Settings as a tree of dataclasses: their dotted names, values as typed or in a file, and checks of both.
 
     leaves(RunConfig)["rollout.prompts"]      -> int
     parse("1e-4", float)                      -> 0.0001
@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import SequenceMatcher, get_close_matches
 from functools import cache
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
@@ -40,6 +41,54 @@ def leaves(part: type, prefix: str = "") -> dict[str, Any]:
 def did_you_mean(value: str, choices: Sequence[str]) -> str:
     close = get_close_matches(value, choices, n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The dotted name that is most like this one, as a whole and in its last word."""
+
+    def likeness(other: str) -> float:
+        whole = SequenceMatcher(None, name, other).ratio()
+        return whole + SequenceMatcher(None, name.rpartition(".")[2], other.rpartition(".")[2]).ratio()
+
+    return max(names, key=likeness)
+
+
+def dotted(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a nested mapping by their dotted names.
+
+    >>> list(dotted({"trainer": {"nnodes": 2, "logger": []}, "seed": 0}))
+    [('trainer.nnodes', 2), ('trainer.logger', []), ('seed', 0)]
+    """
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from dotted(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def assign(tree: dict[str, Any], name: str, value: Any) -> None:
+    """Set a value of a nested mapping by its dotted name."""
+    *path, last = name.split(".")
+    for key in path:
+        tree = tree.setdefault(key, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"{name} cannot be set: {key} holds a value already")
+    tree[last] = value
+
+
+def read_yaml(path: Path) -> dict[Any, Any]:
+    """The mapping in a file, interpolations as they are written."""
+    try:
+        tree = OmegaConf.to_container(OmegaConf.create(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(f"cannot read the config {path}: {error.strerror}") from error
+    except (YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"the config {path}{line} is not valid YAML") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"the config {path} must be a mapping of settings")
+    return tree
 
 
 def parse(text: str, annotation: Any) -> Any:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lfo.backend import Backend
 from lfo.config import RunConfig
-from lfo.env.interface import EnvironmentFactory
+from lfo.env.interface import EnvironmentFactory, predicted_tools
 from lfo.evaluation.balance import gradient_balance, mean_of_each
 from lfo.evaluation.fixed_tasks import evaluate_splits
 from lfo.evaluation.held_out import Examination
@@ -33,7 +33,6 @@ from lfo.protocol.world_model import WorldModelExample
 from lfo.rollout.predictors import world_model_codec
 from lfo.rollout.runner import refuse_dead_environment
 from lfo.rollout.samples import (
-    PREDICTED_TOOLS,
     ReplayBuffer,
     deal,
     examples_of_groups,
@@ -98,7 +97,7 @@ class Trainer:
         world = config.world_model
         self.coupling = coupling_of(config.coupling, with_world_model=config.algo == "dual-lora")
         self.codec = world_model_codec(config, tokenizer)
-        self.predicted_tools = PREDICTED_TOOLS[world.predict]  # None: all
+        self.predicted_tools = predicted_tools(environment(), world.predict)  # None: all
         self.state = State(weight=world.weight)
         self.replay = ReplayBuffer()
         if world.from_logs:

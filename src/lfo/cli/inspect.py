@@ -55,15 +55,16 @@ def inspect(
     agent = open_agent(run, adapter=adapter, device=device)
     agent.require_world_model()
     file = rollout or _newest_rollouts(run)
+    from lfo.env.interface import predicted_tools
     from lfo.protocol.world_model import observed_calls
     from lfo.rollout.records import read_rollouts
-    from lfo.rollout.samples import PREDICTED_TOOLS
     from lfo.tools.surprise import inspect_calls
 
-    tools = PREDICTED_TOOLS[agent.config.world_model.predict] or None  # of a run that predicts none, all are shown
+    environment = agent.environment()
+    tools = predicted_tools(environment, agent.config.world_model.predict) or None  # of a run that predicts none, all
     found = [
         (read.task_id, call)
-        for read in read_rollouts(file, agent.environment())
+        for read in read_rollouts(file, environment)
         for call in observed_calls(read, predict=tools)
     ]
     if not found:

@@ -106,7 +106,7 @@ def _play(environment: PhoneCalls, task: Task, lines: Iterable[str]) -> None:
 
 def to_message(line: str, known: dict[str, str]) -> str | None:
     """A typed command as the message that an agent would have written; None when there is no such command."""
-    from lfo.env.tool_environment import format_tool_call
+    from lfo.protocol.hermes import format_tool_call
     from lfo.types import ToolCall
 
     command, _, rest = line.partition(" ")

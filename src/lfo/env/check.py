@@ -16,7 +16,6 @@ Beside them: the splits are disjoint, and every task in the files can be done an
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -28,6 +27,7 @@ from lfo.env.generator import Dataset, Options
 from lfo.env.phone_calls import PhoneCalls
 from lfo.env.players import HOSTILE_PLAYERS, PLAYERS, Player
 from lfo.env.tasks import SPLITS, Task
+from lfo.statistics import wilson
 
 FRESH_STREAM = 1  # the files are the beginning of stream 0
 WIDE = 3.3  # standard deviations: one false alarm in a thousand, since there are many bounds
@@ -42,14 +42,6 @@ class Score:
     low: float
     high: float
     n: int
-
-
-def wilson(success: float, n: float, z: float = 1.96) -> tuple[float, float]:
-    """The Wilson interval of a success rate in n independent trials."""
-    centre = (success + z * z / (2 * n)) / (1 + z * z / n)
-    margin = z / (1 + z * z / n) * math.sqrt(success * (1 - success) / n + z * z / (4 * n * n))
-    low, high = max(0.0, centre - margin), min(1.0, centre + margin)
-    return min(low, success), max(high, success)  # at 0 and 1 rounding must not cut the rate off
 
 
 def check(

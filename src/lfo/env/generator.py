@@ -379,35 +379,3 @@ _JSON_NAME = {str: "a string", int: "an integer"}
 @lru_cache(maxsize=8)
 def _hints(dataclass_type: Any) -> dict[str, Any]:
     return typing.get_type_hints(dataclass_type)
-
-
-# --- the tools, for engines that read them from a file ---------------------------------------------------------------
-
-
-def tool_config_yaml() -> str:
-    """`configs/tool_config.yaml`: the schemas of the three tools, in the shape of verl's tool configuration."""
-    from lfo.env.phone_calls import PhoneCalls  # which reads data folders and so imports this module
-
-    tools = [
-        {"class_name": "lfo.env.phone_calls.PhoneCalls", "config": {"type": "native"}, "tool_schema": schema}
-        for schema in PhoneCalls().tools()
-    ]
-    return _TOOL_CONFIG_HEADER + "tools:" + _yaml(tools, indent="  ") + "\n"
-
-
-def _yaml(value: Any, indent: str) -> str:
-    """What stands behind a "key:" in YAML; a string in JSON is one in YAML too, so no YAML package is needed here."""
-    if isinstance(value, dict) and value:
-        return "".join(f"\n{indent}{key}:{_yaml(item, indent + '  ')}" for key, item in value.items())
-    if isinstance(value, list) and value:
-        return "".join(
-            f"\n{indent}-{_yaml(item, indent + '  ')}".replace("-\n" + indent + "  ", "- ", 1) for item in value
-        )
-    return " " + json.dumps(value)
-
-
-_TOOL_CONFIG_HEADER = """\
-# The tools of the phone-call world, written from the typed methods of src/lfo/env/phone_calls.py; write it again with
-#   python -c 'from lfo.env.generator import tool_config_yaml as t; print(t(), end="")' > configs/tool_config.yaml
-# The class is the environment that carries the calls out: one object plays one rollout.
-"""

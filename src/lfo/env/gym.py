@@ -22,8 +22,8 @@ import gymnasium
 from gymnasium import spaces
 
 from lfo.env.interface import Environment, EnvironmentFactory
-from lfo.env.tool_environment import MAX_MESSAGE_CHARS
 from lfo.errors import UsageError
+from lfo.protocol.hermes import MAX_MESSAGE_CHARS
 
 MAX_TEXT_CHARS = MAX_MESSAGE_CHARS
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"

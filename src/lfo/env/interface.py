@@ -14,14 +14,18 @@ A message without a call is a final answer and ends the rollout.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from difflib import get_close_matches
 from functools import cache
 from typing import Any, Protocol, runtime_checkable
 
-from lfo.errors import LfoError, UsageError
+from lfo.errors import ConfigError, LfoError, UsageError
 from lfo.types import Message, ReplyFacts, StepResult, ToolCall
 
 logger = logging.getLogger(__name__)
+
+# What an environment may report in the `info` of a rollout's end and evaluation shows as a mean over rollouts.
+MEASURES = ("mistakes", "calls", "excess_fields", "form_before_call", "department_order")
 
 
 @runtime_checkable
@@ -69,6 +73,14 @@ class OffersLookahead(Protocol):
     def lookahead_query(self, transcript: Sequence[Message]) -> ToolCall | None: ...
 
 
+@runtime_checkable
+class NamesPredictedTools(Protocol):
+    """Optional: the tools whose replies are worth predicting, for `world_model.predict=default`; else all of them."""
+
+    @property
+    def predicted_tools(self) -> Collection[str]: ...
+
+
 EnvironmentFactory = Callable[[], Environment]
 
 
@@ -83,6 +95,27 @@ def tasks_of(environment: Environment, split: str) -> Sequence[Any]:
     if not tasks:
         raise UsageError(f"the environment {type(environment).__name__} has no tasks in its split {split!r}")
     return tasks
+
+
+def predicted_tools(environment: Environment, setting: str = "default") -> frozenset[str] | None:
+    """The tools that `world_model.predict` means here: `default`, `all`, `none` or names with commas; None is all."""
+    if setting in ("all", "none"):
+        return None if setting == "all" else frozenset()
+    if setting != "default":
+        names = [name.strip() for name in setting.split(",")]
+    elif isinstance(environment, NamesPredictedTools):
+        names = environment.predicted_tools
+    else:
+        return None
+    tools = [tool["function"]["name"] for tool in environment.tools()]
+    for name in names:
+        if name not in tools:
+            close = get_close_matches(name, tools, n=1, cutoff=0.0)[0]
+            raise ConfigError(
+                f"world_model.predict={setting}: the environment {type(environment).__name__} has no tool {name!r}; "
+                f"the nearest is {close}"
+            )
+    return frozenset(names)
 
 
 def flaw_of(environment: EnvironmentFactory) -> str | None:

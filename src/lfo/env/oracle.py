@@ -98,6 +98,8 @@ def _splits(seed: int) -> Mapping[str, tuple[OracleTask, ...]]:
 class OracleCodes(ToolEnvironment):
     """The world of this module, as an `Environment`: one object plays one task."""
 
+    predicted_tools = ("open_door",)  # whose replies tell the law; an oracle's order is no secret
+
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
         self.spoken: frozenset[str] | None = None  # the words of the one try

@@ -24,9 +24,10 @@ from lfo.env.fields import ALTERNATIVE, FIELDS, REFERENCE
 from lfo.env.generator import load_cached
 from lfo.env.seeds import stream
 from lfo.env.tasks import LEVELS, SPLITS, Errand, Task, TaskStream
-from lfo.env.tool_environment import Mistake, ToolEnvironment, quote, read_tool_call, tool
+from lfo.env.tool_environment import Mistake, ToolEnvironment, quote, tool
 from lfo.env.world import UNSEEN, Company, Department, company
 from lfo.errors import UsageError
+from lfo.protocol.hermes import read_tool_call
 from lfo.types import Message, ReplyFacts, ToolCall
 
 SYSTEM = "You make phone calls for your user. Search the company, ask the user once for details, then call."
@@ -81,6 +82,8 @@ class PhoneCalls(ToolEnvironment):
     companies and counts are its own); `levels` then picks among its levels.
     """
 
+    predicted_tools = ("make_phone_call",)  # what reps say; the rest stands in the directory or in the user's profile
+
     def __init__(
         self,
         *,
@@ -98,8 +101,8 @@ class PhoneCalls(ToolEnvironment):
             known = options.levels
             seed, companies, unseen_companies = options.seed, options.num_companies, options.num_unseen_companies
         self.levels = known if levels is None else tuple(levels)
-        if not self.levels or not set(known).issuperset(self.levels):
-            raise UsageError(f"levels must be some of {list(known)}, not {list(self.levels)}.")
+        if not self.levels or len({*known} & {*self.levels}) < len(self.levels):
+            raise UsageError(f"levels must be some of {list(known)}, each once, not {list(self.levels)}.")
         self.world = world_of(seed, companies, unseen_companies)
         self._counts = counts or {}
 
@@ -331,3 +334,33 @@ def lookahead_query(transcript: Sequence[Message]) -> ToolCall | None:
     )
     number = next((number for _, number in named if number not in numbers), None)
     return ToolCall(name="make_phone_call", arguments={"phone_number": number, "auth_info": {}}) if number else None
+
+
+# --- the tools, for engines that read them from a file ---------------------------------------------------------------
+
+
+def tool_config_yaml() -> str:
+    """`configs/tool_config.yaml`: the schemas of the three tools, in the shape of verl's tool configuration."""
+    tools = [
+        {"class_name": "lfo.env.phone_calls.PhoneCalls", "config": {"type": "native"}, "tool_schema": schema}
+        for schema in PhoneCalls().tools()
+    ]
+    return _TOOL_CONFIG_HEADER + "tools:" + _yaml(tools, indent="  ") + "\n"
+
+
+def _yaml(value: Any, indent: str) -> str:
+    """What stands behind a "key:" in YAML; a string in JSON is one in YAML too, so no YAML package is needed here."""
+    if isinstance(value, dict) and value:
+        return "".join(f"\n{indent}{key}:{_yaml(item, indent + '  ')}" for key, item in value.items())
+    if isinstance(value, list) and value:
+        return "".join(
+            f"\n{indent}-{_yaml(item, indent + '  ')}".replace("-\n" + indent + "  ", "- ", 1) for item in value
+        )
+    return " " + json.dumps(value)
+
+
+_TOOL_CONFIG_HEADER = """\
+# The tools of the phone-call world, written from the typed methods of src/lfo/env/phone_calls.py; write it again with
+#   python -c 'from lfo.env.phone_calls import tool_config_yaml as t; print(t(), end="")' > configs/tool_config.yaml
+# The class is the environment that carries the calls out: one object plays one rollout.
+"""

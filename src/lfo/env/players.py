@@ -31,7 +31,7 @@ from lfo.env.phone_calls import PhoneCalls
 from lfo.env.reps import describe
 from lfo.env.seeds import stream
 from lfo.env.tasks import Task
-from lfo.env.tool_environment import format_tool_call
+from lfo.protocol.hermes import format_tool_call
 from lfo.types import StepResult, ToolCall
 
 Player = Callable[[PhoneCalls, Task], float]
@@ -272,3 +272,22 @@ HOSTILE_PLAYERS: dict[str, Player] = {
     "tags_in_names": tags_in_names,
     "megabyte": megabyte,
 }
+
+
+def careless(environment: PhoneCalls, task: Task) -> float:
+    """Collects a part of what is needed, and calls the right department, a wrong one and a number that nobody has."""
+    rng = stream(task.talk_seed, "careless player")
+    session = Session(environment, task)
+    numbers = session.numbers()
+    needed = informed_form(task)
+    values = session.form(rng.sample(needed, rng.randint(1, max(1, len(needed) - 1))))
+    right = numbers[task.errands[0].service]
+    wrong = rng.choice(sorted(set(numbers.values()) - {right}) or [right])
+    nobody = next(n for n in iter(lambda: f"555-{rng.randrange(1000, 10_000)}", "") if n not in numbers.values())
+    for number in rng.sample([right, wrong, nobody], 3):
+        session.tool("make_phone_call", phone_number=number, auth_info=values)
+    return session.end()
+
+
+# Between them they hear every kind of reply.
+EVERY_REPLY: tuple[Player, ...] = (PLAYERS["reader"], PLAYERS["informed"], PLAYERS["random"], careless)

@@ -6,7 +6,7 @@ A study varies one idea, which may take more than one setting, so that all else 
 
     weight     world_model.weight, with look-ahead on. 0 is the control in which an untrained world model speaks:
                it is not plain DAPO, which has no look-ahead
-    predict    whose replies the world model learns. `none` is again an untrained one that speaks
+    predict    whose replies the world model learns (tools with a plus); `none` is again an untrained one that speaks
     rank       lora.rank, with lora.alpha = 2 * rank: the scale of an update stays what it is
     schedule   when the world model learns: world_model_first for a fifth of the steps, hierarchical every second step
     coupling   how the adapters meet, each without and with look-ahead; `separate` alone is the negative control
@@ -44,10 +44,6 @@ class Study:
     settings: Callable[[str, int], Sequence[str]]  # of a value, in runs of so many steps
 
 
-def _plain(setting: str) -> Callable[[str, int], Sequence[str]]:
-    return lambda value, steps: (f"{setting}={value}",)
-
-
 def _rank(value: str, steps: int) -> Sequence[str]:
     if not value.isdecimal():
         raise ConfigError(f"a rank is a whole number, which {value!r} is not")
@@ -75,12 +71,12 @@ STUDIES: Mapping[str, Study] = {
     "weight": Study(
         setting="world_model.weight",
         values=("0", "0.1", "0.3", "0.5", "1", "2"),
-        settings=_plain("world_model.weight"),
+        settings=lambda value, steps: (f"world_model.weight={value}",),
     ),
     "predict": Study(
         setting="world_model.predict",
-        values=("none", "phone", "phone_form", "all"),
-        settings=_plain("world_model.predict"),
+        values=("none", "default", "make_phone_call+auth_info_form", "all"),
+        settings=lambda value, steps: (f"world_model.predict={value.replace('+', ',')}",),
     ),
     "rank": Study(setting="lora.rank", values=("8", "16", "32", "64"), settings=_rank),
     "schedule": Study(

@@ -163,7 +163,7 @@ def _world_model_not_learning(run: _Run) -> Trouble | None:
         return Trouble(
             name="world model not learning",
             figure=f"{setting}, so an untrained world model speaks in the look-ahead",
-            knob="unless this is the control, set world_model.weight=1 and world_model.predict=phone",
+            knob="unless this is the control, set world_model.weight=1 and world_model.predict=default",
         )
     meaning = _meaning(run)
     tokens = run.lately("world_model_accuracy")

@@ -19,19 +19,18 @@ from typing import Any, cast
 
 from lfo.backend import Backend
 from lfo.config import RunConfig
-from lfo.env.interface import Environment, EnvironmentFactory, OffersLookahead
+from lfo.env.interface import Environment, EnvironmentFactory, OffersLookahead, predicted_tools
 from lfo.env.phone_calls import PhoneCalls
-from lfo.env.players import PLAYERS, Player, Session, informed_form
-from lfo.env.seeds import stream
+from lfo.env.players import EVERY_REPLY, Player
 from lfo.env.tasks import Task
-from lfo.env.tool_environment import format_tool_call
 from lfo.errors import EnvironmentFailed
 from lfo.evaluation.world_model import OTHER, Prediction, describe_with, prediction_metrics, same_meaning
+from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import ObservedCall, WorldModelCodec, observed_calls, render_state, state_of
 from lfo.rollout.predictors import true_reply_predictor
 from lfo.rollout.records import rollout_from_texts, transcripts
 from lfo.rollout.runner import Question, RolloutRequest, RunnerSettings
-from lfo.rollout.samples import PREDICTED_TOOLS, world_model_sample
+from lfo.rollout.samples import world_model_sample
 from lfo.types import Rollout, StepResult
 
 SPLIT = "val"
@@ -101,8 +100,8 @@ def held_out_calls(
     judge = environment()
     tasks = judge.tasks(SPLIT)[:TASKS]
     if isinstance(judge, PhoneCalls):
-        tools = PREDICTED_TOOLS["phone"]
-        plays = [(task, player) for task in tasks for player in _SCRIPTS]
+        tools = predicted_tools(judge)
+        plays = [(task, player) for task in tasks for player in EVERY_REPLY]
         rollouts = settings.call_all([partial(_play, environment, *play) for play in plays])
         played = [(task, rollout) for (task, _), rollout in zip(plays, rollouts, strict=True)]
     else:
@@ -171,25 +170,7 @@ def _of_different_categories(examples: Sequence[dict[str, Any]], count: int) -> 
     return [examples[place] for _, place in sorted(places)[:count]]
 
 
-# --- the phone-call world: who makes the calls -----------------------------------------------------------------------
-
-
-def _careless(environment: PhoneCalls, task: Task) -> float:
-    """Collects a part of what is needed, and calls the right department, a wrong one and a number that nobody has."""
-    rng = stream(task.talk_seed, "careless player")
-    session = Session(environment, task)
-    numbers = session.numbers()
-    needed = informed_form(task)
-    values = session.form(rng.sample(needed, rng.randint(1, max(1, len(needed) - 1))))
-    right = numbers[task.errands[0].service]
-    wrong = rng.choice(sorted(set(numbers.values()) - {right}) or [right])
-    nobody = next(n for n in iter(lambda: f"555-{rng.randrange(1000, 10_000)}", "") if n not in numbers.values())
-    for number in rng.sample([right, wrong, nobody], 3):
-        session.tool("make_phone_call", phone_number=number, auth_info=values)
-    return session.end()
-
-
-_SCRIPTS: tuple[Player, ...] = (PLAYERS["reader"], PLAYERS["informed"], PLAYERS["random"], _careless)
+# --- scripted players, and what they say and hear ---------------------------------------------------------------------
 
 
 class _Recorder:

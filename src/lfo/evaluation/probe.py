@@ -29,8 +29,8 @@ from typing import Any
 import yaml
 
 from lfo.env.interface import DescribesReplies, Environment, describe_with
-from lfo.env.tool_environment import format_tool_call
 from lfo.errors import DataError, UsageError
+from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import WorldModelState, state_of
 from lfo.rollout.records import rollout_from_texts
 from lfo.types import Message, ToolCall

@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from lfo.evaluation.success import rollout_metrics, wilson
+from lfo.evaluation.success import rollout_metrics
+from lfo.statistics import wilson
 from lfo.types import Rollout, RolloutGroup
 
 
@@ -66,4 +67,4 @@ def judge(groups: Sequence[RolloutGroup], levels: Sequence[Any]) -> dict[str, An
 
 def _share(rates: Sequence[float]) -> dict[str, Any]:
     """The mean over tasks: `{"rate": 0.9, "interval": [0.83, 0.94], "tasks": 100}`."""
-    return {"rate": fmean(rates), "interval": list(wilson(sum(rates), len(rates))), "tasks": len(rates)}
+    return {"rate": fmean(rates), "interval": list(wilson(sum(rates) / len(rates), len(rates))), "tasks": len(rates)}

@@ -19,9 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from lfo.config import RunConfig, from_yaml
+from lfo.config import SHIPPED_ENVIRONMENTS, RunConfig, from_yaml
 from lfo.env.ceiling import mean_ceiling
-from lfo.env.interface import Environment, EnvironmentFactory, tasks_of
+from lfo.env.interface import EnvironmentFactory, tasks_of
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
 from lfo.env.tasks import Task
@@ -122,7 +122,7 @@ def describe_data(config: RunConfig, environment: EnvironmentFactory) -> dict[st
     splits = (*config.eval.splits, *config.eval.final_splits) if config.eval.every else ()
     return {
         "environment": config.env,
-        "levels": list(config.levels) if config.env == "phone-calls" else [],
+        "levels": list(config.env_args.get("levels", ())) if config.env in SHIPPED_ENVIRONMENTS else [],
         "splits": {split: _describe_split(config, environment, split) for split in splits},
     }
 
@@ -142,11 +142,11 @@ def _describe_split(config: RunConfig, environment: EnvironmentFactory, split: s
     tasks = tasks_of(environment(), split)[: config.eval.tasks]
     openings = _openings(config, environment, tasks)
     identity = [[str(task.id), opening] for task, opening in zip(tasks, openings, strict=True)]
-    phone_tasks = [task for task in tasks if isinstance(task, Task)]
+    bounded = [task for task in tasks if isinstance(task, Task)]
     return {
         "tasks": len(tasks),
         "fingerprint": hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16],
-        "ceiling": mean_ceiling(phone_tasks) if phone_tasks and len(phone_tasks) == len(tasks) else None,
+        "ceiling": mean_ceiling(bounded) if bounded and len(bounded) == len(tasks) else None,
     }
 
 
@@ -181,13 +181,10 @@ def _data_of(path: Path, config: RunConfig) -> Mapping[str, Any] | None:
 
 def _shipped_environment(config: RunConfig) -> EnvironmentFactory | None:
     """Environments of the package alone: reading a run must not import somebody's code."""
-    factory: Callable[[], Environment]
-    if config.env == "phone-calls":
-        factory = cast(EnvironmentFactory, partial(PhoneCalls, **{"levels": config.levels, **config.env_args}))
-    elif config.env == "oracle-codes":
-        factory = cast(EnvironmentFactory, partial(OracleCodes, **config.env_args))
-    else:
+    shipped = {"phone-calls": PhoneCalls, "oracle-codes": OracleCodes}
+    if config.env not in shipped:
         return None
+    factory = cast(EnvironmentFactory, partial(shipped[config.env], **config.env_args))
     try:
         factory()
     except (TypeError, ValueError, LfoError):

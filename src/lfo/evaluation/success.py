@@ -8,22 +8,13 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from lfo.env.check import wilson as wilson_of_rate
+from lfo.env.interface import MEASURES
 from lfo.rollout.runner import BROKEN_OFF
 from lfo.types import Rollout
 
 BROKEN_ROLLOUTS = "some rollouts are broken off by their environment: `stops` counts them, and lfo rollouts shows why"
 NO_CALLS = "no rollout called a tool of this environment: this base cannot; name one with model= that calls tools"
 FAR = 0.2  # below the best evaluation, at least: less is seen in runs that are well
-
-
-def wilson(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
-    """The Wilson interval of a count of successes; of no trials, everything is possible.
-
-    >>> tuple(round(bound, 3) for bound in wilson(9, 10))
-    (0.596, 0.982)
-    """
-    return wilson_of_rate(successes / n, n, z) if n else (0.0, 1.0)
 
 
 def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
@@ -41,7 +32,7 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
             by_level[str(rollout.info["level"])].append(rollout.reward)
     if by_level:
         metrics["success_by_level"] = {level: fmean(rewards) for level, rewards in sorted(by_level.items())}
-    for key in ("mistakes", "calls", "excess_fields", "form_before_call", "department_order"):
+    for key in MEASURES:
         values = [float(rollout.info[key]) for rollout in rollouts if key in rollout.info]
         if values:
             metrics[key] = fmean(values)

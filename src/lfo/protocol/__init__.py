@@ -1,1 +1,1 @@
-"""Text and tokens: chat in ids with the origin of each (`chat`), world-model examples (`world_model`). No torch."""
+"""Text and tokens: tool calls (`hermes`), chat in ids (`chat`), world-model examples (`world_model`). No torch."""

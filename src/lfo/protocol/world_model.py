@@ -15,8 +15,9 @@
     <|predict_csr|>                                            weight 0 up to here
     <|csr|>For security purposes, I need ...<|/csr|>           weight 1, the end of turn that follows included
 
-The tags are ordinary text, since the base is frozen. An example holds what the agent has seen and nothing else, and
-imagined exchanges neither enter a state nor become a target.
+The tags are ordinary text, since the base is frozen. Two of their words, `Auth` and `csr`, are of the world that the
+embedded base was pretrained in, and stay for its sake; in any world they stand for what was told, and for the reply.
+An example holds what the agent has seen and nothing else; imagined exchanges neither enter a state nor become a target.
 """
 
 from __future__ import annotations
@@ -341,7 +342,7 @@ def _call_line(call: ToolCall | None) -> str:
 
 
 def _strings_in(text: str) -> dict[str, str]:
-    """The string values of all JSON objects in a text, as a form or an account answers them."""
+    """The string values of all JSON objects in a text, as an observation may hold them."""
     text = text[:_MAX_CHARS]
     found: dict[str, str] = {}
     position = text.find("{")

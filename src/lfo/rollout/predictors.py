@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from lfo.config import RunConfig
 from lfo.env.interface import EnvironmentFactory
-from lfo.env.tool_environment import format_tool_call
 from lfo.errors import EnvironmentFailed
+from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import WorldModelCodec
 from lfo.rollout.reply_memory import ReplyMemory
 from lfo.rollout.runner import Predictor, Question, RunnerSettings

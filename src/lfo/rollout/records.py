@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from lfo.env.interface import Environment, describe_with
-from lfo.env.tool_environment import read_tool_call
 from lfo.errors import DataError
+from lfo.protocol.hermes import read_tool_call
 from lfo.rollout.runner import is_asked
 from lfo.types import Message, Rollout, StopReason, Turn
 

@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 from scipy.sparse import csr_array
 
-from lfo.env.tool_environment import format_tool_call
 from lfo.errors import DataError
+from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import ObservedCall, WorldModelState, concerning, observed_calls
 from lfo.types import Rollout, ToolCall
 

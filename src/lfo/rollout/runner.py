@@ -23,9 +23,9 @@ import numpy as np
 
 from lfo.config import RunConfig
 from lfo.env.interface import Environment, EnvironmentFactory, OffersLookahead, describe_with
-from lfo.env.tool_environment import format_tool_call, read_tool_call
 from lfo.errors import EnvironmentFailed, WorkError
 from lfo.protocol.chat import ChatCodec, Tokens
+from lfo.protocol.hermes import format_tool_call, read_tool_call
 from lfo.protocol.world_model import WorldModelState, state_of
 from lfo.rollout.patience import EnvironmentTimedOut, call_all
 from lfo.types import Message, Origin, ReplyFacts, Rollout, StepResult, StopReason, ToolCall, Turn

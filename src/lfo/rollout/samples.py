@@ -26,14 +26,6 @@ MOST_ENCODERS = 4  # threads that turn what was heard into tokens; more of them 
 
 T = TypeVar("T")
 
-# What `world_model.predict` means in terms of tools; None is every tool.
-PREDICTED_TOOLS: dict[str, Collection[str] | None] = {
-    "phone": frozenset({"make_phone_call"}),
-    "phone_form": frozenset({"make_phone_call", "auth_info_form"}),
-    "all": None,
-    "none": frozenset(),
-}
-
 
 def policy_sample(
     rollout: Rollout,

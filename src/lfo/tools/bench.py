@@ -22,12 +22,12 @@ from lfo.config import load_config
 from lfo.engines import create_trainer
 from lfo.engines.local import LocalBackend
 from lfo.env.phone_calls import PhoneCalls
-from lfo.env.tool_environment import format_tool_call
 from lfo.loading import environment_factory, load_base, load_tokenizer, pick_device
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.sampler import Sampler
 from lfo.objectives.advantages import DynamicSamplingReport
 from lfo.protocol.chat import ChatCodec
+from lfo.protocol.hermes import format_tool_call
 from lfo.tools import speed
 from lfo.training import Collected, Trainer
 from lfo.types import RolloutGroup, ToolCall

@@ -8,13 +8,13 @@ from typing import Any
 
 from lfo import __version__
 from lfo.agent import Agent
-from lfo.env.tool_environment import format_tool_call
 from lfo.evaluation.runs import RunRecord, read_run
-from lfo.evaluation.success import wilson
 from lfo.loading import EMBEDDED
 from lfo.model.adapters import POLICY, WORLD_MODEL
+from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import WorldModelState, render_prompt, render_target
 from lfo.rollout.runner import EXPECTED
+from lfo.statistics import wilson
 from lfo.types import ToolCall
 
 BASE = "base"
@@ -61,11 +61,11 @@ def _what_it_is(agent: Agent, name: str, form: str) -> str:
     )
     weights = "untrained weights" if agent.weights is None else f"weights of `{agent.weights.name}`"
     rows = {
-        "environment": f"`{config.env}`" + (f", levels {list(config.levels)}" if config.env == "phone-calls" else ""),
+        "environment": f"`{config.env}`" + (f", levels {levels}" if (levels := config.env_args.get("levels")) else ""),
         "algorithm": f"{config.algo}, coupling={config.coupling}",
         "look-ahead in training": f"yes, from {config.lookahead_source}" if config.lookahead else "no",
         "LoRA": f"rank {config.lora.rank}, alpha {config.lora.alpha:g}, targets {config.lora.targets}",
-        "world-model weight": f"{config.world_model.weight:g}, predicts {config.world_model.predict}",
+        "world-model weight": f"{config.world_model.weight:g}, `world_model.predict={config.world_model.predict}`",
         "sampling temperature": f"{config.rollout.temperature:g}",
         "seed": str(config.seed),
     }
@@ -90,7 +90,7 @@ def _figures(record: RunRecord, weights: str) -> str:
         if not name.startswith("eval/") or metric != "success":
             continue
         tasks = splits.get(split, {}).get("tasks", record.config.eval.tasks if record.config else 0)
-        low, high = wilson(last[name] * tasks, tasks)
+        low, high = wilson(last[name], tasks)
         ceiling = splits.get(split, {}).get("ceiling")
         lines.append(
             f"| {split} | {tasks} | {last[name]:.1%} | {low:.1%} - {high:.1%} | "

@@ -28,9 +28,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from lfo.config import RunConfig, dotted
+from lfo.config import RunConfig
 from lfo.errors import ConfigError
 from lfo.loading import model_source, pick_device
+from lfo.settings import dotted
 
 PLUGIN = "lfo.engines.verl.plugin"  # registers our parts wherever verl builds a model config
 PLATFORM = "lfo.engines.verl.platform"  # imported with verl itself

@@ -22,13 +22,13 @@ from lfo.env.fields import FIELDS
 from lfo.env.phone_calls import PhoneCalls
 from lfo.env.tasks import LEVELS, Task
 from lfo.env.world import company
-from lfo.evaluation.success import wilson
 from lfo.loading import load_base, load_tokenizer
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.sampler import Sampler
 from lfo.protocol.chat import ChatCodec
 from lfo.rollout.predictors import true_reply_predictor
 from lfo.rollout.runner import RolloutRequest, Runner, RunnerSettings
+from lfo.statistics import wilson
 from lfo.types import Rollout
 
 MAX_CONTEXT = 1_536
@@ -109,11 +109,11 @@ def check_base(
 
 
 def summary(rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    successes = sum(rollout.reward for rollout in rollouts)
-    low, high = wilson(successes, len(rollouts))
+    success = sum(rollout.reward for rollout in rollouts) / len(rollouts)
+    low, high = wilson(success, len(rollouts))
     first_calls = [call for rollout in rollouts if (call := _first(rollout, "make_phone_call"))]
     return {
-        "success": successes / len(rollouts),
+        "success": success,
         "low": low,
         "high": high,
         "empty_first_call": fmean([call.arguments.get("auth_info") == {} for call in first_calls] or [0.0]),

@@ -25,9 +25,10 @@ from lfo.env.phone_calls import PhoneCalls
 from lfo.env.reps import describe
 from lfo.env.seeds import stream
 from lfo.env.tasks import LEVEL, Errand, Level, Task, draw_task
-from lfo.env.tool_environment import ToolEnvironment, format_tool_call, read_tool_call
+from lfo.env.tool_environment import ToolEnvironment
 from lfo.env.world import company
 from lfo.protocol.chat import ChatCodec
+from lfo.protocol.hermes import format_tool_call, read_tool_call
 from lfo.protocol.world_model import WorldModelCodec, render_prompt, render_target, state_of
 from lfo.types import Message, StepResult, ToolCall, Turn
 

@@ -1,0 +1,146 @@
+"""Whether a config can be run, as far as its settings tell: types, ranges, and what must hold between them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+
+from lfo.config.knobs import POSITIVE, RANGES, SHIPPED_ENVIRONMENTS, RunConfig, flatten
+from lfo.errors import ConfigError
+from lfo.settings import did_you_mean, typed
+
+
+def validate(config: RunConfig) -> None:
+    """Raise a ConfigError, one sentence, for the first thing that is wrong with a config."""
+    typed(dataclasses.asdict(config), RunConfig, "")
+    settings = flatten(config)
+    for name, (low, high) in RANGES.items():
+        values = settings[name] if isinstance(settings[name], tuple) else (settings[name],)
+        for value in values:
+            if value < low or (high is not None and value > high) or (name in POSITIVE and value == 0):
+                lower = f"above {low}" if name in POSITIVE else f"at least {low}"
+                raise ConfigError(
+                    f"{name} must be {lower}{f' and at most {high}' if high is not None else ''}, not {value}"
+                )
+    for holds, sentence in _relations(config):
+        if not holds:
+            raise ConfigError(sentence)
+
+
+def _relations(c: RunConfig) -> Iterator[tuple[bool, str]]:
+    """What must hold between settings, each with the sentence for a user whose config breaks it."""
+    yield from _of_the_run(c)
+    yield from _of_rollouts(c)
+    yield from _of_the_world_model(c)
+    yield from _of_lookahead(c)
+
+
+def _of_the_run(c: RunConfig) -> Iterator[tuple[bool, str]]:
+    yield (
+        c.env in SHIPPED_ENVIRONMENTS or re.fullmatch(r"[\w.]+:\w+", c.env) is not None,
+        f"env must be {' or '.join(SHIPPED_ENVIRONMENTS)} or package.module:Class, not {c.env!r}"
+        + did_you_mean(c.env, tuple(SHIPPED_ENVIRONMENTS)),
+    )
+    yield bool(c.model.strip()), "model must name the embedded base (tiny), a folder or a hub id"
+    yield bool(c.output_dir.strip()), "output_dir must name a folder"
+    yield len(set(c.trackers)) == len(c.trackers), f"trackers names something twice: {', '.join(c.trackers)}"
+    splits = (*c.eval.splits, *c.eval.final_splits)
+    yield len(set(splits)) == len(splits), f"the splits of eval name something twice: {', '.join(splits)}"
+    yield len(c.eval.splits) > 0, "eval.splits must name at least one split; eval.every=0 turns evaluation off"
+    yield (
+        c.eval.every > 0 or not c.eval.final_splits,
+        "eval.every=0 turns evaluation off, that of eval.final_splits too; leave them out or set eval.every",
+    )
+    yield all(part.strip() for part in c.lora.targets.split(",")), "lora.targets must be all-linear or module names"
+
+
+def _of_rollouts(c: RunConfig) -> Iterator[tuple[bool, str]]:
+    r, w = c.rollout, c.world_model
+    yield (
+        r.prompts % r.mini_batch_prompts == 0,
+        f"rollout.mini_batch_prompts={r.mini_batch_prompts} does not divide rollout.prompts={r.prompts}",
+    )
+    yield (
+        r.max_turn_tokens < r.max_context,
+        f"rollout.max_turn_tokens={r.max_turn_tokens} leaves no room in rollout.max_context={r.max_context}",
+    )
+    yield (
+        w.reply_tokens < r.max_context,
+        f"world_model.reply_tokens={w.reply_tokens} leaves no room in rollout.max_context={r.max_context}",
+    )
+    yield (
+        c.policy.overlong_buffer < r.max_context,
+        f"policy.overlong_buffer={c.policy.overlong_buffer} must be below rollout.max_context={r.max_context}",
+    )
+
+
+def _of_the_world_model(c: RunConfig) -> Iterator[tuple[bool, str]]:
+    w = c.world_model
+    yield (
+        all(name.strip() for name in w.predict.split(",")),
+        "world_model.predict must be default, all, none or names of tools with commas",
+    )
+    yield (
+        w.input != "inline" or c.coupling in ("shared", "stacked"),
+        "world_model.input=inline needs coupling=shared or coupling=stacked, and lookahead=false",
+    )
+    yield (
+        w.input != "inline" or not c.lookahead or c.lookahead_source != "world_model",
+        "world_model.input=inline trains no world model that look-ahead could ask: it needs lookahead=false",
+    )
+    yield (
+        w.schedule != "world_model_first" or 1 <= w.first_steps <= c.steps,
+        f"world_model.schedule=world_model_first needs world_model.first_steps from 1 to steps={c.steps}",
+    )
+    yield (
+        w.first_steps == 0 or w.schedule == "world_model_first",
+        "world_model.first_steps needs world_model.schedule=world_model_first",
+    )
+    yield (
+        w.schedule != "hierarchical" or w.every >= 2,
+        "world_model.schedule=hierarchical needs world_model.every of at least 2",
+    )
+    yield w.every == 1 or w.schedule == "hierarchical", "world_model.every needs world_model.schedule=hierarchical"
+    yield not w.adaptive_weight or c.eval.every > 0, "world_model.adaptive_weight=true needs eval.every above 0"
+    yield not w.only or w.weight > 0, "world_model.only=true needs world_model.weight above 0"
+    yield not w.only or w.predict != "none", "world_model.only=true has nothing to learn with world_model.predict=none"
+    yield (
+        w.from_logs is None or w.only,
+        "world_model.from_logs needs world_model.only=true: logs teach the world model and not the policy",
+    )
+    yield (
+        w.from_logs is None or (w.replay and w.input == "state"),
+        "world_model.from_logs needs world_model.replay=true and world_model.input=state",
+    )
+
+
+def _of_lookahead(c: RunConfig) -> Iterator[tuple[bool, str]]:
+    r, w = c.rollout, c.world_model
+    sighted = r.group_size - round(r.group_size * c.exploration.blind_share)
+    yield (
+        not c.lookahead or w.only or sighted != 1,
+        f"rollout.group_size={r.group_size} with exploration.blind_share={c.exploration.blind_share:g} leaves one "
+        "rollout with look-ahead, which has none to be compared with; use a larger group or a smaller share",
+    )
+    yield (
+        c.lookahead_source == "world_model" or c.lookahead,
+        f"lookahead_source={c.lookahead_source} needs lookahead=true",
+    )
+    yield (
+        c.lookahead_source != "memory" or w.from_logs is None,
+        "lookahead_source=memory hears nothing with world_model.from_logs, which rolls nothing out",
+    )
+    for name, used in (
+        ("lookahead=true", c.lookahead),
+        (f"world_model.weight={w.weight:g}", w.weight > 0),
+        ("world_model.only=true", w.only),
+        ("world_model.adaptive_weight=true", w.adaptive_weight),
+        (f"surprise={c.surprise:g}", c.surprise > 0),
+    ):
+        yield not used or c.algo == "dual-lora", f"{name} needs algo=dual-lora"
+    yield (
+        not c.surprise or (w.input == "state" and w.weight > 0 and w.predict != "none"),
+        "surprise needs a world model that learns: world_model.weight above 0, world_model.input=state and "
+        "world_model.predict other than none",
+    )

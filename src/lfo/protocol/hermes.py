@@ -1,0 +1,131 @@
+"""Tool calls as text, in Hermes form: read what a policy wrote, write what we say in its place.
+
+    format_tool_call(ToolCall(name="look", arguments={}))
+    -> '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+
+A message holds one call or none. What cannot be read is a `Mistake`, one sentence for the policy. Standard library
+only: environments read calls with it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+from lfo.types import ToolCall
+
+MAX_MESSAGE_CHARS = 20_000  # of a message that calls a tool
+MAX_NESTING = 8  # of arrays and objects inside a call
+
+
+class Mistake(Exception):
+    """A bad use of a tool, in one sentence for the policy; raised by the parser and by tools."""
+
+
+_OPEN = "<tool_call>"
+_CLOSE = "</tool_call>"
+_CALL_STARTS = re.compile(_OPEN + r"\s*")
+_CALL_ENDS = re.compile(r"\s*" + _CLOSE)
+
+
+def parse_tool_call(message: str) -> ToolCall | None:
+    """The one call in a message, None when it has none; raises `Mistake` when the call cannot be read.
+
+    >>> parse_tool_call('<tool_call>{"name": "look", "arguments": {}}</tool_call>')
+    ToolCall(name='look', arguments={})
+    """
+    start = _CALL_STARTS.search(message)
+    if start is None:
+        return None
+    if len(message) > MAX_MESSAGE_CHARS:
+        raise Mistake(f"The message is longer than {MAX_MESSAGE_CHARS} characters.")
+    try:
+        value, end = _DECODER.raw_decode(message, start.end())
+    except json.JSONDecodeError as error:
+        raise Mistake(f"The tool call is not valid JSON: {error.msg} at character {error.pos}.") from None
+    except RecursionError:
+        raise Mistake("The tool call is nested too deeply.") from None
+    if not _CALL_ENDS.match(message, end):
+        raise Mistake(f"The tool call must end with {_CLOSE} right after its JSON object.")
+    if message.find(_OPEN, end) >= 0:
+        raise Mistake("Only one tool call is allowed in a message.")
+    if type(value) is not dict:
+        raise Mistake('The tool call must be a JSON object with "name" and "arguments".')
+    name = value.get("name")
+    if type(name) is not str:
+        raise Mistake('The tool call must have a "name" that is a string.')
+    arguments = value.get("arguments", _NO_ARGUMENTS)
+    if type(arguments) is not dict:
+        raise Mistake('"arguments" of the tool call must be a JSON object.')
+    if len(value) > 1 + ("arguments" in value):
+        raise Mistake('The tool call may only have "name" and "arguments".')
+    # The next two checks walk the arguments, so a glance at the message first says whether they can matter at all.
+    if message.count("{") + message.count("[") > MAX_NESTING and not _nested_at_most(MAX_NESTING, arguments):
+        raise Mistake("The tool call is nested too deeply.")
+    if ("\\u" in message or not message.isascii()) and _has_lone_surrogate(name, arguments):
+        raise Mistake("The tool call contains half of a Unicode surrogate pair.")
+    return ToolCall(name=name, arguments=arguments if arguments is not _NO_ARGUMENTS else {})
+
+
+def read_tool_call(message: str) -> ToolCall | None:
+    """Like `parse_tool_call`, for readers of a transcript: None also when the call cannot be read."""
+    try:
+        return parse_tool_call(message)
+    except Mistake:
+        return None
+
+
+def format_tool_call(call: ToolCall) -> str:
+    """The inverse of `parse_tool_call`, in the one form that we write."""
+    body = {"name": call.name, "arguments": dict(call.arguments)}
+    return f"{_OPEN}\n{json.dumps(body, ensure_ascii=False, allow_nan=False)}\n{_CLOSE}"
+
+
+_NO_ARGUMENTS: dict[str, Any] = {}
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise Mistake("The tool call has a key twice in one object.")
+    return result
+
+
+def _integer(text: str) -> int:
+    if len(text) > 19:  # before int(), whose time grows with the square of the length
+        raise Mistake("The tool call contains a number that is too large.")
+    return int(text)
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise Mistake("The tool call contains a number that is too large.")
+    return value
+
+
+def _constant(text: str) -> float:
+    raise Mistake(f"{text} is not a JSON value.")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer, parse_float=_float, parse_constant=_constant)
+
+
+def _nested_at_most(depth: int, outermost: dict[str, Any]) -> bool:
+    level: list[Any] = [outermost]
+    for _ in range(depth):
+        items = [item for box in level for item in (box.values() if type(box) is dict else box)]
+        level = [item for item in items if type(item) is dict or type(item) is list]
+        if not level:
+            return True
+    return False
+
+
+def _has_lone_surrogate(name: str, arguments: dict[str, Any]) -> bool:
+    try:
+        json.dumps([name, arguments], ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
