@@ -25,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from lfo.errors import ConfigError
+from lfo.model.couplings import coupling_of, names_where
 from lfo.settings import did_you_mean, hints_of, leaves, parse, typed
 
 
@@ -123,7 +124,7 @@ class RunConfig:
     env: str = "phone-calls"  # or oracle-codes, or package.module:Class
     env_args: Mapping[str, Any] = field(default_factory=dict)  # given to the environment's class
     levels: tuple[int, ...] = (2,)  # of the phone-call world, 1 to 5
-    coupling: Literal["separate", "shared", "stacked"] = "separate"  # how the adapters meet
+    coupling: str = "separate"  # how the adapters meet: separate, shared or stacked (model/couplings.py)
     lookahead: bool = True  # show the policy what the world model expects to hear
     lookahead_source: Literal["world_model", "truth", "shuffled", "memory"] = "world_model"  # all others are controls
     surprise: float = 0.0  # coefficient of the reward for prediction error
@@ -397,7 +398,7 @@ def validate(config: RunConfig) -> None:
 
 def _relations(c: RunConfig) -> Iterator[tuple[bool, str]]:
     """What must hold between settings, each with the sentence for a user whose config breaks it."""
-    r, w = c.rollout, c.world_model
+    r, w, coupling = c.rollout, c.world_model, coupling_of(c.coupling)
     yield (
         c.env in SHIPPED_ENVIRONMENTS or re.fullmatch(r"[\w.]+:\w+", c.env) is not None,
         f"env must be {' or '.join(SHIPPED_ENVIRONMENTS)} or package.module:Class, not {c.env!r}"
@@ -433,8 +434,9 @@ def _relations(c: RunConfig) -> Iterator[tuple[bool, str]]:
         f"policy.overlong_buffer={c.policy.overlong_buffer} must be below rollout.max_context={r.max_context}",
     )
     yield (
-        w.input != "inline" or c.coupling in ("shared", "stacked"),
-        "world_model.input=inline needs coupling=shared or coupling=stacked, and lookahead=false",
+        w.input != "inline" or coupling.reads_inline,
+        "world_model.input=inline needs "
+        f"{' or '.join(f'coupling={name}' for name in names_where(lambda row: row.reads_inline))}, and lookahead=false",
     )
     yield (
         w.input != "inline" or not c.lookahead or c.lookahead_source != "world_model",
