@@ -31,7 +31,7 @@ import json
 from pathlib import Path
 
 from lfo.config import load_config
-from lfo.engines.local import create_trainer
+from lfo.engines import create_trainer
 from lfo.env.oracle import OracleCodes
 from lfo.loading import load_tokenizer
 

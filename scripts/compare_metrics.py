@@ -87,11 +87,11 @@ def main() -> int:
     parser.add_argument("paths", nargs=2, type=Path)
     parser.add_argument("--only", default=",".join(VARIANTS))
     options = parser.parse_args()
-    only = options.only.split(",")
+    (first, second), only = options.paths, options.only.split(",")
     if options.verb == "record":
-        record(*options.paths, only)
+        record(first, second, only)
         return 0
-    return 0 if compare(*options.paths, only) else 1
+    return 0 if compare(first, second, only) else 1
 
 
 if __name__ == "__main__":

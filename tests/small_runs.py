@@ -6,15 +6,17 @@ import copy
 import zlib
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from lfo.config import RunConfig, load_config
-from lfo.engines.local import Trainer, create_trainer
+from lfo.engines import create_trainer
+from lfo.engines.local import LocalBackend
 from lfo.env.phone_calls import PhoneCalls
 from lfo.loading import environment_factory, load_base, load_tokenizer
 from lfo.model.adapters import DualAdapterModel
+from lfo.training import Trainer
 
 SMALL = (
     "preset=tiny",
@@ -68,6 +70,10 @@ def base() -> Any:
 def small_trainer(*overrides: str, environment: Callable[[], Any] | None = None) -> Trainer:
     config = small_config(*overrides)
     return create_trainer(config, environment or environment_factory(config), tokenizer(), base=base())
+
+
+def model_of(trainer: Trainer) -> DualAdapterModel:
+    return cast(LocalBackend, trainer.backend).agent.model
 
 
 def small_model(coupling: Any = "separate", **options: Any) -> DualAdapterModel:

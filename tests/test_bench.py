@@ -47,11 +47,11 @@ def test_counts_show_the_work_of_each_variant(step):
 
 def test_repetitions_leave_the_adapters_as_they_were():
     variant = bench._variant([*SMALL, *bench.VARIANTS["dual"]])
-    parameters = [weight for weights in variant.trainer.learner.parameters.values() for weight in weights]
+    parameters = [weight for weights in variant.trainer.backend.learner.parameters.values() for weight in weights]
     before = [weight.detach().clone() for weight in parameters]
     bench._train(variant)
     assert all(bool((one == other).all()) for one, other in zip(parameters, before, strict=True))
-    moments = [state["exp_avg"] for each in variant.trainer.learner.optimizers for state in each.state.values()]
+    moments = [state["exp_avg"] for each in variant.trainer.backend.learner.optimizers for state in each.state.values()]
     assert any(bool(moment.any()) for moment in moments), "the update did not run"
 
 

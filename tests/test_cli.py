@@ -1,17 +1,18 @@
 """The command line: one sentence and an exit code for every failure, and help that answers at once."""
 
+import importlib.util
 import json
 import resource
 import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from lfo import __version__
+from lfo import __version__, engines
 from lfo.cli import main
 from lfo.config import RunConfig, from_yaml, load_config, to_yaml
 from lfo.errors import DataError, WorkError
@@ -34,16 +35,13 @@ def lfo(monkeypatch, capsys):
 @pytest.fixture
 def engine(monkeypatch):
     """An engine in place of the real one: it keeps what it was given and does what `act` says."""
-    module = ModuleType("lfo.engines.local")
-    module.given = []  # type: ignore[attr-defined]
-    module.act = lambda: {"success": 0.5}  # type: ignore[attr-defined]
+    module = SimpleNamespace(given=[], act=lambda: {"success": 0.5})
 
     def train(config, resume):
         module.given.append((config, resume))
         return module.act()
 
-    module.train = train  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "lfo.engines.local", module)
+    monkeypatch.setattr(engines, "train", train)
     return module
 
 
@@ -134,9 +132,9 @@ def test_debug_shows_the_traceback_wherever_it_is_written(lfo, engine, position)
 
 
 def test_an_engine_whose_packages_are_missing_is_exit_2(lfo, monkeypatch):
-    monkeypatch.setitem(sys.modules, "lfo.engines.verl", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     code, _, err = lfo("train", "engine=verl")
-    assert (code, err) == (2, "lfo: engine=verl needs lfo.engines.verl, which is not installed\n")
+    assert (code, err) == (2, "lfo: engine=verl needs verl: pip install 'learn-from-observation[verl]'\n")
 
 
 @pytest.mark.parametrize("arguments", [["frob"], ["train", "--frob"], []])

@@ -18,7 +18,7 @@ from lfo.protocol.world_model import observed_calls
 from lfo.rollout.records import read_rollouts, rollout_from_texts
 from lfo.rollout.samples import world_model_sample
 from lfo.tools.surprise import inspect_calls, surprise_of_target
-from small_runs import randomised, small_trainer
+from small_runs import model_of, randomised, small_trainer
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -43,7 +43,7 @@ def run(tmp_path_factory) -> Path:
     """One step of training on two tasks, evaluated before and after it, from adapters that already do something."""
     folder = tmp_path_factory.mktemp("runs") / "x"
     trainer = small_trainer("steps=1", "eval.every=1", "eval.tasks=2", f"output_dir={folder}")
-    randomised(trainer.model)
+    randomised(model_of(trainer))
     trainer.fit()
     return folder
 

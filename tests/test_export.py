@@ -14,7 +14,7 @@ from lfo.agent import load_agent
 from lfo.cli import main
 from lfo.errors import UsageError
 from lfo.tools.export import export
-from small_runs import randomised, small_trainer
+from small_runs import model_of, randomised, small_trainer
 
 COUPLINGS = ("separate", "shared", "stacked")
 TOKENS = torch.tensor([[1, 40, 300, 7, 512, 90, 33, 801]])
@@ -30,7 +30,7 @@ def run_of(tmp_path_factory) -> Callable[[str], Path]:
         if coupling not in made:
             made[coupling] = tmp_path_factory.mktemp("runs") / coupling
             trainer = small_trainer(f"coupling={coupling}", "steps=1", f"output_dir={made[coupling]}")
-            randomised(trainer.model, scale=0.05)
+            randomised(model_of(trainer), scale=0.05)
             trainer.fit()
         return made[coupling]
 

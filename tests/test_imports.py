@@ -1,6 +1,6 @@
 """The import graph of the package points one way. Read from the source, nested imports included; nothing is run.
 
-types, errors <- env, protocol <- rollout <- evaluation <- engines <- cli
+types, errors <- env, protocol <- rollout <- backend <- evaluation <- training <- engines <- cli
 """
 
 import ast
@@ -19,27 +19,39 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "errors": frozenset(),
     "statistics": frozenset(),
     "settings": frozenset({"errors"}),
-    "config": frozenset({"errors", "settings"}),
+    "couplings": frozenset({"errors", "settings"}),
+    "config": frozenset({"errors", "settings", "couplings"}),
     "rundir": frozenset({"config", "errors"}),
     "env": frozenset({"types", "errors", "statistics", "protocol.hermes"}),
     "protocol": frozenset({"types", "errors"}),
     "objectives": frozenset({"types"}),
-    "rollout": frozenset({"types", "errors", "config", "env", "protocol"}),
-    "model": frozenset({"types", "errors", "config", "objectives", "protocol", "rollout", "env"}),
-    "evaluation": frozenset({"types", "errors", "statistics", "config", "rundir", "env", "protocol", "rollout"}),
+    "rollout": frozenset({"types", "errors", "config", "env", "protocol", "objectives"}),
+    "model": frozenset({"types", "errors", "config", "couplings", "objectives"}),
+    "backend": frozenset({"types", "rollout"}),
+    "tracking": frozenset({"errors", "config"}),
+    "evaluation": frozenset(
+        {"types", "errors", "statistics", "config", "couplings", "rundir", "env", "protocol", "rollout", "backend"}
+    ),
     "report": frozenset({"types", "errors", "config", "rundir", "evaluation"}),
+    "preflight": frozenset({"errors", "config", "env", "rollout", "tracking"}),
     "loading": frozenset({"errors", "config", "env", "model"}),
     "agent": frozenset({"types", "errors", "config", "rundir", "env", "protocol", "rollout", "model", "loading"}),
-    "tools": frozenset(
+    "training": frozenset(
         {
-            *("types", "errors", "statistics", "config", "rundir", "env", "protocol", "objectives", "rollout"),
-            *("model", "evaluation", "loading", "agent", "engines"),
+            *("types", "errors", "config", "rundir", "env", "protocol", "objectives", "rollout", "backend"),
+            *("couplings", "evaluation", "tracking"),
         }
     ),
     "engines": frozenset(
         {
-            *("types", "errors", "settings", "config", "rundir", "env", "protocol", "objectives", "rollout"),
-            *("model", "evaluation", "loading", "agent"),
+            *("types", "errors", "settings", "config", "rundir", "env", "protocol", "objectives", "rollout", "model"),
+            *("couplings", "loading", "agent", "preflight", "training"),
+        }
+    ),
+    "tools": frozenset(
+        {
+            *("types", "errors", "statistics", "config", "rundir", "env", "protocol", "objectives", "rollout"),
+            *("couplings", "model", "evaluation", "loading", "agent", "training", "engines"),
         }
     ),
 }
@@ -47,13 +59,25 @@ EVERYTHING = frozenset(MAY_IMPORT)  # for cli
 
 # Package from outside -> where in this one it may be imported; anything not named here may be imported anywhere.
 LIVES_IN: Mapping[str, tuple[str, ...]] = {
-    "torch": ("lfo.objectives.losses", "lfo.model", "lfo.loading", "lfo.agent", "lfo.tools", "lfo.engines"),
+    "torch": (
+        "lfo.objectives.losses",
+        "lfo.model",
+        "lfo.tracking",
+        "lfo.loading",
+        "lfo.agent",
+        "lfo.tools",
+        "lfo.engines",
+    ),
     "peft": ("lfo.model", "lfo.tools", "lfo.engines"),
     "verl": ("lfo.engines.verl",),
     "ray": ("lfo.engines.verl",),
     "hydra": ("lfo.engines.verl",),
     "vllm": ("lfo.engines.verl",),
     "gymnasium": ("lfo.env.gym",),
+}
+# (module, what it imports inside a function), with the reason.
+LATE: Mapping[tuple[str, str], str] = {
+    ("lfo.model.turn_decoder", "lfo.model.turn_kernels"): "Triton is there only beside a GPU",
 }
 # The environment is pure Python, and so is what it may import, except for its Gymnasium face.
 PURE = ("lfo.env", "lfo.protocol.hermes", "lfo.statistics")
@@ -104,6 +128,9 @@ def _at_import_time(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def part(module: str) -> str:
+    """`lfo.env.world` belongs to `env`; the table of couplings needs nothing of `model`, and settings read it."""
+    if module == "lfo.model.couplings":
+        return "couplings"
     return module.split(".")[1] if "." in module else "lfo"
 
 
@@ -129,6 +156,22 @@ def violations(sources: Mapping[str, str]) -> list[str]:
             pure = within(module, PURE) and not within(module, (IMPURE,))
             if pure and top != "lfo" and top not in sys.stdlib_module_names and top not in LIVES_IN:
                 found.append(f"{module} imports {name}")
+    return found
+
+
+def late_imports(sources: Mapping[str, str]) -> set[tuple[str, str]]:
+    """(module, what it imports) for every import of our own inside a function, where one at the top would do.
+
+    A command imports late, so that `lfo --help` is fast; an engine, because its packages may not be there.
+    """
+    modules, found = set(sources), set()
+    for module, source in sources.items():
+        if within(module, ("lfo.cli", "lfo.engines.verl")) or module == "lfo.engines":
+            continue
+        for function in ast.walk(ast.parse(source)):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                names = imported(module, ast.unparse(function), modules)
+                found |= {(module, name) for name in names if name.partition(".")[0] == "lfo"}
     return found
 
 
@@ -165,6 +208,17 @@ def test_there_are_no_import_cycles():
     assert cycles(package_sources()) == []
 
 
+def test_no_import_hides_in_a_function():
+    assert late_imports(package_sources()) == set(LATE)
+
+
+@pytest.mark.parametrize("source", ["from lfo.env import two", "import lfo.env.two", "from . import two"])
+def test_an_import_that_hides_in_a_function_is_caught(source):
+    sources = {"lfo": "", "lfo.env": "", "lfo.env.two": "", "lfo.env.one": f"def f():\n    def g():\n        {source}"}
+    assert late_imports(sources) == {("lfo.env.one", "lfo.env.two")}
+    assert late_imports({**sources, "lfo.env.one": source, "lfo.cli.one": f"def f():\n    {source}"}) == set()
+
+
 def test_the_table_itself_has_no_cycle():
     order: list[str] = []
     while len(order) < len(MAY_IMPORT):
@@ -196,6 +250,8 @@ def test_the_table_itself_has_no_cycle():
         ("lfo.report.page", "import importlib\nimportlib.import_module('lfo.engines.local')"),
         ("lfo.report.page", "if TYPE_CHECKING:\n    from lfo.model import adapters"),
         ("lfo.config", "import torch"),
+        ("lfo.config", "from lfo.model import adapters"),
+        ("lfo.model.couplings", "from lfo.model.adapters import DualAdapterModel"),
         ("lfo.cli.train", "def f():\n    import torch.nn as nn"),
         ("lfo.rollout.runner", "from torch import Tensor"),
         ("lfo.objectives.advantages", "import torch"),
@@ -228,8 +284,9 @@ def test_a_wrong_import_is_caught(module, source):
         ("lfo.env", "from .rules import law\nfrom . import rules\nfrom .. import types"),
         ("lfo.env.world", "from lfo.protocol.hermes import read_tool_call\nfrom lfo import statistics"),
         ("lfo.objectives.losses", "import torch\nfrom lfo.types import TrainingSample"),
-        ("lfo.engines.verl.trainer", "import verl, ray, hydra, torch\nfrom lfo.model import adapters"),
+        ("lfo.engines.verl.backend", "import verl, ray, hydra, torch\nfrom lfo.model import adapters"),
         ("lfo.cli.train", "def f():\n    from lfo.engines.local import train"),
+        ("lfo.config", "from lfo.model.couplings import COUPLINGS"),
         ("lfo.rundir", "import lfo\nfrom lfo import __version__"),
     ],
 )

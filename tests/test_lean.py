@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lfo.config import load_config
-from lfo.model.adapters import Coupling, DualAdapterModel
+from lfo.model.adapters import DualAdapterModel
 from lfo.model.lean import LeanForward
 from lfo.model.learner import Learner
 from lfo.types import TrainingSample
@@ -31,9 +31,9 @@ def gradients(model: DualAdapterModel, hidden: torch.Tensor) -> dict[str, list[t
         *((family, "stacked") for family in ("qwen2", "llama-scaled")),
     ],
 )
-def test_hidden_states_and_gradients_are_those_of_the_modules(family: str, coupling: Coupling):
+def test_hidden_states_and_gradients_are_those_of_the_modules(family: str, coupling: str):
     model = make_model(family, coupling)
-    lean = LeanForward(model)
+    lean = LeanForward(model.causal_lm)
     for adapters, detached in (
         (model.policy_adapters, ()),
         (model.policy_adapters, model.policy_detached),
@@ -57,7 +57,7 @@ def test_mixed_rows_are_each_computed_alone(family: str):
     model = make_model(family)
     lengths = [17, 9, 12]
     adapters = [("policy",), ("world_model",), ()]
-    mixed = LeanForward(model)(TOKENS, adapters, lengths=lengths)
+    mixed = LeanForward(model.causal_lm)(TOKENS, adapters, lengths=lengths)
     together, apart = torch.zeros(()), torch.zeros(())
     for place, (row, length) in enumerate(zip(adapters, lengths, strict=True)):
         alone = model.hidden_of_modules(TOKENS[place : place + 1, :length], row)[0]
@@ -87,7 +87,7 @@ def test_an_update_of_mixed_rows_is_that_of_separate_ones(monkeypatch: pytest.Mo
     for forward, mixed in (("modules", False), ("lean", False), ("lean", True)):
         model = make_model("qwen3")
         if forward == "modules":
-            monkeypatch.setattr(model, "_lean", lambda: None)
+            monkeypatch.setattr(model, "_lean", None)
         monkeypatch.setattr(DualAdapterModel, "mixes_rows", mixed)
         rows = [row(model.policy_adapters, length, 5, 0) for length in (17, 30, 22)]
         rows += [row(model.world_model_adapters, length, 0, 4) for length in (12, 9)]
@@ -101,14 +101,16 @@ def test_an_update_of_mixed_rows_is_that_of_separate_ones(monkeypatch: pytest.Mo
 
 def test_the_bare_base_and_some_targets():
     model = make_model("qwen3")
-    assert torch.allclose(LeanForward(model)(TOKENS, [()] * 3), model.hidden_of_modules(TOKENS, ()), atol=1e-4)
+    hidden = LeanForward(model.causal_lm)(TOKENS, [()] * 3)
+    assert torch.allclose(hidden, model.hidden_of_modules(TOKENS, ()), atol=1e-4)
     thin = DualAdapterModel.build(
         make_model("llama").peft_model.unload(), coupling="separate", seed=0, targets=["q_proj", "v_proj", "o_proj"]
     )
     with torch.no_grad():
         for parameter in thin.adapter_parameters("policy"):
             parameter.add_(0.1)
-    hidden, expected = LeanForward(thin)(TOKENS, [("policy",)] * 3), thin.hidden_of_modules(TOKENS, ("policy",))
+    hidden = LeanForward(thin.causal_lm)(TOKENS, [("policy",)] * 3)
+    expected = thin.hidden_of_modules(TOKENS, ("policy",))
     assert torch.allclose(hidden, expected, atol=1e-4)
     found, wanted = gradients(thin, hidden)["policy"], gradients(thin, expected)["policy"]
     for one, other in zip(found, wanted, strict=True):
@@ -119,7 +121,7 @@ def test_the_bare_base_and_some_targets():
 
 def test_it_takes_over_trained_weights():
     model = make_model("llama")
-    lean = LeanForward(model)
+    lean = LeanForward(model.causal_lm)
     before = lean(TOKENS, [("policy",)] * 3)
     with torch.no_grad():
         for parameter in model.adapter_parameters("policy"):
@@ -132,7 +134,7 @@ def test_it_takes_over_trained_weights():
 def test_weights_are_copied_in_few_launches():
     """One launch copies many tensors only where each lies in memory as its target does."""
     model = make_model("llama", "stacked")
-    lean = LeanForward(model)
+    lean = LeanForward(model.causal_lm)
     for adapters in (("policy",), ("policy", "world_model")):
         lean(TOKENS, [adapters] * 3)
         copies = lean._copies[adapters]
@@ -142,8 +144,8 @@ def test_weights_are_copied_in_few_launches():
 
 def test_a_bf16_base_gives_fp32_gradients_near_the_exact_ones():
     exact, rounded = make_model("qwen3"), make_model("qwen3", dtype=torch.bfloat16)
-    one = gradients(exact, LeanForward(exact)(TOKENS, [("policy",)] * 3))["policy"]
-    other = gradients(rounded, LeanForward(rounded)(TOKENS, [("policy",)] * 3))["policy"]
+    one = gradients(exact, LeanForward(exact.causal_lm)(TOKENS, [("policy",)] * 3))["policy"]
+    other = gradients(rounded, LeanForward(rounded.causal_lm)(TOKENS, [("policy",)] * 3))["policy"]
     for wanted, found in zip(one, other, strict=True):
         assert found is not None
         assert wanted is not None

@@ -13,17 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from peft import PeftModel
 
-from lfo.engines.local import Trainer, create_trainer
-from lfo.engines.loop import SUCCESS_LOST
-from lfo.engines.recipe import Collected, _deal
+from lfo.engines import create_trainer
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
 from lfo.errors import DataError
 from lfo.model.learner import Learner
 from lfo.objectives.advantages import overlong_penalty
+from lfo.protocol.world_model import WorldModelState
+from lfo.rollout.samples import deal, policy_rows
+from lfo.rollout.tasks import draw_tasks
 from lfo.rundir import RunDirectory, read_metrics
-from lfo.types import StopReason
-from small_runs import FussyCalls, base, fussy_calls, small_config, small_trainer, tokenizer, weights
+from lfo.training import SUCCESS_LOST, Collected, Trainer
+from lfo.types import StopReason, ToolCall
+from small_runs import FussyCalls, base, fussy_calls, model_of, small_config, small_trainer, tokenizer, weights
 
 BLIND = ("lookahead=false", "rollout.group_size=4")
 
@@ -48,20 +50,20 @@ def test_separate_without_look_ahead_the_weight_changes_nothing_for_the_policy(s
     assert all(row["world_model_loss"] > 0 for row in rows)
     without, plain_rows = stepped(*BLIND, "world_model.weight=0")
     plain, dapo_rows = stepped(*BLIND, "algo=dapo")
-    assert plain.model.adapter_names == ("policy",)
-    assert torch.equal(weights(weighted.model, "policy"), weights(without.model, "policy"))
-    assert torch.equal(weights(plain.model, "policy"), weights(without.model, "policy"))
+    assert model_of(plain).adapter_names == ("policy",)
+    assert torch.equal(weights(model_of(weighted), "policy"), weights(model_of(without), "policy"))
+    assert torch.equal(weights(model_of(plain), "policy"), weights(model_of(without), "policy"))
     for name in ("success", "policy_loss", "tasks_seen", "sampled_tokens"):
         assert [row.get(name) for row in rows] == [row.get(name) for row in plain_rows]
         assert [row.get(name) for row in rows] == [row.get(name) for row in dapo_rows]
-    first = small_trainer(*BLIND).model
-    assert torch.equal(weights(without.model, "world_model"), weights(first, "world_model"))
-    assert not torch.equal(weights(weighted.model, "world_model"), weights(first, "world_model"))
+    first = model_of(small_trainer(*BLIND))
+    assert torch.equal(weights(model_of(without), "world_model"), weights(first, "world_model"))
+    assert not torch.equal(weights(model_of(weighted), "world_model"), weights(first, "world_model"))
 
 
 def test_shared_with_weight_zero_is_plain_dapo(separate):
     shared, _ = stepped(*BLIND, "coupling=shared", "world_model.weight=0")
-    assert torch.equal(weights(shared.model, "policy"), weights(separate[0].model, "policy"))
+    assert torch.equal(weights(model_of(shared), "policy"), weights(model_of(separate[0]), "policy"))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,7 @@ def test_shared_with_weight_zero_is_plain_dapo(separate):
 )
 def test_other_couplings_change_the_policy(separate, settings):
     trainer, rows = stepped(*BLIND, *settings, "world_model.weight=2")
-    assert not torch.equal(weights(trainer.model, "policy"), weights(separate[0].model, "policy"))
+    assert not torch.equal(weights(model_of(trainer), "policy"), weights(model_of(separate[0]), "policy"))
     assert all(row["world_model_loss"] > 0 for row in rows)
 
 
@@ -86,12 +88,12 @@ class Hopeless(PhoneCalls):
 
 def test_dropped_groups_are_counted_drawn_again_and_still_feed_the_world_model():
     trainer = small_trainer("policy.max_resamples=1", environment=partial(Hopeless, levels=(2,)))
-    before = weights(trainer.model, "policy").clone()
+    before = weights(model_of(trainer), "policy").clone()
     row = trainer.step(0)
     assert (row["groups_kept"], row["groups_all_failed"], row["groups_all_succeeded"]) == (0, 4, 0)
     assert row["tasks_seen"] == 4, "two tasks and two more in their place"
     assert "policy_loss" not in row
-    assert torch.equal(weights(trainer.model, "policy"), before)
+    assert torch.equal(weights(model_of(trainer), "policy"), before)
     assert row["replay_size"] > 0
     assert row["world_model_loss"] > 0
 
@@ -113,18 +115,21 @@ def test_without_dynamic_sampling_every_group_is_used():
     groups, kept, report = trainer.collect(0)
     assert len(kept) == len(groups) == report.seen == 2
     assert report.all_failed == 2
-    rows = trainer.recipe._policy_rows(kept[0])
+    rows = policy_rows(kept[0], scale_by_std=True, adapters=("policy",), inline=frozenset())
     assert len(rows) == 4
     assert all(sum(row.policy_weights) > 0 and not any(row.advantages) for row in rows)
 
 
 def test_a_finite_environment_shows_every_task_once_before_any_twice():
     config = small_config("env=oracle-codes", "world_model.predict=all", "rollout.prompts=6")
-    trainer = create_trainer(config, OracleCodes, tokenizer(), base=base())
     count = len(OracleCodes().tasks("train"))
-    ids = [task.id for step in range(count // 6) for task in trainer.recipe.tasks(step, 0)]
+
+    def drawn() -> list[str]:
+        return [task.id for step in range(count // 6) for task in draw_tasks(config, OracleCodes(), step, 0)]
+
+    ids = drawn()
     assert len(set(ids)) == len(ids) == count // 6 * 6
-    assert ids == [task.id for step in range(count // 6) for task in trainer.recipe.tasks(step, 0)]
+    assert ids == drawn()
 
 
 def test_blind_rollouts_are_the_asked_share_and_all_in_the_first_steps():
@@ -151,7 +156,7 @@ def test_the_policy_is_not_blamed_for_what_the_environment_broke_off():
     assert broken
     assert {rollout.error for rollout in broken} == {"the environment raised ConnectionError: the line went dead"}
     for group in groups:
-        fair = trainer.recipe.shaped(group)
+        fair = trainer.shaped(group)
         assert [r.tokens for r in fair.rollouts] == [r.tokens for r in group.rollouts if r not in broken]
 
 
@@ -219,10 +224,10 @@ def test_replay_fills_each_mini_batch_up_to_the_cap_and_without_it_only_fresh_ex
         if replay == "true":
             assert sizes[-1] == 6
             assert keys[2] & (keys[0] | keys[1]), "old replies come back"
-            assert len(trainer.recipe.replay) > 0
+            assert len(trainer.replay) > 0
         else:
             assert not (keys[2] | keys[3]) & (keys[0] | keys[1])
-            assert len(trainer.recipe.replay) == 0
+            assert len(trainer.replay) == 0
 
 
 @pytest.mark.parametrize("same_task", [False, True])
@@ -245,10 +250,10 @@ def test_surprise_pays_for_what_was_hard_to_predict():
     plain = small_trainer(*BLIND, environment=fussy_calls)
     curious = small_trainer(*BLIND, "surprise=0.5", environment=fussy_calls)
     (group, *_), _, _ = plain.collect(0)
-    assert plain.recipe.shaped(group).rewards == group.rewards
-    losses = [curious.recipe._surprise(rollout) for rollout in group.rollouts]
+    assert plain.shaped(group).rewards == group.rewards
+    losses = [curious._surprise(rollout) for rollout in group.rollouts]
     assert len(set(losses)) > 1
-    extra = [new - old for new, old in zip(curious.recipe.shaped(group).rewards, group.rewards, strict=True)]
+    extra = [new - old for new, old in zip(curious.shaped(group).rewards, group.rewards, strict=True)]
     assert sum(extra) == pytest.approx(0.0, abs=1e-9)
     assert max(range(4), key=lambda place: extra[place]) == max(range(4), key=lambda place: losses[place])
 
@@ -258,7 +263,7 @@ def test_overlong_shaping_takes_reward_from_long_rollouts_only():
         *BLIND, "rollout.max_context=420", "policy.overlong_buffer=120", "rollout.max_turns=16", environment=fussy_calls
     )
     (group, *_), _, _ = trainer.collect(0)
-    shaped = trainer.recipe.shaped(group)
+    shaped = trainer.shaped(group)
     lengths = [len(rollout.tokens) for rollout in group.rollouts]
     expected = [
         reward + overlong_penalty(length, limit=420, buffer=120)
@@ -268,24 +273,14 @@ def test_overlong_shaping_takes_reward_from_long_rollouts_only():
     assert shaped.rewards != group.rewards
 
 
-def test_the_weight_controller_follows_accuracy_and_only_when_asked():
-    adaptive, fixed = (
-        small_trainer(*BLIND, "world_model.weight=0.5", "eval.every=1", f"world_model.adaptive_weight={on}")
-        for on in ("true", "false")
-    )
-    for accuracy, success, expected in ((0.1, 0.5, 1.0), (0.5, 0.5, 1.0), (0.9, 0.1, 0.3), (0.9, 0.6, 0.3)):
-        for trainer in (adaptive, fixed):
-            trainer.recipe.state.best = 0.5
-            trainer.recipe.control_weight({"world_model_accuracy": accuracy, "eval/val/success": success})
-        assert adaptive.recipe.state.weight == expected
-        assert fixed.recipe.state.weight == 0.5
-    adaptive.recipe.control_weight({})
-    assert adaptive.recipe.state.weight == 0.3, "what nobody measured changes nothing"
-    adaptive.recipe.control_weight({"world_model_eval/token_accuracy": 0.2, "world_model_accuracy": 0.9})
-    assert adaptive.recipe.state.weight == 1.0, "held-out replies count where there are any"
-    adaptive.recipe.state.best = None
-    adaptive.recipe.control_weight({"world_model_eval/token_accuracy": 0.9, "eval/val/success": 0.1})
-    assert adaptive.recipe.state.weight == 1.0, "the first evaluation has nothing to be worse than"
+def test_an_evaluation_sets_the_weight_and_only_when_asked(tmp_path: Path, monkeypatch):
+    settings = (*BLIND, "world_model.weight=0.5", "eval.every=1", "steps=2", "eval.tasks=3")
+    for adaptive, expected in (("true", 1.0), ("false", 0.5)):
+        run = f"output_dir={tmp_path / adaptive}"
+        trainer = small_trainer(*settings, f"world_model.adaptive_weight={adaptive}", run, environment=fussy_calls)
+        monkeypatch.setattr(trainer, "evaluate", lambda *_: {"world_model_eval/token_accuracy": 0.1})
+        trainer.fit()
+        assert trainer.state.weight == expected
 
 
 @pytest.mark.parametrize("source", ["world_model", "truth", "shuffled"])
@@ -326,8 +321,10 @@ def test_a_context_without_room_for_a_whole_state_still_looks_ahead():
     groups, *_ = trainer.collect(0)
     turns = [turn for group in groups for rollout in group.rollouts for turn in rollout.turns]
     assert any(turn.predicted for turn in turns)
-    prompt = list(range(5, 500))
-    assert len(trainer.agent.complete([prompt])) == 1
+    state = WorldModelState(task="Please call the bank. " * 100, step=1, actions=(), collected={})
+    question = trainer.codec.question_ids(state, ToolCall(name="make_phone_call", arguments={}))
+    assert len(question) == 330 - trainer.config.world_model.reply_tokens
+    assert len(trainer.backend.complete([question])) == 1
 
 
 @pytest.mark.parametrize("inquiries", [True, False])
@@ -348,7 +345,7 @@ def test_blind_rollouts_take_turns_in_asking_what_look_ahead_asks(inquiries: boo
     own = [rollout for rollout in collected.rollouts if not rollout.inquired]
     assert [len(group.rollouts) for group in collected.kept.values()] == [len(own) // len(collected.groups)] * 2
     assert not any(rollout.inquired for group in collected.kept.values() for rollout in group.rollouts)
-    row = trainer.recipe.row(0, collected)
+    row = trainer.row(0, collected)
     assert row["success"] == pytest.approx(sum(rollout.reward for rollout in own) / len(own)), "of the policy's own"
     assert sum(row["stops"].values()) == len(collected.rollouts), "all of them ended somehow"
 
@@ -363,7 +360,7 @@ def test_inline_an_inquiry_teaches_the_world_model_and_not_the_policy():
         environment=partial(FussyCalls, levels=(3,)),
     )
     collected = trainer.collect(0)
-    plan = trainer.recipe.plan(0, collected, trainer.recipe.hear(collected.groups))
+    plan = trainer.rows(0, collected, trainer.hear(collected.groups))
     rows = [row for mini_batch in plan.mini_batches for row in mini_batch]
     inquired = sum(rollout.inquired for rollout in collected.rollouts)
     assert inquired > 0
@@ -372,9 +369,9 @@ def test_inline_an_inquiry_teaches_the_world_model_and_not_the_policy():
 
 
 def test_a_predicted_reply_ends_at_its_limit():
-    agent = small_trainer("world_model.reply_tokens=3").agent
+    agent = small_trainer("world_model.reply_tokens=3").backend.agent
     prompt = agent.tokenizer.encode("I have to ask you for")
-    ((answer,), (longer,)) = (one.complete([prompt]) for one in (agent, small_trainer().agent))
+    ((answer,), (longer,)) = (one.complete([prompt]) for one in (agent, small_trainer().backend.agent))
     assert len(answer) == 3
     assert longer[:3] == answer != longer
 
@@ -395,14 +392,14 @@ def test_the_best_of_bad_rewards_is_kept_and_is_no_loss(tmp_path: Path):
 def test_what_is_heard_is_told_group_by_group():
     trainer = small_trainer("rollout.prompts=4", "threads=0")
     groups = trainer.collect(0).groups
-    heard = trainer.recipe.hear(groups)
+    heard = trainer.hear(groups)
     assert len(groups) > 1
     for group, examples in zip(groups, heard, strict=True):
-        own = [each for rollout in group.rollouts for each in trainer.recipe.codec.examples_of(rollout, predict=None)]
+        own = [each for rollout in group.rollouts for each in trainer.codec.examples_of(rollout, predict=None)]
         keys = [example.key for example in examples]
         assert keys == [key for key in dict.fromkeys(each.key for each in own) if key in keys]
         assert len(keys) == len(set(keys)) > 0
-    assert set(trainer.recipe.replay.examples) == {example.key for examples in heard for example in examples}
+    assert set(trainer.replay.examples) == {example.key for examples in heard for example in examples}
 
 
 # --- the loop --------------------------------------------------------------------------------------------------------
@@ -414,7 +411,7 @@ def test_success_far_below_its_best_is_warned_of_and_the_best_is_kept(tmp_path, 
     trainer = small_trainer(*BLIND, *settings, environment=fussy_calls)
     success = iter([0.9, 0.5, 0.8, 0.7, 0.3])  # the first is the untrained policy's, of which there is no checkpoint
 
-    def evaluate(run, splits):
+    def evaluate(run, splits=("val",)):
         return {"eval/val/success": next(success), "eval/val/stops": {"done": tasks}}
 
     monkeypatch.setattr(trainer, "evaluate", evaluate)
@@ -455,7 +452,7 @@ def test_another_environment_trains_through_create_trainer(tmp_path: Path):
 @pytest.fixture(scope="module")
 def saved(separate, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("saved")
-    separate[0].model.save(folder / "adapters")
+    model_of(separate[0]).save(folder / "adapters")
     return folder
 
 
@@ -464,7 +461,7 @@ def test_adapters_are_ordinary_peft_folders(separate, saved: Path, name: str):
     tokens = torch.tensor([tokenizer().encode("Please call the bank and unlock my card.")])
     loaded = PeftModel.from_pretrained(base(), saved / "adapters" / name).eval()
     with torch.no_grad():
-        model = separate[0].model
+        model = model_of(separate[0])
         ours, theirs = model.logits(tokens, (name,)), loaded(tokens).logits
         of_modules = model.causal_lm.get_output_embeddings()(model.hidden_of_modules(tokens, (name,)))
         bare = base()(tokens).logits
@@ -474,7 +471,7 @@ def test_adapters_are_ordinary_peft_folders(separate, saved: Path, name: str):
 
 
 def test_with_shared_the_world_model_is_a_copy(tmp_path: Path):
-    small_trainer("coupling=shared").model.save(tmp_path)
+    model_of(small_trainer("coupling=shared")).save(tmp_path)
     files = [(tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("policy", "world_model")]
     assert files[0] == files[1]
 
@@ -483,7 +480,7 @@ def test_a_run_can_start_from_the_adapters_of_another(separate, saved: Path, tmp
     for folder in (saved, saved / "adapters"):
         trainer = small_trainer(*BLIND, f"init_from={folder}", "seed=5")
         for name in ("policy", "world_model"):
-            assert torch.equal(weights(trainer.model, name), weights(separate[0].model, name))
+            assert torch.equal(weights(model_of(trainer), name), weights(model_of(separate[0]), name))
     with pytest.raises(DataError, match="holds no adapters"):
         small_trainer(f"init_from={tmp_path}")
     with pytest.raises(DataError, match="another rank"):
@@ -495,7 +492,7 @@ def test_a_trainer_starts_from_a_checkpoint_of_a_run_that_never_ended(separate, 
     with RunDirectory.create(config.output_dir, config) as run:
         run.write_checkpoint(3, separate[0].save)
     trainer = small_trainer(*BLIND, f"init_from={run.path}")
-    assert torch.equal(weights(trainer.model, "policy"), weights(separate[0].model, "policy"))
+    assert torch.equal(weights(model_of(trainer), "policy"), weights(model_of(separate[0]), "policy"))
 
 
 # --- dealing -------------------------------------------------------------------------------------------------------
@@ -503,7 +500,7 @@ def test_a_trainer_starts_from_a_checkpoint_of_a_run_that_never_ended(separate, 
 
 @given(st.integers(0, 40), st.integers(1, 9))
 def test_groups_are_dealt_whole_in_order_and_evenly(groups: int, count: int):
-    dealt = _deal([[place, place] for place in range(groups)], count)
+    dealt = deal([[place, place] for place in range(groups)], count)
     assert len(dealt) == count
     assert [each for part in dealt for each in part] == [place for place in range(groups) for _ in range(2)]
     sizes = [len(part) // 2 for part in dealt]

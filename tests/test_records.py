@@ -36,7 +36,7 @@ def test_what_a_run_wrote_gives_the_same_calls_as_the_rollouts_themselves(tmp_pa
     for read, original in zip(read_rollouts(path, PhoneCalls()), rollouts, strict=True):
         assert (read.task_id, read.opening) == (original.task_id, original.opening)
         assert list(observed_calls(read, predict=None)) == list(observed_calls(original, predict=None))
-        codec = trainer.agent.world_model_codec
+        codec = trainer.backend.agent.world_model_codec
         assert codec.examples_of(read, predict=None) == codec.examples_of(original, predict=None), "token for token"
 
 
@@ -84,7 +84,7 @@ def test_text_that_looks_like_control_tokens_stays_text(tmp_path: Path):
     action = format_tool_call(ToolCall(name="make_phone_call", arguments={"phone_number": evil, "auth_info": {}}))
     record = {"opening": [{"role": "user", "content": evil}], "turns": [{"action": action, "observation": evil}]}
     (rollout,) = read_rollouts(written(tmp_path / "logs.jsonl", record), PhoneCalls())
-    codec = small_trainer().agent.world_model_codec
+    codec = small_trainer().backend.agent.world_model_codec
     (example,) = codec.examples_of(rollout, predict=None)
     assert example.tokens.count(codec.end_of_turn) == 1
     assert example.tokens[-1] == codec.end_of_turn

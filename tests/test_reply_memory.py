@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 
 from lfo.agent import MEMORY, load_agent
-from lfo.engines.local import Trainer
 from lfo.errors import ConfigError, DataError
 from lfo.protocol.world_model import ObservedCall, WorldModelState
 from lfo.rollout import reply_memory
 from lfo.rollout.predictors import memory_predictor
 from lfo.rollout.reply_memory import ReplyMemory, TextIndex
 from lfo.rollout.runner import Question
+from lfo.rollout.tasks import draw_tasks
 from lfo.rundir import read_metrics
+from lfo.training import Trainer
 from lfo.types import RolloutGroup, ToolCall, Turn
-from small_runs import small_config, small_trainer, weights
+from small_runs import model_of, small_config, small_trainer, weights
 
 MEMORY_ARM = ("lookahead_source=memory", "world_model.weight=0")
 SHORT = ("levels=2", "rollout.group_size=4", "rollout.max_turns=6", "steps=4", "eval.every=2", "eval.tasks=2")
@@ -183,13 +184,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trainer]:
 
 def test_it_remembers_calls_that_look_ahead_asks_about_in_training_and_never_evaluation(whole):
     run, trainer = whole
-    memory = trainer.agent.memory
+    memory = trainer.backend.agent.memory
     assert memory is not None
     rows = read_metrics(run)
     sizes = [row["memory_size"] for row in rows if "memory_size" in row]
     assert sizes == sorted(sizes)
     assert sizes[-1] == len(memory) > 0
-    trained = {task.goal for step in range(4) for task in trainer.recipe.tasks(step, 0)}
+    trained = {task.goal for step in range(4) for task in draw_tasks(trainer.config, trainer.environment(), step, 0)}
     assert {each.situation[0] for each in memory.memories} <= trained
     before = dict(memory.memories)
     trainer.evaluate()
@@ -202,15 +203,15 @@ def test_groups_that_the_policy_cannot_learn_from_are_remembered_too():
     groups, kept, _ = trainer.collect(0)
     dropped = [group for place, group in enumerate(groups) if place not in kept]
     assert dropped, "an untrained policy fails at level 2"
-    trainer._remember(dropped)
-    memory = trainer.agent.memory
+    trainer.hear(dropped)
+    memory = trainer.backend.agent.memory
     assert memory is not None
     asked = [turn for group in dropped for each in group.rollouts for turn in each.turns if turn.asked]
     assert {each.reply for each in memory.memories} == {turn.observation for turn in asked} != set()
     imagined = [turn for group in dropped for each in group.rollouts for turn in each.turns if turn.predicted]
     assert {turn.observation for turn in imagined} <= {""}, "nothing was heard before"
     size = len(memory)
-    trainer._remember(dropped)
+    trainer.hear(dropped)
     assert len(memory) == size, "each once"
 
 
@@ -222,9 +223,9 @@ def test_what_was_heard_is_what_look_ahead_shows_next():
         return {task: {turn.observation for name, turn in turns if name == task and which(turn)} for task, _ in turns}
 
     groups, *_ = trainer.collect(0)
-    trainer._remember(groups)
+    trainer.hear(groups)
     heard = said(groups, lambda turn: turn.asked)
-    shown = said(trainer.recipe.draw(0, 0, trainer.roll_out), lambda turn: turn.predicted)
+    shown = said(trainer.draw(0, 0), lambda turn: turn.predicted)
     assert any(heard.values())
     assert all(shown[task] == replies for task, replies in heard.items() if replies)
 
@@ -236,7 +237,7 @@ def test_the_world_model_costs_nothing_and_stays_as_it_was(whole):
     assert not any("world_model_loss" in row or row.get("gradient_norm/world_model") for row in rows)
     assert all(row["replay_size"] == 0 for row in rows[1:])
     untouched = small_trainer(*MEMORY_ARM, *SHORT)
-    assert weights(trainer.model, "world_model").equal(weights(untouched.model, "world_model"))
+    assert weights(model_of(trainer), "world_model").equal(weights(model_of(untouched), "world_model"))
 
 
 def test_a_resumed_run_goes_on_exactly_and_acts_as_the_undisturbed_one(whole, tmp_path: Path):
@@ -258,8 +259,8 @@ def test_a_resumed_run_goes_on_exactly_and_acts_as_the_undisturbed_one(whole, tm
     assert (path / "adapters" / MEMORY).read_bytes() == (run / "adapters" / MEMORY).read_bytes()
     memory = load_agent(path).memory
     assert memory is not None
-    assert trainer.agent.memory is not None
-    assert list(memory.memories) == list(trainer.agent.memory.memories)
+    assert trainer.backend.agent.memory is not None
+    assert list(memory.memories) == list(trainer.backend.agent.memory.memories)
 
 
 def without_times(run: Path) -> list[dict[str, Any]]:
@@ -271,11 +272,11 @@ def without_times(run: Path) -> list[dict[str, Any]]:
 
 def test_special_tokens_in_a_memory_never_become_control_ids():
     trainer = small_trainer(*MEMORY_ARM, "levels=2", "exploration.blind_share=0")
-    end = trainer.codec.end_of_turn
-    memory = trainer.agent.memory
+    end = trainer.backend.agent.codec.end_of_turn
+    memory = trainer.backend.agent.memory
     assert memory is not None
     memory.add([heard("anything", "<|im_end|>", "1")])
-    rollouts = [rollout for group in trainer.recipe.draw(0, 0, trainer.roll_out) for rollout in group.rollouts]
+    rollouts = [rollout for group in trainer.draw(0, 0) for rollout in group.rollouts]
     shown = [(rollout, turn) for rollout in rollouts for turn in rollout.turns if turn.predicted]
     assert {turn.observation for _, turn in shown} == {"<|im_end|>"}
     assert all(end not in rollout.tokens[turn.observation_start : turn.observation_end] for rollout, turn in shown)

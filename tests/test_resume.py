@@ -18,12 +18,13 @@ import torch
 
 from lfo.cli import main
 from lfo.config import load_config
-from lfo.engines.local import Trainer
-from lfo.engines.recipe import BROKEN_ROLLOUTS, NO_CALLS
+from lfo.engines.local import LocalBackend
 from lfo.env.phone_calls import PhoneCalls
+from lfo.evaluation.success import BROKEN_ROLLOUTS, NO_CALLS
 from lfo.model.learner import Learner
 from lfo.rundir import RunDirectory, latest_checkpoint, read_metrics
-from small_runs import SMALL, small_trainer, weights
+from lfo.training import Trainer
+from small_runs import SMALL, model_of, small_trainer, weights
 
 SETTINGS = [
     *SMALL,
@@ -183,8 +184,8 @@ def assert_intact(run: Path, *, step: int) -> None:
     assert checkpoint is not None
     assert checkpoint.step == step
     trainer = small_trainer(*SETTINGS)
-    trainer.model.load(checkpoint.path)
-    assert all(weights(trainer.model, name).isfinite().all() for name in trainer.model.adapter_names)
+    model_of(trainer).load(checkpoint.path)
+    assert all(weights(model_of(trainer), name).isfinite().all() for name in model_of(trainer).adapter_names)
 
 
 def test_a_nan_stops_the_run_and_the_last_checkpoint_is_intact(whole: Path, tmp_path: Path, capsys, monkeypatch):
@@ -194,7 +195,7 @@ def test_a_nan_stops_the_run_and_the_last_checkpoint_is_intact(whole: Path, tmp_
         collected = collect(self, step)
         if step == 2:
             with torch.no_grad():
-                self.model.adapter_parameters("world_model")[0].fill_(float("nan"))
+                model_of(self).adapter_parameters("world_model")[0].fill_(float("nan"))
         return collected
 
     monkeypatch.setattr(Trainer, "collect", poisoned)
@@ -206,14 +207,15 @@ def test_a_nan_stops_the_run_and_the_last_checkpoint_is_intact(whole: Path, tmp_
 
 
 def test_a_full_gpu_stops_the_run_and_the_last_checkpoint_is_intact(whole: Path, tmp_path: Path, capsys, monkeypatch):
-    update = Trainer.update
+    learn, steps = LocalBackend.learn, []
 
-    def full(self, plan):
-        if self.recipe.state.step == 2:
+    def full(self, mini_batches, **options):
+        steps.append(1)
+        if len(steps) == 3:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 282.00 MiB.")
-        return update(self, plan)
+        return learn(self, mini_batches, **options)
 
-    monkeypatch.setattr(Trainer, "update", full)
+    monkeypatch.setattr(LocalBackend, "learn", full)
     code, err, run = failing_run(capsys, tmp_path)
     assert code == 1
     assert err.splitlines()[-1].startswith("lfo: the GPU is out of memory; continue from")

@@ -10,9 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from lfo.engines.local import Trainer
-from lfo.engines.progress import Progress
-from lfo.engines.trackers import scalars
 from lfo.env.oracle import OracleCodes
 from lfo.errors import ConfigError, DataError
 from lfo.evaluation.balance import POLICY_SILENT, WORLD_MODEL_SILENT, gradient_balance
@@ -20,7 +17,9 @@ from lfo.evaluation.runs import describe_data
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import render_state
 from lfo.rundir import RunDirectory, read_json_lines, read_metrics
-from small_runs import fussy_calls, small_config, small_trainer, weights
+from lfo.tracking import Progress, scalars
+from lfo.training import Trainer
+from small_runs import fussy_calls, model_of, small_config, small_trainer, weights
 
 SMALLER = ("steps=2", "rollout.prompts=1")
 RUN = (*SMALLER, "eval.every=2", "eval.tasks=7", "checkpoint_every=1", "trackers=tensorboard")
@@ -78,7 +77,7 @@ def test_five_predictions_of_different_categories_are_kept_for_a_person(whole):
         }
         call = calls[example["state"], example["action"]]
         assert call.reply == example["actual"]
-        assert trainer.agent.predict([(call.state, call.call)]) == [example["predicted"]]
+        assert trainer.backend.agent.predict([(call.state, call.call)]) == [example["predicted"]]
 
 
 def test_a_run_is_the_same_bit_for_bit_with_and_without_evaluation(whole):
@@ -87,7 +86,7 @@ def test_a_run_is_the_same_bit_for_bit_with_and_without_evaluation(whole):
     rows = [other.step(step) for step in range(2)]
     assert any("policy_loss" in row for row in rows)
     for name in ("policy", "world_model"):
-        assert torch.equal(weights(trainer.model, name), weights(other.model, name))
+        assert torch.equal(weights(model_of(trainer), name), weights(model_of(other), name))
 
 
 @pytest.mark.parametrize(
@@ -107,9 +106,9 @@ def test_any_environment_is_examined_on_what_the_untrained_base_does():
         for seed in (0, 1)
     )
     with torch.no_grad():
-        for parameter in second.model.adapter_parameters("policy"):
+        for parameter in model_of(second).adapter_parameters("policy"):
             parameter.add_(0.1)
-    second.sampler.refresh()
+    second.backend.sync(0)
     assert first.examination.calls == second.examination.calls, "whatever the policy has become"
     assert any(call.asked for call in first.examination.calls)
     metrics, examples = first.examination.run()
@@ -249,9 +248,9 @@ def test_the_world_model_learns_from_logs_without_a_rollout_and_resumes(tmp_path
     def refuse(*_: object) -> None:
         raise AssertionError("nobody may roll out")
 
-    monkeypatch.setattr(Trainer, "roll_out", refuse)
+    monkeypatch.setattr(Trainer, "draw", refuse)
     straight = small_trainer(*settings, "steps=4", f"output_dir={tmp_path / 'straight'}")
-    before = weights(straight.model, "policy").clone()
+    before = weights(model_of(straight), "policy").clone()
     straight.fit()
     rows = read_metrics(tmp_path / "straight")
     assert [row["step"] for row in rows if "world_model_eval/bleu" in row] == [0, 2, 4]
@@ -259,7 +258,7 @@ def test_the_world_model_learns_from_logs_without_a_rollout_and_resumes(tmp_path
     assert all(row["replay_size"] >= 24 for row in rows[1:]), "two calls of each of the twelve readers"
     assert rows[-1]["world_model_loss"] < rows[1]["world_model_loss"]
     assert not any("policy_loss" in row for row in rows)
-    assert torch.equal(weights(straight.model, "policy"), before)
+    assert torch.equal(weights(model_of(straight), "policy"), before)
 
     part = ("steps=4", "checkpoint_every=1", f"output_dir={tmp_path / 'part'}")
     step = Trainer.step
@@ -270,13 +269,13 @@ def test_the_world_model_learns_from_logs_without_a_rollout_and_resumes(tmp_path
     resumed = small_trainer(*settings, *part)
     resumed.fit(resume=True)
     assert told(tmp_path / "part") == told(tmp_path / "straight")
-    assert torch.equal(weights(resumed.model, "world_model"), weights(straight.model, "world_model"))
+    assert torch.equal(weights(model_of(resumed), "world_model"), weights(model_of(straight), "world_model"))
 
 
 def test_logs_without_a_reply_to_learn_from_are_named(tmp_path: Path):
     logs = tmp_path / "logs.jsonl"
     logs.write_text('{"opening": [], "turns": [{"action": "Hello", "observation": "Hm"}]}\n')
-    with pytest.raises(DataError, match=r"holds no reply that world_model\.predict=default learns from"):
+    with pytest.raises(DataError, match=r"holds no reply of a tool that world_model.predict names"):
         small_trainer("world_model.only=true", f"world_model.from_logs={logs}")
 
 

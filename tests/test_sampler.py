@@ -9,14 +9,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
-from lfo.model import decoder as decoder_module
-from lfo.model.adapters import Coupling, DualAdapterModel
-from lfo.model.decoder import FusedDecoder, HFDecoder
+from lfo.model import fused_decoder
+from lfo.model.adapters import DualAdapterModel
+from lfo.model.couplings import COUPLINGS
+from lfo.model.decoder import HFDecoder
+from lfo.model.fused_decoder import FusedDecoder
 from lfo.model.sampler import Generated, Sampler, Session, draw
 
 VOCABULARY = 53
 EOS = (3, 4)
-COUPLINGS: tuple[Coupling, ...] = ("separate", "shared", "stacked")
 SIZES = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -44,7 +45,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
 
 
 @torch.no_grad()
-def make_model(family: str, coupling: Coupling = "separate", dtype: torch.dtype = torch.float32) -> DualAdapterModel:
+def make_model(family: str, coupling: str = "separate", dtype: torch.dtype = torch.float32) -> DualAdapterModel:
     torch.manual_seed(0)
     base = AutoModelForCausalLM.from_config(CONFIGS[family])
     for parameter in base.parameters():  # biases and norms start as 0 and 1, which would hide their absence
@@ -108,7 +109,7 @@ def check_against_forward(model: DualAdapterModel, adapters: Sequence[str], sess
         *((family, "stacked") for family in ("qwen2", "llama-scaled", "gpt_neox")),
     ],
 )
-def test_logprobs_equal_a_plain_forward_over_many_ragged_turns(family: str, coupling: Coupling):
+def test_logprobs_equal_a_plain_forward_over_many_ragged_turns(family: str, coupling: str):
     model = make_model(family, coupling)
     sampler = Sampler(model, max_context=200, eos_ids=EOS)
     for adapters in dict.fromkeys((model.policy_adapters, model.world_model_adapters, ())):
@@ -326,7 +327,7 @@ def test_draw_has_the_right_frequencies():
 
 
 def test_common_prefix_leaves_a_token_to_each():
-    common = decoder_module._common_prefix
+    common = fused_decoder._common_prefix
     assert common([(1, 2, 3), (1, 2, 4)]) == 2
     assert common([(1, 2), (1, 2, 4)]) == 1
     assert common([(1, 2, 3), (2, 2, 3)]) == 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -136,7 +138,9 @@ def test_what_look_ahead_asked_about_once_stays_marked(marks: tuple[bool, bool])
 def test_a_buffer_read_back_draws_the_same(entries: list[tuple[int, int]], count: int):
     buffer = ReplayBuffer()
     buffer.add(example(number, length) for number, length in entries)
-    copy = ReplayBuffer.from_arrays(buffer.arrays())
+    with tempfile.TemporaryDirectory() as folder:
+        buffer.save(Path(folder) / "replay.safetensors")
+        copy = ReplayBuffer.load(Path(folder) / "replay.safetensors")
     assert list(copy.examples.items()) == list(buffer.examples.items()), "the order is part of what is drawn"
     drawn = buffer.draw(count, (0, 3, 1))
     assert drawn == copy.draw(count, (0, 3, 1))

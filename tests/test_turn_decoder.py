@@ -10,9 +10,7 @@ import torch
 
 from lfo.model import sampler as sampler_module
 from lfo.model import turn_decoder
-from lfo.model.adapters import Coupling
-from lfo.model.decoder import make_decoder
-from lfo.model.sampler import Sampler
+from lfo.model.sampler import Sampler, make_decoder
 from lfo.model.turn_decoder import TurnCache, TurnDecoder
 from test_sampler import COUPLINGS, EOS, VOCABULARY, check_against_forward, make_model, play
 
@@ -30,7 +28,7 @@ def by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         *((family, "stacked") for family in ("llama", "qwen2", "llama-scaled")),
     ],
 )
-def test_logprobs_equal_a_plain_forward_over_many_ragged_turns(family: str, coupling: Coupling):
+def test_logprobs_equal_a_plain_forward_over_many_ragged_turns(family: str, coupling: str):
     model = make_model(family, coupling)
     sampler = Sampler(model, max_context=200, eos_ids=EOS)
     for adapters in dict.fromkeys((model.policy_adapters, model.world_model_adapters, ())):

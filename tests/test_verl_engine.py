@@ -13,11 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lfo.engines.local import Trainer
 from lfo.model.learner import Learner
 from lfo.tools.plan import SHAPES
+from lfo.training import Trainer
 from lfo.types import TrainingSample
-from small_runs import SMALL, fussy_calls, randomised, small_trainer
+from small_runs import SMALL, fussy_calls, model_of, randomised, small_trainer
 
 pytest.importorskip("verl", reason="verl is not installed: pip install -e '.[verl]'")
 pytestmark = pytest.mark.verl
@@ -57,7 +57,7 @@ SETTINGS = ("engine=verl", "lora.rank=4", "lora.alpha=8", "policy.max_resamples=
 
 def _start(trainer: Trainer, folder: Path) -> Path:
     """Adapters as after some training."""
-    randomised(trainer.model).save(folder / "start")
+    randomised(model_of(trainer)).save(folder / "start")
     return folder / "start"
 
 
@@ -67,7 +67,7 @@ def recorded_batches(trainer: Trainer, count: int) -> list[list[TrainingSample]]
     step = 0
     while len(batches) < count:
         collected = trainer.collect(step)
-        plan = trainer.recipe.plan(step, collected, trainer.recipe.hear(collected.groups))
+        plan = trainer.rows(step, collected, trainer.hear(collected.groups))
         batches += [list(samples) for samples in plan.mini_batches if any(any(row.policy_weights) for row in samples)]
         step += 1
     return batches[:count]
@@ -85,10 +85,10 @@ class Case:
 def local_run(trainer: Trainer, folder: Path, updates: int, weight: float) -> Case:
     """What the local learner makes of the recorded batches, from adapters that are left in `start`."""
     # The policy that samples is the one that is trained: log-probs must agree.
-    trainer.model.load(_start(trainer, folder))
-    trainer.sampler.refresh()
+    model_of(trainer).load(_start(trainer, folder))
+    trainer.backend.agent.sampler.refresh()
     batches = recorded_batches(trainer, updates)
-    learner = Learner(trainer.model, trainer.config)
+    learner = Learner(model_of(trainer), trainer.config)
     start = _weights(learner)
     watched, gradients = [], {}
     for number, samples in enumerate(batches):
@@ -136,7 +136,7 @@ def runs(tmp_path_factory) -> tuple[Path, dict[str, Case]]:
         (folder / name).mkdir()
         trainer = small_trainer(*SETTINGS, *settings, environment=fussy_calls)
         updates = 1 if sabotage or name in POLICY_ONLY else UPDATES if name in ("separate", "shared", "stacked") else 2
-        weight = 0.0 if name in POLICY_ONLY else trainer.recipe.state.weight
+        weight = 0.0 if name in POLICY_ONLY else trainer.state.weight
         cases[name] = local_run(trainer, folder / name, updates=updates, weight=weight)
         described[name] = {
             "sabotage": sabotage,
@@ -238,9 +238,9 @@ def test_without_its_guard_each_silent_failure_shows(runs, name: str, ranks: int
 def test_a_checkpoint_of_the_verl_engine_is_one_of_the_local_engine(runs):
     folder, cases = runs
     trainer = small_trainer(*SETTINGS, *COUPLINGS["stacked"], environment=fussy_calls)
-    trainer.model.load(folder / "stacked" / "2")
-    trainer.learner.load(folder / "stacked" / "2" / "optimizer.safetensors")
-    for name, weights in trainer.learner.parameters.items():
+    model_of(trainer).load(folder / "stacked" / "2")
+    trainer.backend.learner.load(folder / "stacked" / "2" / "optimizer.safetensors")
+    for name, weights in trainer.backend.learner.parameters.items():
         for place, weight in enumerate(weights):
             assert torch.allclose(weight, cases["stacked"].weights[f"weight.{name}.{place}"], atol=CLOSE)
-            assert float(trainer.learner._state(weight)["step"]) == UPDATES
+            assert float(trainer.backend.learner._state(weight)["step"]) == UPDATES

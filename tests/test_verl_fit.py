@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from lfo.engines.local import Trainer
 from lfo.rollout.runner import RolloutRequest
 from lfo.rundir import latest_checkpoint, read_metrics
+from lfo.training import Trainer
 from lfo.types import Rollout
-from small_runs import small_trainer, tokenizer
+from small_runs import model_of, small_trainer, tokenizer
 
 pytest.importorskip("verl", reason="verl is not installed: pip install -e '.[verl]'")
 pytestmark = pytest.mark.verl
@@ -52,10 +52,14 @@ def gap_of_draw(trainer: Trainer, request: RolloutRequest, rollout: Rollout, oth
     found = [(number, turn) for number, turn in enumerate(spoken) if turn.action_start <= place <= turn.action_end]
     assert found, "what was not drawn must not differ"
     ((number, turn),) = found
-    uniforms = np.random.default_rng([*request.seeds, number]).random(trainer.settings.max_turn_tokens)
+    uniforms = np.random.default_rng([*request.seeds, number]).random(trainer.backend.agent.settings.max_turn_tokens)
     with torch.no_grad():
-        hidden = trainer.model.hidden(torch.tensor([rollout.tokens[:place]]), trainer.model.policy_adapters)[0, -1]
-        distribution = (hidden @ trainer.model.head.T / trainer.settings.temperature).softmax(-1).cumsum(-1)
+        hidden = model_of(trainer).hidden(torch.tensor([rollout.tokens[:place]]), model_of(trainer).policy_adapters)[
+            0, -1
+        ]
+        distribution = (
+            (hidden @ model_of(trainer).head.T / trainer.backend.agent.settings.temperature).softmax(-1).cumsum(-1)
+        )
     lower, upper = sorted((rollout.tokens[place], other[place]))
     drawn = uniforms[place - turn.action_start]
     return max(abs(drawn - float(distribution[lower])), abs(drawn - float(distribution[upper - 1])))
@@ -72,10 +76,10 @@ def test_three_steps_are_those_of_the_local_engine(results):
     theirs = [tuple(each["tokens"]) for each in results["rollouts"]]
     gaps: list[float] = []
     played: list[Rollout] = []
-    roll_out = trainer.roll_out
+    roll_out = trainer.backend.roll_out
 
-    def comparing(requests: Sequence[RolloutRequest]) -> list[Rollout]:
-        rollouts = roll_out(requests)
+    def comparing(requests: Sequence[RolloutRequest], **options: Any) -> list[Rollout]:
+        rollouts = roll_out(requests, **options)
         if not gaps:  # afterwards the two have learned from different rollouts
             for request, rollout, other in zip(requests, rollouts, theirs[len(played) :], strict=False):
                 if rollout.tokens != other:
@@ -83,7 +87,7 @@ def test_three_steps_are_those_of_the_local_engine(results):
         played.extend(rollouts)
         return rollouts
 
-    trainer.roll_out = comparing  # type: ignore[method-assign]
+    trainer.backend.roll_out = comparing  # type: ignore[method-assign]
     kept = compared = 0
     for step in range(3):
         row = trainer.step(step)

@@ -25,6 +25,7 @@ from lfo.errors import WorkError
 from lfo.protocol.world_model import WorldModelCodec
 from lfo.rollout.records import rollout_record
 from lfo.rollout.runner import RolloutRequest
+from lfo.rollout.tasks import draw_requests
 from lfo.types import Rollout
 from small_runs import SMALL, tokenizer
 from verl_worlds import TalkativeWorld, ToolWorld
@@ -53,40 +54,39 @@ def described(rollout: Rollout) -> dict[str, Any]:
 
 def steps_beside_the_local_engine() -> None:
     """Three steps, rows and rollouts as they are; then servers that are not told of the new weights."""
-    from lfo.engines.verl.trainer import _RemoteSteps
-
     trainer = create_trainer(
         config("coupling=stacked", "policy.max_resamples=1", "steps=6", "seed=1"), TalkativeWorld, tokenizer()
     )
-    with trainer._cluster() as cluster:  # type: ignore[union-attr]
-        loop = _RemoteSteps(trainer, cluster)
+    backend: Any = trainer.backend
+    with backend.running(FOLDER):
+        cluster = backend.cluster
         rollouts: list[Any] = []
-        roll_out = loop._roll_out
+        roll_out = backend.roll_out
 
-        def noting(requests: Sequence[Any], step: int) -> list[Any]:
-            found = roll_out(requests, step)
+        def noting(requests: Sequence[Any], **options: Any) -> list[Any]:
+            found = roll_out(requests, **options)
             rollouts.extend(found)
             return found
 
-        loop._roll_out = noting  # type: ignore[method-assign]
-        RESULTS["rows"] = [loop.step(step) for step in range(2)]
+        backend.roll_out = noting
+        RESULTS["rows"] = [trainer.step(step) for step in range(2)]
         cluster.after_learning = lambda step: None
-        RESULTS["rows"].append(loop.step(2))
+        RESULTS["rows"].append(trainer.step(2))
         RESULTS["rollouts"] = [described(rollout) for rollout in rollouts]
         try:
             for step in range(3, 6):  # only a step that trains the policy can tell
-                loop.step(step)
+                trainer.step(step)
             RESULTS["stale"] = "nobody noticed"
         except WorkError as error:
             RESULTS["stale"] = str(error)
-        RESULTS["through_tools"] = rollouts_through_verls_tools(loop, cluster)
+        RESULTS["through_tools"] = rollouts_through_verls_tools(trainer, cluster)
         (two_departments, *_) = PhoneCalls(levels=(3,)).tasks("train")
         request = RolloutRequest(task=two_departments, seeds=(0, 0), blind=True, inquiry=1)
-        (heard,) = cluster.roll_out([request], step=3)
-        RESULTS["inquiry"] = [heard.rollout.inquired, [turn.asked for turn in heard.rollout.turns]]
+        (rollout,) = roll_out([request])
+        RESULTS["inquiry"] = [rollout.inquired, [turn.asked for turn in rollout.turns]]
 
 
-def rollouts_through_verls_tools(loop: Any, cluster: Any) -> dict[str, list[dict[str, Any]]]:
+def rollouts_through_verls_tools(trainer: Any, cluster: Any) -> dict[str, list[dict[str, Any]]]:
     """The same agent loop in a world that answers by way of verl's tools: with our limit, and with verl's own."""
     from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 
@@ -106,13 +106,14 @@ def rollouts_through_verls_tools(loop: Any, cluster: Any) -> dict[str, list[dict
             DictConfigWrap(tree), cluster._client, tokenizer(), None, None, DictConfigWrap(tree.data)
         )
         found[whose] = [
-            described(asyncio.run(player.run({"temperature": 1.0}, **fields)).heard.rollout)
-            for request in loop.recipe.requests(0, 0)[:4]
+            described(asyncio.run(player.run({"temperature": 1.0}, **fields)).rollout)
+            for request in draw_requests(trainer.config, trainer.environment(), 0, 0)[:4]
             for fields in [
                 {
                     "session_id": 0,
                     "uid": "tools",
                     "adapter": "policy",
+                    "temperature": None,
                     "task": request.task,
                     "seeds": [request.seeds],
                     "blind": [request.blind],
@@ -141,7 +142,7 @@ if __name__ == "__main__":
     import ray
     import transfer_queue
 
-    from lfo.engines.verl.trainer import start_ray
+    from lfo.engines.verl.backend import start_ray
 
     tree = settings.verl_config(config("verl.trainer.n_gpus_per_node=2"))
     start_ray(tree)

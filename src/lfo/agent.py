@@ -139,15 +139,7 @@ def build_agent(
 ) -> Agent:
     """An agent with fresh adapters on `base`, which it takes over."""
     codec = ChatCodec(tokenizer, environment().tools())
-    model = DualAdapterModel.build(
-        base,
-        coupling=config.coupling,
-        seed=config.seed,
-        rank=config.lora.rank,
-        alpha=config.lora.alpha,
-        targets=config.lora.target_modules,
-        with_world_model=config.algo == "dual-lora" or config.coupling == "stacked",
-    )
+    model = DualAdapterModel.of_run(base, config)
     memory = ReplyMemory() if config.lookahead_source == "memory" else None
     agent = Agent(
         config=config,

@@ -121,6 +121,17 @@ class RunDirectory:
             while line:
                 line = line[file.write(line) :]
 
+    def rewind(self) -> tuple[Checkpoint | None, int]:
+        """Drop the rows after the last checkpoint; returns it, and the step of the next row."""
+        checkpoint = self.latest_checkpoint()
+        if checkpoint is None and self.adapters.exists():
+            raise UsageError(f"{self.path} has ended and its checkpoints are gone, so there is nothing to go on from")
+        self.truncate_metrics(checkpoint.step if checkpoint else 0)
+        if checkpoint is not None:
+            return checkpoint, checkpoint.step + 1
+        # Killed before the first one: begin again, but for the untrained policy's evaluation.
+        return None, 1 if self.metrics.exists() and read_metrics(self.metrics) else 0
+
     def truncate_metrics(self, step: int) -> None:
         """Forget what came after a checkpoint, because it will be computed again."""
         if not self.metrics.exists():

@@ -12,9 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -23,16 +21,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lfo.backend import Backend
 from lfo.config import RunConfig
 from lfo.env.interface import EnvironmentFactory, predicted_tools
-from lfo.errors import UsageError
-from lfo.evaluation.balance import gradient_balance
+from lfo.evaluation.balance import gradient_balance, mean_of_each
 from lfo.evaluation.fixed_tasks import evaluate_splits
 from lfo.evaluation.held_out import Examination
 from lfo.evaluation.runs import describe_data, warn_of_changed_data
 from lfo.evaluation.success import evaluated_tasks, far_below, step_metrics
 from lfo.model.couplings import coupling_of
 from lfo.objectives.advantages import DynamicSamplingReport, select_groups, shaped_group, surprise_bonus
-from lfo.objectives.schedule import active_losses, control_weight, learning_rate
-from lfo.protocol.world_model import WorldModelExample, observed_calls
+from lfo.objectives.schedule import active_losses, adapted_weight, learning_rate
+from lfo.protocol.world_model import WorldModelExample
 from lfo.rollout.predictors import world_model_codec
 from lfo.rollout.runner import refuse_dead_environment
 from lfo.rollout.samples import (
@@ -46,8 +43,8 @@ from lfo.rollout.samples import (
     world_model_sample,
 )
 from lfo.rollout.tasks import draw_requests
-from lfo.rundir import Checkpoint, RunDirectory, read_metrics
-from lfo.tracking import Progress, open_trackers
+from lfo.rundir import Checkpoint, RunDirectory
+from lfo.tracking import Clock, Progress, open_trackers
 from lfo.types import Rollout, RolloutGroup, TrainingSample
 
 if TYPE_CHECKING:
@@ -92,11 +89,7 @@ class Trainer:
     """One run. Create it with `lfo.engines.create_trainer`."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        environment: EnvironmentFactory,
-        tokenizer: PreTrainedTokenizerBase,
-        backend: Backend,
+        self, config: RunConfig, environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase, backend: Backend
     ) -> None:
         self.config = config
         self.environment = environment
@@ -123,7 +116,11 @@ class Trainer:
             self.backend.running(run.path),
             Progress(config) as progress,
         ):
-            first_row = self._restore(run) if resume else 0
+            first_row = 0
+            if resume:
+                checkpoint, first_row = run.rewind()
+                if checkpoint is not None:
+                    self.load(checkpoint)
             data = describe_data(config, self.environment)
             warn_of_changed_data(run.path, data)
             run.write_data(data)
@@ -158,12 +155,10 @@ class Trainer:
             heard = self.hear(collected.groups)
         with clock("update"):
             update = self.rows(step, collected, heard)
-            watched = _means(
-                self.backend.learn(update.mini_batches, weight=update.weight, rate_factor=update.rate_factor)
-            )
+            learnt = self.backend.learn(update.mini_batches, weight=update.weight, rate_factor=update.rate_factor)
         with clock("sync"):
             self.backend.sync(step + 1)
-        row = self.row(step, collected)
+        row, watched = self.row(step, collected), mean_of_each(learnt)
         return {
             **row,
             **watched,
@@ -227,9 +222,7 @@ class Trainer:
     def hear(self, groups: Sequence[RolloutGroup]) -> list[list[WorldModelExample]]:
         """The distinct world-model examples of each group, kept for later steps too."""
         if self.backend.memory is not None:
-            # What look-ahead asks about alone: with other calls it recalls as much and takes five times as long.
-            heard_calls = (call for group in groups for rollout in group.rollouts for call in observed_calls(rollout))
-            self.backend.memory.add(call for call in heard_calls if call.asked)
+            self.backend.memory.hear(rollout for group in groups for rollout in group.rollouts)
         if not self.state.weight or self.config.world_model.input == "inline":
             return [[] for _ in groups]
         heard = examples_of_groups(groups, self.codec, predict=self.predicted_tools, threads=self.config.threads)
@@ -314,19 +307,11 @@ class Trainer:
         config, state = self.config, self.state
         final = config.eval.final_splits if state.step == config.steps else ()
         row |= self.evaluate(run, (*config.eval.splits, *final))
-        self.adapt_weight(row)
+        if config.world_model.adaptive_weight:
+            state.weight = adapted_weight(state.weight, row, best=state.best)
         tasks, success = evaluated_tasks(row, at_most=config.eval.tasks), row.get("eval/val/success", state.best)
         if state.best is not None and far_below(state.best, success, tasks=tasks):
             row["warnings"] = [*row.get("warnings", ()), SUCCESS_LOST]
-
-    def adapt_weight(self, row: Mapping[str, Any]) -> None:
-        """Let an evaluation's row set the weight, where the run wants that."""
-        if self.config.world_model.adaptive_weight and self.state.weight:
-            # Of the held-out calls where they were asked: in this very step the world model may not have trained.
-            accuracy = row.get("world_model_eval/token_accuracy", row.get("world_model_accuracy", float("nan")))
-            success = row.get("eval/val/success", 0.0)
-            baseline = success if self.state.best is None else self.state.best
-            self.state.weight = control_weight(self.state.weight, accuracy, success, baseline)
 
     # --- the run's folder --------------------------------------------------------------------------------------
 
@@ -343,17 +328,6 @@ class Trainer:
         for name, value in json.loads((checkpoint.path / "state.json").read_text(encoding="utf-8")).items():
             setattr(self.state, name, value)
 
-    def _restore(self, run: RunDirectory) -> int:
-        """Load the last checkpoint and drop the rows after it; returns the step of the next row."""
-        checkpoint = run.latest_checkpoint()
-        if checkpoint is None and run.adapters.exists():
-            raise UsageError(f"{run.path} has ended and its checkpoints are gone, so there is nothing to go on from")
-        run.truncate_metrics(checkpoint.step if checkpoint else 0)
-        if checkpoint is None:  # killed before the first one: begin again, but for the untrained policy's evaluation
-            return 1 if run.metrics.exists() and read_metrics(run.metrics) else 0
-        self.load(checkpoint)
-        return checkpoint.step + 1
-
     def _summary(self, run: RunDirectory) -> dict[str, Any]:
         best = run.best_checkpoint()
         return {
@@ -363,25 +337,3 @@ class Trainer:
             "best_success": self.state.best if best else None,
             "best_step": best.step if best else None,
         }
-
-
-class Clock:
-    """Seconds spent in named phases."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        started = time.monotonic()
-        yield
-        self.seconds[name] = time.monotonic() - started
-
-
-def _means(watched: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each figure over the updates that have it."""
-    values: dict[str, list[float]] = defaultdict(list)
-    for figures in watched:
-        for name, value in figures.items():
-            values[name].append(value)
-    return {name: fmean(each) for name, each in values.items()}

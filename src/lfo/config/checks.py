@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from lfo.config.knobs import POSITIVE, RANGES, SHIPPED_ENVIRONMENTS, RunConfig, flatten
 from lfo.errors import ConfigError
+from lfo.model.couplings import coupling_of, names_where
 from lfo.settings import did_you_mean, typed
 
 
@@ -82,8 +83,9 @@ def _of_the_world_model(c: RunConfig) -> Iterator[tuple[bool, str]]:
         "world_model.predict must be default, all, none or names of tools with commas",
     )
     yield (
-        w.input != "inline" or c.coupling in ("shared", "stacked"),
-        "world_model.input=inline needs coupling=shared or coupling=stacked, and lookahead=false",
+        w.input != "inline" or coupling_of(c.coupling).reads_inline,
+        "world_model.input=inline needs "
+        f"{' or '.join(f'coupling={name}' for name in names_where(lambda row: row.reads_inline))}, and lookahead=false",
     )
     yield (
         w.input != "inline" or not c.lookahead or c.lookahead_source != "world_model",

@@ -111,7 +111,7 @@ class RunConfig:
     env: str = "phone-calls"  # or oracle-codes, or package.module:Class
     # Given to the environment's class; `levels=2,3` is short for env_args.levels=[2,3].
     env_args: Mapping[str, Any] = field(default_factory=lambda: dict(SHIPPED_ENVIRONMENTS["phone-calls"]))
-    coupling: Literal["separate", "shared", "stacked"] = "separate"  # how the adapters meet
+    coupling: str = "separate"  # how the adapters meet: separate, shared or stacked (model/couplings.py)
     lookahead: bool = True  # show the policy what the world model expects to hear
     lookahead_source: Literal["world_model", "truth", "shuffled", "memory"] = "world_model"  # all others are controls
     surprise: float = 0.0  # coefficient of the reward for prediction error

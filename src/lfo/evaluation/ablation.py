@@ -30,6 +30,7 @@ from lfo.config import load_config
 from lfo.errors import ConfigError, UsageError
 from lfo.evaluation.runs import read_run
 from lfo.evaluation.sample_efficiency import SHARES, Group, compare, curve
+from lfo.model.couplings import COUPLINGS
 from lfo.rundir import write_json_atomic
 
 Status = Literal["done", "failed", "missing"]
@@ -64,8 +65,6 @@ def _coupling(value: str, steps: int) -> Sequence[str]:
         raise ConfigError(f"a coupling is written shared or shared+lookahead, which {value!r} is not")
     return f"coupling={coupling}", f"lookahead={'true' if plus else 'false'}"
 
-
-COUPLINGS = ("separate", "shared", "stacked")
 
 STUDIES: Mapping[str, Study] = {
     "weight": Study(

@@ -19,6 +19,7 @@ from lfo.config import RunConfig
 from lfo.evaluation.balance import MOST
 from lfo.evaluation.sample_efficiency import ACCURACY_KEYS, LOOKAHEAD, VAL
 from lfo.evaluation.success import FAR, evaluated_tasks, far_below
+from lfo.model.couplings import coupling_of, names_where
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -186,8 +187,8 @@ def _world_model_not_learning(run: _Run) -> Trouble | None:
 
 def _weight_too_high(run: _Run) -> Trouble | None:
     weights, tokens = run.lately("world_model_weight"), run.lately("world_model_accuracy")
-    # With separate adapters the world-model loss never reaches the policy, whatever its weight.
-    if run.config.coupling == "separate" or not run.learns_policy or not weights or not tokens or not run.val:
+    # Where the adapters do not meet, the world-model loss never reaches the policy, whatever its weight.
+    if not coupling_of(run.config.coupling).meets or not run.learns_policy or not weights or not tokens or not run.val:
         return None
     weight, lost = weights[-1], max(run.val) - run.val[-1]
     if weight < HIGH_WEIGHT or fmean(tokens) < GOOD_TOKENS or run.success >= SOLVED or (run.gains and lost < LOST):
@@ -212,8 +213,8 @@ def _success_lost(run: _Run) -> Trouble | None:
     figure = f"success on val was {best:.0%} and is {fmean(lately):.0%} over the last {LATELY} evaluations"
     right = _numbers(evaluations, LOOKAHEAD) or [math.nan]
     best_right, now_right = max(right), fmean(right[-LATELY:])
-    # With `shared` there is one learning rate, the policy's.
-    has_own_rate = run.learns_world_model and run.config.coupling != "shared"
+    # With one adapter for both there is one learning rate, the policy's.
+    has_own_rate = run.learns_world_model and not coupling_of(run.config.coupling).is_shared
     if has_own_rate and best_right - now_right >= FAR:
         figure += f"; look-ahead was right in {best_right:.0%} of cases and is in {now_right:.0%}"
         knob = "lower world_model.learning_rate"
@@ -258,8 +259,8 @@ def _gradient_imbalance(run: _Run) -> Trouble | None:
         return Trouble(
             name="gradient imbalance",
             figure=f"the gradient of the world model was {1 / ratio:.0f} times the policy's, {_over(ratios)}",
-            knob="raise policy.learning_rate, or lower world_model.weight where the adapters meet (coupling=shared or "
-            "stacked)",
+            knob="raise policy.learning_rate, or lower world_model.weight where the adapters meet "
+            f"(coupling={' or '.join(names_where(lambda row: row.meets))})",
         )
     return Trouble(
         name="gradient imbalance",

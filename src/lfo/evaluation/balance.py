@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 MOST = 10.0  # times the other's gradient norm
@@ -23,3 +25,16 @@ def gradient_balance(row: Mapping[str, Any]) -> dict[str, Any]:
     ratio = policy / world_model
     warnings = [POLICY_SILENT] * (ratio < 1 / MOST) + [WORLD_MODEL_SILENT] * (ratio > MOST)
     return {"gradient_ratio": ratio, **({"warnings": [*row.get("warnings", ()), *warnings]} if warnings else {})}
+
+
+def mean_of_each(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each figure over the updates that have it.
+
+    >>> mean_of_each([{"loss": 1.0, "norm": 3.0}, {"loss": 2.0}])
+    {'loss': 1.5, 'norm': 3.0}
+    """
+    values: dict[str, list[float]] = defaultdict(list)
+    for update in updates:
+        for name, value in update.items():
+            values[name].append(value)
+    return {name: fmean(each) for name, each in values.items()}

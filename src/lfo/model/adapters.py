@@ -1,11 +1,6 @@
 """One frozen base, two LoRA adapters: the only place that switches between them.
 
-How the world model reaches the policy is the coupling:
-
-    coupling    the policy runs on                  the world model runs on
-    separate    base + policy                       base + world_model
-    shared      base + policy                       base + policy (the one adapter)
-    stacked     base + world_model* + policy        base + world_model          * detached unless `stacked_gradient`
+Which there are, and which of them the policy and the world model run on, is a row of `couplings`.
 
     model = DualAdapterModel.build(base, coupling="stacked", seed=0)
     hidden_BTD = model.hidden(tokens_BT, model.policy_adapters, detached=model.policy_detached)
@@ -29,8 +24,9 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -40,14 +36,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from lfo.config import RunConfig
 from lfo.errors import ConfigError, DataError
+from lfo.model.couplings import POLICY, WORLD_MODEL, Coupling, coupling_of
+from lfo.model.lean import LeanForward
 
-Coupling = Literal["separate", "shared", "stacked"]
-
-POLICY = "policy"
-WORLD_MODEL = "world_model"
-
-_UNKNOWN = object()
 _WEIGHTS_FILE = "adapter_model.safetensors"
 _CONFIG_FILE = "adapter_config.json"
 
@@ -65,28 +58,14 @@ class LoraDelta:
 
 
 class DualAdapterModel:
-    """A causal language model with its adapters. Make it with `build`."""
+    """A causal language model with its adapters. Make it with `of_run` or `build`."""
 
-    def __init__(
-        self,
-        peft_model: PeftModel,
-        *,
-        coupling: Coupling,
-        with_world_model: bool = True,
-        stacked_gradient: bool = False,
-    ) -> None:
+    def __init__(self, peft_model: PeftModel, coupling: Coupling) -> None:
         self.peft_model = peft_model
         self.coupling = coupling
-        self.policy_adapters: tuple[str, ...] = (WORLD_MODEL, POLICY) if coupling == "stacked" else (POLICY,)
-        self.world_model_adapters: tuple[str, ...] = ()
-        if with_world_model:
-            self.world_model_adapters = (POLICY,) if coupling == "shared" else (WORLD_MODEL,)
-        self.policy_detached: tuple[str, ...] = (WORLD_MODEL,) if coupling == "stacked" and not stacked_gradient else ()
-        self.adapter_names: tuple[str, ...] = tuple(
-            name for name in (POLICY, WORLD_MODEL) if name in self.policy_adapters + self.world_model_adapters
-        )
+        self.policy_adapters, self.world_model_adapters = coupling.policy, coupling.world_model
+        self.policy_detached, self.adapter_names = coupling.spared, coupling.adapters
         self.gradient_checkpointing = False
-        self._lean_forward: Any = _UNKNOWN
 
         self._layers: dict[str, LoraLinear] = {
             name: module for name, module in peft_model.named_modules() if isinstance(module, LoraLinear)
@@ -109,11 +88,25 @@ class DualAdapterModel:
         self._switch(self._active, self._detached)
 
     @classmethod
+    def of_run(cls, base: nn.Module, config: RunConfig, *, gradient_checkpointing: bool = False) -> DualAdapterModel:
+        """The model of a run, with its first weights, on a base that it takes over."""
+        return cls.build(
+            base,
+            coupling=config.coupling,
+            seed=config.seed,
+            rank=config.lora.rank,
+            alpha=config.lora.alpha,
+            targets=config.lora.target_modules,
+            gradient_checkpointing=gradient_checkpointing,
+            with_world_model=config.algo == "dual-lora",
+        )
+
+    @classmethod
     def build(
         cls,
         base: nn.Module,
         *,
-        coupling: Coupling,
+        coupling: str,
         seed: int,
         rank: int = 16,
         alpha: float = 32,
@@ -125,12 +118,11 @@ class DualAdapterModel:
         """Freeze `base` and put the coupling's adapters on it, in fp32 whatever the base's dtype.
 
         An adapter's first weights are a pure function of (seed, adapter, layer): the policy adapter is the same
-        bit for bit whether or not there is a world model, and no global random state is touched.
+        bit for bit whether or not there is a world model, and no global random state is touched. With
+        `stacked_gradient` the policy loss spares no adapter.
         """
-        if coupling not in get_args(Coupling):
-            raise ConfigError(f"coupling must be one of {', '.join(get_args(Coupling))}, not {coupling!r}.")
-        if coupling == "stacked" and not with_world_model:
-            raise ConfigError("The stacked coupling needs a world model.")
+        row = coupling_of(coupling, with_world_model=with_world_model)
+        row = replace(row, spared=()) if stacked_gradient else row
         if rank < 1:
             raise ConfigError(f"The LoRA rank must be at least 1, not {rank}.")
         for key, neutral in _LOGIT_TRANSFORMS.items():
@@ -146,11 +138,11 @@ class DualAdapterModel:
                 peft_model = cast(PeftModel, get_peft_model(cast(Any, base), config, adapter_name=POLICY))
             except ValueError as error:
                 raise ConfigError(f"The LoRA targets {target_modules} do not fit this model: {error}") from error
-            if with_world_model and coupling != "shared":
+            if WORLD_MODEL in row.adapters:
                 resolved = cast(Any, peft_model.peft_config[POLICY]).target_modules
                 peft_model.add_adapter(WORLD_MODEL, replace(config, target_modules=resolved))
 
-        model = cls(peft_model, coupling=coupling, with_world_model=with_world_model, stacked_gradient=stacked_gradient)
+        model = cls(peft_model, row)
         for name in model.adapter_names:
             model.reset_adapter(name, seed=seed)
         if gradient_checkpointing:
@@ -236,10 +228,9 @@ class DualAdapterModel:
 
         `lengths` without padding, where the caller knows them: padding is then not computed.
         """
-        lean = self._lean()
-        if lean is not None:
+        if self._lean is not None:
             with self.active(adapters, detached):
-                return lean(tokens_BT, [adapters] * len(tokens_BT), lengths=lengths)
+                return self._lean(tokens_BT, [adapters] * len(tokens_BT), lengths=lengths)
         return self.hidden_of_modules(tokens_BT, adapters, detached)
 
     def hidden_of_modules(self, tokens_BT: Tensor, adapters: Sequence[str], detached: Sequence[str] = ()) -> Tensor:
@@ -253,26 +244,26 @@ class DualAdapterModel:
 
         That saves launches on a GPU. A CPU launches nothing and would only compute more.
         """
-        return self.device.type == "cuda" and self._lean() is not None and not self.policy_detached
+        return self.device.type == "cuda" and self._lean is not None and not self.policy_detached
 
     def hidden_of_mixed_rows(
         self, tokens_BT: Tensor, adapters: Sequence[Sequence[str]], *, lengths: Sequence[int] | None = None
     ) -> Tensor:
         """As `hidden`, with adapters of its own for each row."""
-        return self._lean()(tokens_BT, adapters, lengths=lengths)
+        assert self._lean is not None
+        return self._lean(tokens_BT, adapters, lengths=lengths)
 
     def logits(self, tokens_BT: Tensor, adapters: Sequence[str], detached: Sequence[str] = ()) -> Tensor:
         return self.causal_lm.get_output_embeddings()(self.hidden(tokens_BT, adapters, detached))
 
-    def _lean(self) -> Any:
-        """The same forward in fewer operations, where it can run this model."""
-        if self.gradient_checkpointing:
-            return None
-        if self._lean_forward is _UNKNOWN:
-            from lfo.model.lean import LeanForward
+    @cached_property
+    def _lean(self) -> LeanForward | None:
+        """The same forward in fewer operations, where it can run this model.
 
-            self._lean_forward = LeanForward(self) if LeanForward.supports(self) else None
-        return self._lean_forward
+        Asked for at the first forward: a base may be sharded after it got its adapters.
+        """
+        runs = not self.gradient_checkpointing and LeanForward.supports(self.causal_lm)
+        return LeanForward(self.causal_lm) if runs else None
 
     @contextmanager
     def _mixed_precision(self) -> Iterator[None]:
@@ -355,10 +346,12 @@ class DualAdapterModel:
         (folder / _CONFIG_FILE).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
     def save(self, directory: Path | str) -> None:
-        """Write `policy` and `world_model` as PEFT folders; with `shared` both hold the one adapter."""
-        self.export(Path(directory) / POLICY, (POLICY,))
+        """Write each adapter as a PEFT folder; a world model that has none of its own is written beside them."""
+        folders: dict[str, tuple[str, ...]] = {name: (name,) for name in self.adapter_names}
         if self.world_model_adapters:
-            self.export(Path(directory) / WORLD_MODEL, self.world_model_adapters)
+            folders.setdefault(WORLD_MODEL, self.world_model_adapters)
+        for name, adapters in folders.items():
+            self.export(Path(directory) / name, adapters)
 
     @torch.no_grad()
     def load(self, directory: Path | str) -> None:

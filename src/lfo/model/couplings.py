@@ -1,18 +1,21 @@
-"""How the two adapters meet: a table with one row for each coupling, from which everything else follows.
+"""How the two adapters meet: one row of a table for each coupling, from which everything else about it follows.
 
     coupling    the policy runs on                  the world model runs on
     separate    base + policy                       base + world_model
     shared      base + policy                       base + policy (the one adapter)
     stacked     base + world_model* + policy        base + world_model          * the policy loss does not move it
 
-A new coupling is a new row. Readable without torch: settings, plans and training ask the same table.
+A new coupling is a new row. Readable without torch: settings, training and export ask the same table.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+from lfo.errors import ConfigError
+from lfo.settings import did_you_mean
 
 POLICY = "policy"
 WORLD_MODEL = "world_model"
@@ -46,6 +49,16 @@ class Coupling:
         return len(self.policy)
 
     @property
+    def room(self) -> int:
+        """How many times the rank a server must have room for: the policy and the world model are one LoRA each."""
+        return max(len(self.policy), len(self.world_model))
+
+    @property
+    def meets(self) -> bool:
+        """Whether what the world-model loss moves is part of the policy."""
+        return not set(self.policy).isdisjoint(self.world_model)
+
+    @property
     def reads_inline(self) -> bool:
         """Whether the policy's own forward can carry the world-model loss: it runs on the world model's adapters."""
         return bool(self.world_model) and set(self.world_model) <= set(self.policy)
@@ -64,6 +77,18 @@ def coupling_of(name: str, *, with_world_model: bool = True) -> Coupling:
     >>> coupling_of("separate", with_world_model=False).adapters
     ('policy',)
     """
+    if name not in COUPLINGS:
+        names = tuple(COUPLINGS)
+        raise ConfigError(f"coupling must be one of {', '.join(names)}, not {name!r}{did_you_mean(name, names)}")
     row = COUPLINGS[name]
     # Where the policy itself runs on the world model's adapter, there is one in any case.
     return row if with_world_model or WORLD_MODEL in row.policy else dataclasses.replace(row, world_model=())
+
+
+def names_where(has: Callable[[Coupling], bool]) -> list[str]:
+    """The couplings of a kind, for sentences that name them.
+
+    >>> names_where(lambda row: row.reads_inline)
+    ['shared', 'stacked']
+    """
+    return [name for name, row in COUPLINGS.items() if has(row)]

@@ -1,7 +1,7 @@
 """The training forward of the Llama / Qwen2 / Qwen3 family with LoRA, in few operations. Small models need it: on a GPU
 launching the modules of transformers and peft takes several times longer than computing them, on a CPU a fifth longer.
 
-    hidden_BTD = LeanForward(model)(tokens_BT, [("policy",), ("world_model",)], lengths=[900, 200])
+    hidden_BTD = LeanForward(model.causal_lm)(tokens_BT, [("policy",), ("world_model",)], lengths=[900, 200])
 
 The same function as `DualAdapterModel.hidden_of_modules`, gradients included: a test compares
 them. Rows of different lengths and with different adapters run together: tokens are packed, padded for attention
@@ -18,16 +18,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from lfo.model.decoder import PARTS_OF_LAYER, FusedDecoder, base_linear, layer_linears
-
-if TYPE_CHECKING:
-    from lfo.model.adapters import DualAdapterModel
+from lfo.model.layers import PARTS_OF_LAYER, base_linear, base_linears, is_llama_like, layer_linears
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,22 +190,24 @@ class _Layout:
 class LeanForward:
     """Holds no weights of its own but the rounded ones of the adapters that a forward uses."""
 
-    def __init__(self, model: DualAdapterModel) -> None:
-        self._model = model
-        self._config = model.config
+    def __init__(self, causal_lm: Any) -> None:
+        self._body = causal_lm.model
+        self._config = causal_lm.config
         self._groups: dict[tuple[str, ...], list[dict[str, _Group]]] = {}
         self._copies: dict[tuple[str, ...], _Copies] = {}
 
     @staticmethod
-    def supports(model: DualAdapterModel) -> bool:
-        whole = not hasattr(model.head, "placements")  # weights sharded over several GPUs have them
-        return whole and FusedDecoder.supports(model)
+    def supports(causal_lm: Any) -> bool:
+        # Weights that are sharded over several GPUs have placements: here is only a part of them.
+        return is_llama_like(causal_lm) and not any(
+            hasattr(each.weight, "placements") for each in (causal_lm.get_output_embeddings(), *base_linears(causal_lm))
+        )
 
     def __call__(
         self, tokens_BT: Tensor, adapters: Sequence[Sequence[str]], *, lengths: Sequence[int] | None = None
     ) -> Tensor:
         """Hidden states after the final norm, B x T x D, each row with its own `adapters`; on padding they are void."""
-        body = self._model.causal_lm.model
+        body = self._body
         rows, length = tokens_BT.shape
         lengths = [length] * rows if lengths is None else list(lengths)
         layout, positions_M = self._layout(lengths, length, tokens_BT.device)
@@ -290,7 +289,7 @@ class LeanForward:
         return self._groups[adapters]
 
     def _make_groups(self, adapters: tuple[str, ...], copies: _Copies) -> list[dict[str, _Group]]:
-        layers = [dict(layer_linears(layer)) for layer in self._model.causal_lm.model.layers]
+        layers = [layer_linears(layer) for layer in self._body.layers]
         alike: dict[Any, list[tuple[int, Any]]] = defaultdict(list)
         for number, modules in enumerate(layers):
             for name, module in modules.items():

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from lfo.config import RunConfig
 from lfo.errors import WorkError
-from lfo.model.adapters import POLICY, DualAdapterModel
+from lfo.model.adapters import DualAdapterModel
+from lfo.model.couplings import POLICY
 from lfo.objectives.losses import (
     clip_gradients_per_adapter,
     entropy_bonus,
@@ -107,6 +108,7 @@ class Learner:
         self.model = model
         self.config = config
         self.micro_batch_tokens = config.micro_batch_tokens
+        self.chunk = max(1, LOGITS_AT_ONCE // len(model.head))  # predictions whose logits exist at the same time
         self.parameters: Mapping[str, list[torch.nn.Parameter]] = {
             name: model.adapter_parameters(name) for name in model.adapter_names
         }
@@ -160,69 +162,75 @@ class Learner:
     def _backward(
         self, batch: Batch, policy_tokens: float, world_tokens: float, weight: float, sums: dict[str, Any]
     ) -> None:
-        settings, model = self.config.policy, self.model
-        policy_BT, world_BT = batch.policy_weights_BT, batch.world_model_weights_BT
+        model = self.model
         has_policy, has_world = batch.has_policy, batch.has_world_model and world_tokens > 0
         if not (has_policy or has_world):
             return
         # Inline and stacked, one forward serves both losses, and only the policy loss must spare the world model.
-        both = has_policy and has_world
         spared = model.policy_detached if batch.adapters == model.policy_adapters else ()
         if model.mixes_rows:
             hidden_BTD = model.hidden_of_mixed_rows(batch.tokens_BT, batch.adapters_of_rows, lengths=batch.lengths)
         else:
-            hidden_BTD = model.hidden(
-                batch.tokens_BT, batch.adapters, () if has_world else spared, lengths=batch.lengths
-            )
-        chunk = max(1, LOGITS_AT_ONCE // len(model.head))
+            detached = () if has_world else spared
+            hidden_BTD = model.hidden(batch.tokens_BT, batch.adapters, detached, lengths=batch.lengths)
         policy = world = hidden_BTD.new_zeros(())
         if has_policy:
-            # The policy is judged at the temperature it sampled with, the world model always at 1.
-            logprobs_BT, entropies_BT = fused_token_logprobs(
-                hidden_BTD,
-                model.head,
-                batch.tokens_BT,
-                positions_BT=policy_BT > 0,
-                temperature=self.config.rollout.temperature,
-                chunk=chunk,
-            )
-            result = policy_loss(
-                logprobs_BT,
-                batch.logprobs_BT,
-                batch.advantages_BT,
-                policy_BT,
-                clip_low=settings.clip_low,
-                clip_high=settings.clip_high,
-                normalizer=policy_tokens,
-            )
-            policy = result.loss
-            sums["policy_loss"] += policy.detach()
-            sums["clip_fraction"] += result.clip_fraction
-            sums["policy_kl"] += result.approx_kl
-            sums["entropy"] += weighted_mean(entropies_BT.detach(), policy_BT, normalizer=policy_tokens)
-            if settings.entropy:
-                chosen_BT = policy_BT * top_entropy_mask(entropies_BT, policy_BT, settings.entropy_share)
-                share = policy_tokens * settings.entropy_share
-                policy = policy - settings.entropy * entropy_bonus(entropies_BT, chosen_BT, normalizer=share)
-            if settings.kl:
-                base_BT = self._base_logprobs(batch, policy_BT > 0)
-                kl = kl_to_base(logprobs_BT, base_BT, policy_BT, normalizer=policy_tokens)
-                sums["base_kl"] += kl.detach()
-                policy = policy + settings.kl * kl
+            policy = self._policy_loss(hidden_BTD, batch, policy_tokens, sums)
         if has_world:
-            logprobs_BT, hits_BT = fused_token_hits(
-                hidden_BTD, model.head, batch.tokens_BT, positions_BT=world_BT > 0, chunk=chunk
-            )
-            world = world_model_loss(logprobs_BT, world_BT, world_tokens)
-            sums["world_model_loss"] += world.detach()
-            sums["world_model_accuracy"] += weighted_mean(hits_BT, world_BT, normalizer=world_tokens)
-        if both and spared:
+            world = self._world_model_loss(hidden_BTD, batch, world_tokens, sums)
+        if has_policy and has_world and spared:
             kept = [weight for name, group in self.parameters.items() if name not in spared for weight in group]
             everything = [weight for group in self.parameters.values() for weight in group]
             policy.backward(inputs=kept, retain_graph=True)
             (weight * world).backward(inputs=everything)
         else:
             total_loss(policy, world, weight=weight).backward()
+
+    def _policy_loss(self, hidden_BTD: Tensor, batch: Batch, tokens: float, sums: dict[str, Any]) -> Tensor:
+        """The clipped loss, less the entropy bonus, plus the KL divergence from the base, where they are wanted."""
+        settings, weights_BT = self.config.policy, batch.policy_weights_BT
+        # The policy is judged at the temperature it sampled with, the world model always at 1.
+        logprobs_BT, entropies_BT = fused_token_logprobs(
+            hidden_BTD,
+            self.model.head,
+            batch.tokens_BT,
+            positions_BT=weights_BT > 0,
+            temperature=self.config.rollout.temperature,
+            chunk=self.chunk,
+        )
+        result = policy_loss(
+            logprobs_BT,
+            batch.logprobs_BT,
+            batch.advantages_BT,
+            weights_BT,
+            clip_low=settings.clip_low,
+            clip_high=settings.clip_high,
+            normalizer=tokens,
+        )
+        loss = result.loss
+        sums["policy_loss"] += loss.detach()
+        sums["clip_fraction"] += result.clip_fraction
+        sums["policy_kl"] += result.approx_kl
+        sums["entropy"] += weighted_mean(entropies_BT.detach(), weights_BT, normalizer=tokens)
+        if settings.entropy:
+            chosen_BT = weights_BT * top_entropy_mask(entropies_BT, weights_BT, settings.entropy_share)
+            share = tokens * settings.entropy_share
+            loss = loss - settings.entropy * entropy_bonus(entropies_BT, chosen_BT, normalizer=share)
+        if settings.kl:
+            base_BT = self._base_logprobs(batch, weights_BT > 0)
+            kl = kl_to_base(logprobs_BT, base_BT, weights_BT, normalizer=tokens)
+            sums["base_kl"] += kl.detach()
+            loss = loss + settings.kl * kl
+        return loss
+
+    def _world_model_loss(self, hidden_BTD: Tensor, batch: Batch, tokens: float, sums: dict[str, Any]) -> Tensor:
+        weights_BT = batch.world_model_weights_BT
+        states = hidden_BTD, self.model.head, batch.tokens_BT
+        logprobs_BT, hits_BT = fused_token_hits(*states, positions_BT=weights_BT > 0, chunk=self.chunk)
+        loss = world_model_loss(logprobs_BT, weights_BT, tokens)
+        sums["world_model_loss"] += loss.detach()
+        sums["world_model_accuracy"] += weighted_mean(hits_BT, weights_BT, normalizer=tokens)
+        return loss
 
     @torch.no_grad()
     def _base_logprobs(self, batch: Batch, positions_BT: Tensor) -> Tensor:
@@ -243,9 +251,8 @@ class Learner:
             batch = collate([samples[place] for place in places], self.model.device)
             hidden_BTD = self.model.hidden(batch.tokens_BT, batch.adapters, lengths=batch.lengths)
             where_BT = batch.world_model_weights_BT > 0
-            chunk = max(1, LOGITS_AT_ONCE // len(self.model.head))
             states = hidden_BTD, self.model.head, batch.tokens_BT
-            logprobs_BT, hits_BT = fused_token_hits(*states, positions_BT=where_BT, chunk=chunk)
+            logprobs_BT, hits_BT = fused_token_hits(*states, positions_BT=where_BT, chunk=self.chunk)
             sums = (where_BT.sum(-1).tolist(), hits_BT.sum(-1).tolist(), (-logprobs_BT).sum(-1).tolist())
             for place, tokens, hits, loss in zip(places, *sums, strict=True):
                 scores[place] = ReplyScore(tokens=tokens, hits=int(hits), loss=loss)

@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 
 from lfo.model.adapters import DualAdapterModel
-from lfo.model.decoder import Decoder, make_decoder
+from lfo.model.decoder import Decoder, HFDecoder
 from lfo.model.draw import draw
-from lfo.model.turn_decoder import TurnCache
+from lfo.model.fused_decoder import FusedDecoder
+from lfo.model.turn_decoder import TurnCache, TurnDecoder
 
 # The largest fp32 number below 1: rounding a double must not step over the end of the distribution.
 _BELOW_ONE = 1.0 - 2.0**-24
@@ -233,6 +234,17 @@ class Session:
                 tokens_KB.T.tolist(), logprobs_KB.T.tolist(), lengths, stopped, strict=True
             )
         ]
+
+
+def make_decoder(
+    model: DualAdapterModel, adapters: Sequence[str], *, max_context: int, dtype: torch.dtype | None = None
+) -> Decoder:
+    """The fastest decoder that can run this model."""
+    if model.device.type == "cuda" and TurnDecoder.supports(model):
+        return TurnDecoder(model, adapters, max_context=max_context, dtype=dtype)
+    if FusedDecoder.supports(model):
+        return FusedDecoder(model, adapters, max_context=max_context, dtype=dtype)
+    return HFDecoder(model, adapters)
 
 
 def _uniforms(numbers: Sequence[Any], limits: Sequence[int]) -> Tensor:

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from lfo.model import turn_ops
 from lfo.model.adapters import DualAdapterModel, LoraDelta
-from lfo.model.decoder import PARTS_OF_LAYER, FusedDecoder, SlotCache, base_linear, layer_linears
+from lfo.model.fused_decoder import FusedDecoder, SlotCache
+from lfo.model.layers import PARTS_OF_LAYER, base_linear, layer_linears
 from lfo.model.turn_ops import Heads, Turn
 
 _AHEAD = 2  # steps that the device has in hand while the host looks at the flags of an earlier one
@@ -60,7 +61,7 @@ class TurnDecoder(FusedDecoder):
     ) -> None:
         self._ops: Any = turn_ops
         if model.device.type == "cuda":
-            from lfo.model import turn_kernels
+            from lfo.model import turn_kernels  # needs Triton
 
             self._ops = turn_kernels
         self._free: list[TurnMemory] = []
@@ -86,7 +87,7 @@ class TurnDecoder(FusedDecoder):
 
     def _make_layer(self, index: int, source: Any) -> Any:
         deltas = self._model.deltas(self.adapters)
-        modules = dict(layer_linears(source))
+        modules = layer_linears(source)
 
         def wide(part: str) -> Wide:
             linears = [base_linear(modules[name]) for name in PARTS_OF_LAYER[part]]
@@ -112,7 +113,7 @@ class TurnDecoder(FusedDecoder):
         """Into the same tensors: graphs know their addresses."""
         deltas = self._model.deltas(self.adapters)
         for index, (layer, source) in enumerate(zip(self.layers, self._model.causal_lm.model.layers, strict=True)):
-            modules = dict(layer_linears(source))
+            modules = layer_linears(source)
             for part, names in PARTS_OF_LAYER.items():
                 wide: Wide = getattr(layer, part)
                 present = dict(self._present(deltas, index, part))

@@ -6,7 +6,8 @@ Steps count from 0. Everything is a function of its arguments, so a resumed run 
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 Schedule = Literal["joint", "alternating", "world_model_first", "hierarchical"]
 
@@ -62,3 +63,11 @@ def control_weight(weight: float, accuracy: float, success: float, baseline_succ
     if accuracy > 0.8 and success < baseline_success:
         return 0.3
     return weight
+
+
+def adapted_weight(weight: float, row: Mapping[str, Any], *, best: float | None) -> float:
+    """The weight after the evaluation in this row of metrics; a weight of 0 stays 0."""
+    # Of the held-out calls where they were asked: in this very step the world model may not have trained.
+    accuracy = row.get("world_model_eval/token_accuracy", row.get("world_model_accuracy", float("nan")))
+    success = row.get("eval/val/success", 0.0)
+    return control_weight(weight, accuracy, success, success if best is None else best) if weight else weight

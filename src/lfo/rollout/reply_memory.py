@@ -25,8 +25,8 @@ from scipy.sparse import csr_array
 
 from lfo.errors import DataError
 from lfo.protocol.hermes import format_tool_call
-from lfo.protocol.world_model import ObservedCall, WorldModelState, concerning
-from lfo.types import ToolCall
+from lfo.protocol.world_model import ObservedCall, WorldModelState, concerning, observed_calls
+from lfo.types import Rollout, ToolCall
 
 NGRAMS = (3, 4, 5)
 _WORD = re.compile(r"\w+")
@@ -117,6 +117,10 @@ class ReplyMemory:
 
     def __len__(self) -> int:
         return len(self.memories)
+
+    def hear(self, rollouts: Iterable[Rollout]) -> None:
+        """Keep what look-ahead will ask about: with other calls it recalls as much and takes five times as long."""
+        self.add(call for rollout in rollouts for call in observed_calls(rollout) if call.asked)
 
     def add(self, heard: Iterable[ObservedCall]) -> None:
         for each in heard:

@@ -3,9 +3,9 @@
     form       policy                                              world model
     adapters   policy/        the LoRA as it was trained           world_model/   a LoRA on the base
     stacked    policy/        one LoRA of rank r1 + r2: the sum    world_model/   a LoRA on the base
-               of both adapters (coupling=stacked only)
+               of both adapters, where the policy runs on both
     merged     the folder itself: a whole model, base + whatever   world_model/   a LoRA on the *unmerged* base;
-               adapters the policy runs on                         with coupling=shared the merged model itself
+               adapters the policy runs on                         where one adapter is both, the merged model itself
 
 The embedded base, which no hub has, comes along as `base/`. The card (`README.md`) says how to serve what lies there,
 and how to look ahead, which is the caller's part.
@@ -25,7 +25,7 @@ from transformers import AutoConfig
 from lfo.agent import Agent
 from lfo.errors import UsageError, WorkError
 from lfo.loading import EMBEDDED, model_source
-from lfo.model.adapters import POLICY, WORLD_MODEL
+from lfo.model.couplings import POLICY, WORLD_MODEL, names_where
 from lfo.rundir import write_folder_atomic, write_text_atomic
 from lfo.tools.model_card import BASE, model_card
 
@@ -37,9 +37,10 @@ def export(agent: Agent, out: str | Path, *, run: str | Path, form: Form = "adap
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} exists already; choose another folder")
-    if form == "stacked" and agent.config.coupling != "stacked":
+    if form == "stacked" and agent.model.coupling.summed == 1:
+        summing = " or ".join(names_where(lambda row: row.summed > 1))
         raise UsageError(
-            f"--stacked is for coupling=stacked, and {run} has coupling={agent.config.coupling}: "
+            f"--stacked is for coupling={summing}, and {run} has coupling={agent.config.coupling}: "
             "its policy adapter is complete without it"
         )
     try:
@@ -52,7 +53,7 @@ def export(agent: Agent, out: str | Path, *, run: str | Path, form: Form = "adap
 
 def has_own_world_model(agent: Agent, form: Form) -> bool:
     """Whether the world model is a folder of its own: merged and shared, the model is both."""
-    return bool(agent.model.world_model_adapters) and not (form == "merged" and agent.config.coupling == "shared")
+    return bool(agent.model.world_model_adapters) and not (form == "merged" and agent.model.coupling.is_shared)
 
 
 def _writer(agent: Agent, run: Path, form: Form) -> Callable[[Path], None]:

@@ -10,7 +10,7 @@ from lfo import __version__
 from lfo.agent import Agent
 from lfo.evaluation.runs import RunRecord, read_run
 from lfo.loading import EMBEDDED
-from lfo.model.adapters import POLICY, WORLD_MODEL
+from lfo.model.couplings import POLICY, WORLD_MODEL
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import WorldModelState, render_prompt, render_target
 from lfo.rollout.runner import EXPECTED
@@ -38,6 +38,19 @@ def model_card(agent: Agent, run: Path, form: str, own_world_model: bool) -> str
 def _base_name(agent: Agent) -> str:
     """As a reader of the card types it, standing in the folder of the card."""
     return BASE if agent.config.model == EMBEDDED else agent.config.model
+
+
+def _policy_rank(agent: Agent, form: str) -> int:
+    return agent.config.lora.rank * (agent.model.coupling.summed if form == "stacked" else 1)
+
+
+def _world_model_rank(agent: Agent) -> int:
+    return agent.config.lora.rank * len(agent.model.world_model_adapters)
+
+
+def _needs_both(agent: Agent, form: str) -> bool:
+    """Whether the policy acts with several of the exported adapters at a time."""
+    return form == "adapters" and agent.model.coupling.summed > 1
 
 
 def _front_matter(agent: Agent, form: str) -> str:
@@ -104,25 +117,24 @@ def _figures(record: RunRecord, weights: str) -> str:
 
 
 def _files(agent: Agent, form: str, own_world_model: bool) -> str:
-    rank = agent.config.lora.rank
     lines = []
     if form == "merged":
         lines.append("- this folder itself: the policy, a whole model with tokenizer and chat template")
     else:
         summed = " (world model and policy summed: use it alone)" if form == "stacked" else ""
-        lines.append(f"- `policy/`: a LoRA of rank {2 * rank if form == 'stacked' else rank}{summed}")
+        lines.append(f"- `policy/`: a LoRA of rank {_policy_rank(agent, form)}{summed}")
     if own_world_model:
         unmerged = ", for the base and not for the merged model" if form == "merged" else ""
-        lines.append(f"- `world_model/`: a LoRA of rank {rank}{unmerged}")
+        lines.append(f"- `world_model/`: a LoRA of rank {_world_model_rank(agent)}{unmerged}")
     if agent.config.model == EMBEDDED and (own_world_model or form != "merged"):
         lines.append("- `base/`: the base, which is on no hub; compute it in fp32, as in training")
     text = "## Files\n\n" + "\n".join(lines)
-    if agent.config.coupling == "stacked" and form == "adapters":
+    if _needs_both(agent, form):
         text += (
             "\n\nThe policy of this run acts with **both** adapters active. A server that activates one adapter at a "
             "time needs the form of `lfo export --stacked`."
         )
-    if agent.config.coupling == "shared" and form != "merged":
+    if agent.model.coupling.is_shared and form != "merged":
         text += "\n\nThe run has one adapter for both jobs, so `policy/` and `world_model/` hold the same weights."
     return text
 
@@ -130,19 +142,18 @@ def _files(agent: Agent, form: str, own_world_model: bool) -> str:
 def _serving(agent: Agent, form: str, own_world_model: bool) -> str:
     base, dtype = _base_name(agent), " --dtype float32" if agent.config.model == EMBEDDED else ""
     text = "## Serving\n\nRun these in this folder.\n\n"
-    needs_both = form == "adapters" and agent.config.coupling == "stacked"
-    modules = [] if form == "merged" or needs_both else [f"{POLICY}={POLICY}"]
-    modules += [f"{WORLD_MODEL}={WORLD_MODEL}"] if own_world_model else []
+    needs_both = _needs_both(agent, form)
+    ranks = {} if form == "merged" or needs_both else {POLICY: _policy_rank(agent, form)}
+    ranks |= {WORLD_MODEL: _world_model_rank(agent)} if own_world_model else {}
     commands = []
     if form == "merged":
         commands.append(f"vllm serve . --served-model-name {POLICY}{dtype}")
-    if modules:
-        rank = agent.config.lora.rank * (2 if form == "stacked" else 1)
+    if ranks:
+        rank = max(ranks.values())
         most = next((each for each in VLLM_RANKS if each >= rank), rank)
         port = " --port 8001" if form == "merged" else ""
-        commands.append(
-            f"vllm serve {base}{dtype} --enable-lora --max-lora-rank {most} --lora-modules {' '.join(modules)}{port}"
-        )
+        modules = " ".join(f"{name}={name}" for name in ranks)
+        commands.append(f"vllm serve {base}{dtype} --enable-lora --max-lora-rank {most} --lora-modules {modules}{port}")
     text += "With vLLM:\n\n" + "\n".join(f"    {command}" for command in commands)
     if needs_both:
         text += "\n\nThe policy is not among the modules, because vLLM activates one adapter at a time: see Files."
@@ -163,7 +174,7 @@ def _python(agent: Agent, form: str, base: str, needs_both: bool, own_world_mode
     lines.append(f'model = PeftModel.from_pretrained(base, "{POLICY}", adapter_name="{POLICY}")')
     if own_world_model:
         lines.append(f'model.load_adapter("{WORLD_MODEL}", adapter_name="{WORLD_MODEL}")')
-    active = f'["{WORLD_MODEL}", "{POLICY}"]' if needs_both else f'"{POLICY}"'
+    active = json.dumps(agent.model.policy_adapters if needs_both else POLICY)
     switch = "model.base_model.set_adapter" if needs_both else "model.set_adapter"
     lines.append(f"{switch}({active})  # to act" + (f'; "{WORLD_MODEL}" to predict' if own_world_model else ""))
     return "\n".join(lines)

@@ -57,17 +57,8 @@ class DualLoraEngine(FSDPEngine):
             self.model.load(adapters_of(Path(self.run.init_from)))
 
     def _build_lora_module(self, module: Any) -> Any:
-        run = self.run
-        self.model = DualAdapterModel.build(
-            module,
-            coupling=run.coupling,
-            seed=run.seed,
-            rank=run.lora.rank,
-            alpha=run.lora.alpha,
-            targets=run.lora.target_modules,
-            gradient_checkpointing=self.model_config.enable_gradient_checkpointing,
-            with_world_model=run.algo == "dual-lora" or run.coupling == "stacked",
-        )
+        checkpointing = self.model_config.enable_gradient_checkpointing
+        self.model = DualAdapterModel.of_run(module, self.run, gradient_checkpointing=checkpointing)
         return self.model.peft_model
 
     def _build_fsdp_module(self, module: Any) -> Any:
@@ -84,7 +75,6 @@ class DualLoraEngine(FSDPEngine):
             **options,
         )
         fsdp2_load_full_state_dict(module, whole, self.device_mesh, None)
-        self.model._lean_forward = None  # it reads the weights of layers, of which a rank holds a part: go through them
         return module
 
     def _build_optimizer(self, module: Any) -> Any:
@@ -127,7 +117,7 @@ class DualLoraEngine(FSDPEngine):
 
     def export_world_model(self, step: int) -> None:
         """Lay the world model where vLLM looks for it, and take the one before the last away."""
-        if self.rank == 0 and self.model.world_model_adapters and self.run.coupling != "shared":
+        if self.rank == 0 and self.model.world_model_adapters and not self.model.coupling.is_shared:
             folder = world_model_folder(Path(self.run.output_dir), step)
             folder.parent.mkdir(parents=True, exist_ok=True)
             write_folder_atomic(folder, lambda path: self.model.export(path, self.model.world_model_adapters))
@@ -164,7 +154,7 @@ class DualLoraEngine(FSDPEngine):
 
 
 def policy_lora(model: DualAdapterModel) -> tuple[Iterator[tuple[str, Tensor]], dict[str, Any]]:
-    """What the policy runs on as one ordinary LoRA; with `stacked` of rank r1 + r2."""
+    """What the policy runs on as one ordinary LoRA; of two adapters it is one of rank r1 + r2."""
     config: Any = model.peft_model.peft_config[model.policy_adapters[-1]]
     deltas = model.deltas(model.policy_adapters)
     rank = len(next(iter(deltas.values())).a)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from lfo.config import RunConfig
 from lfo.model.adapters import DualAdapterModel
-from lfo.model.learner import LOGITS_AT_ONCE, Batch, Learner, collate
+from lfo.model.learner import Batch, Learner, collate
 from lfo.objectives.losses import fused_token_logprobs
 from lfo.types import TrainingSample
 
@@ -149,7 +149,7 @@ class RankedLearner(Learner):
                 batch.tokens_BT,
                 positions_BT=batch.policy_weights_BT > 0,
                 temperature=self.config.rollout.temperature,
-                chunk=max(1, LOGITS_AT_ONCE // len(self.model.head)),
+                chunk=self.chunk,
             )
             for row, logprobs_T in zip(rows, logprobs_BT.cpu(), strict=True):
                 if id(row) in named:

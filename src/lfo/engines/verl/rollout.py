@@ -32,7 +32,8 @@ from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry,
 from lfo.config import from_mapping
 from lfo.engines.verl.settings import BASE, SAMPLER
 from lfo.loading import load_base, pick_device
-from lfo.model.adapters import POLICY, WORLD_MODEL, DualAdapterModel
+from lfo.model.adapters import DualAdapterModel
+from lfo.model.couplings import POLICY, WORLD_MODEL
 from lfo.model.sampler import Sampler
 from lfo.protocol.chat import ChatCodec
 
@@ -56,15 +57,7 @@ class SamplerServer:
         os.environ[get_visible_devices_keyword()] = visible_devices
         config = from_mapping(run)
         torch.set_num_threads(config.threads or 1)
-        self._model = DualAdapterModel.build(
-            load_base(config.model, pick_device(config.device)),
-            coupling=config.coupling,
-            seed=config.seed,
-            rank=config.lora.rank,
-            alpha=config.lora.alpha,
-            targets=config.lora.target_modules,
-            with_world_model=config.algo == "dual-lora" or config.coupling == "stacked",
-        )
+        self._model = DualAdapterModel.of_run(load_base(config.model, pick_device(config.device)), config)
         self._sampler = Sampler(self._model, max_context=config.rollout.max_context, eos_ids=[end_of_turn])
         self._waiting: list[_Request] = []
         self._serving: asyncio.Task[None] | None = None

@@ -31,6 +31,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from lfo.config import RunConfig
 from lfo.errors import ConfigError
 from lfo.loading import model_source, pick_device
+from lfo.model.couplings import coupling_of
 from lfo.settings import dotted
 
 PLUGIN = "lfo.engines.verl.plugin"  # registers our parts wherever verl builds a model config
@@ -141,7 +142,6 @@ def _defaults() -> DictConfig:
 def _translated(config: RunConfig, tokenizer: str | None) -> dict[str, dict[str, Any]]:
     """Our settings in verl's words: our name -> verl's dotted names, with their values."""
     rollout, policy, optimizer = config.rollout, config.policy, config.optimizer
-    stacked = 2 if config.coupling == "stacked" else 1
     return {
         "model": {f"{_MODEL}.path": model_source(config.model), f"{_MODEL}.tokenizer_path": tokenizer},
         "device": {"trainer.device": "cpu" if is_cpu(config) else "cuda"},
@@ -163,7 +163,7 @@ def _translated(config: RunConfig, tokenizer: str | None) -> dict[str, dict[str,
         "trackers": {"trainer.logger": []},  # told by our loop
         "lora.rank": {
             f"{_MODEL}.lora_rank": config.lora.rank,
-            f"{_MODEL}.lora.rank": config.lora.rank * stacked,  # what a rollout server must have room for
+            f"{_MODEL}.lora.rank": config.lora.rank * coupling_of(config.coupling).room,  # that a server must take
         },
         "lora.alpha": {f"{_MODEL}.lora_alpha": config.lora.alpha, f"{_MODEL}.lora.alpha": config.lora.alpha},
         "lora.targets": {f"{_MODEL}.target_modules": config.lora.target_modules},

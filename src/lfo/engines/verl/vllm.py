@@ -24,7 +24,7 @@ from vllm.inputs import TokensPrompt
 from vllm.lora.request import LoRARequest
 
 from lfo.engines.verl.settings import world_model_folder
-from lfo.model.adapters import POLICY
+from lfo.model.couplings import POLICY, coupling_of
 
 FIRST_ID = 1_000  # verl's own LoRA has the id 123
 _arguments_of = vllm_async_server.build_cli_args_from_config
@@ -48,7 +48,7 @@ class DualLoraServer(vllm_async_server.vLLMHttpServer):
         **options: Any,
     ) -> TokenOutput:
         run = self.model_config.lora["run"]
-        if adapter == POLICY or run["coupling"] == "shared":
+        if adapter == POLICY or coupling_of(run["coupling"]).is_shared:
             return await super().generate(prompt_ids, sampling_params, request_id, **options)
         lora = None  # adapter "base": none at all
         if adapter != "base":
