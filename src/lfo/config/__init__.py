@@ -21,16 +21,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lfo.config.checks import validate
-from lfo.config.knobs import (
-    LEAVES,
-    OLD_VALUES,
-    PARTS,
-    SHIPPED_ENVIRONMENTS,
-    SHORT_FORMS,
-    RunConfig,
-    by_name,
-    flatten,
-)
+from lfo.config.knobs import LEAVES, OLD_VALUES, PARTS, SHIPPED_ENVIRONMENTS, SHORT_FORMS, RunConfig, by_name, flatten
 from lfo.config.presets import ALGORITHMS, PRESETS
 from lfo.errors import ConfigError
 from lfo.settings import assign, dotted, hints_of, nearest, parse, read_yaml, typed

@@ -77,13 +77,13 @@ def _of_rollouts(c: RunConfig) -> Iterator[tuple[bool, str]]:
 
 
 def _of_the_world_model(c: RunConfig) -> Iterator[tuple[bool, str]]:
-    w = c.world_model
+    w, coupling = c.world_model, coupling_of(c.coupling)  # which refuses a name that there is not
     yield (
         all(name.strip() for name in w.predict.split(",")),
         "world_model.predict must be default, all, none or names of tools with commas",
     )
     yield (
-        w.input != "inline" or coupling_of(c.coupling).reads_inline,
+        w.input != "inline" or coupling.reads_inline,
         "world_model.input=inline needs "
         f"{' or '.join(f'coupling={name}' for name in names_where(lambda row: row.reads_inline))}, and lookahead=false",
     )
