@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Iterator
 
-from lfo.config.knobs import POSITIVE, RANGES, SHIPPED_ENVIRONMENTS, RunConfig, flatten
+from lfo.config.knobs import ABOVE_0, RANGES, SHIPPED_ENVIRONMENTS, RunConfig, flatten
 from lfo.errors import ConfigError
 from lfo.model.couplings import coupling_of, names_where
 from lfo.settings import did_you_mean, typed
@@ -19,11 +19,10 @@ def validate(config: RunConfig) -> None:
     for name, (low, high) in RANGES.items():
         values = settings[name] if isinstance(settings[name], tuple) else (settings[name],)
         for value in values:
-            if value < low or (high is not None and value > high) or (name in POSITIVE and value == 0):
-                lower = f"above {low}" if name in POSITIVE else f"at least {low}"
-                raise ConfigError(
-                    f"{name} must be {lower}{f' and at most {high}' if high is not None else ''}, not {value}"
-                )
+            if value < low or (high is not None and value > high):
+                lower = "above 0" if low == ABOVE_0 else f"at least {low}"
+                upper = "" if high is None else f" and at most {high}"
+                raise ConfigError(f"{name} must be {lower}{upper}, not {value}")
     for holds, sentence in _relations(config):
         if not holds:
             raise ConfigError(sentence)

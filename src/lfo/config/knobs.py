@@ -134,7 +134,8 @@ class RunConfig:
     verl: Mapping[str, Any] = field(default_factory=dict)  # engine=verl: its own settings, beside those made of ours
 
 
-# Closed ranges of every number; None = unbounded. Numbers in POSITIVE must also not be 0.
+ABOVE_0 = 5e-324  # the smallest number that is
+# Closed ranges of every number; None = unbounded.
 RANGES: Mapping[str, tuple[float, float | None]] = {
     "surprise": (0, None),
     "steps": (1, None),
@@ -143,27 +144,27 @@ RANGES: Mapping[str, tuple[float, float | None]] = {
     "micro_batch_tokens": (1, None),
     "checkpoint_every": (1, None),
     "lora.rank": (1, None),
-    "lora.alpha": (0, None),
+    "lora.alpha": (ABOVE_0, None),
     "rollout.prompts": (1, None),
     "rollout.group_size": (2, None),
     "rollout.mini_batch_prompts": (1, None),
     "rollout.max_turns": (1, None),
-    "rollout.temperature": (0, None),
+    "rollout.temperature": (ABOVE_0, None),
     "rollout.max_context": (1, None),
     "rollout.max_turn_tokens": (1, None),
-    "rollout.environment_timeout": (0, None),
+    "rollout.environment_timeout": (ABOVE_0, None),
     "rollout.environment_retries": (0, None),
     "rollout.environment_workers": (1, None),
-    "policy.learning_rate": (0, 1),
-    "policy.clip_low": (0, 1),
-    "policy.clip_high": (0, None),
+    "policy.learning_rate": (ABOVE_0, 1),
+    "policy.clip_low": (ABOVE_0, 1),
+    "policy.clip_high": (ABOVE_0, None),
     "policy.entropy": (0, None),
-    "policy.entropy_share": (0, 1),
+    "policy.entropy_share": (ABOVE_0, 1),
     "policy.kl": (0, None),
     "policy.max_resamples": (0, None),
     "policy.overlong_buffer": (0, None),
     "world_model.weight": (0, 2),
-    "world_model.learning_rate": (0, 1),
+    "world_model.learning_rate": (ABOVE_0, 1),
     "world_model.state_tokens": (32, None),
     "world_model.reply_tokens": (1, None),
     "world_model.examples_per_mini_batch": (1, None),
@@ -173,24 +174,11 @@ RANGES: Mapping[str, tuple[float, float | None]] = {
     "exploration.blind_steps": (0, None),
     "optimizer.betas": (0, 0.999999),
     "optimizer.weight_decay": (0, None),
-    "optimizer.clip": (0, None),
+    "optimizer.clip": (ABOVE_0, None),
     "optimizer.warmup_steps": (0, None),
     "eval.every": (0, None),
     "eval.tasks": (1, None),
 }
-POSITIVE = frozenset(
-    {
-        "lora.alpha",
-        "rollout.temperature",
-        "rollout.environment_timeout",
-        "policy.learning_rate",
-        "policy.clip_low",
-        "policy.clip_high",
-        "policy.entropy_share",
-        "world_model.learning_rate",
-        "optimizer.clip",
-    }
-)
 
 # Names
 
