@@ -243,4 +243,4 @@ def test_a_checkpoint_of_the_verl_engine_is_one_of_the_local_engine(runs):
     for name, weights in trainer.backend.learner.parameters.items():
         for place, weight in enumerate(weights):
             assert torch.allclose(weight, cases["stacked"].weights[f"weight.{name}.{place}"], atol=CLOSE)
-            assert float(trainer.backend.learner._state(weight)["step"]) == UPDATES
+            assert float(trainer.backend.learner._optimizer_of[weight].state[weight]["step"]) == UPDATES

@@ -169,10 +169,6 @@ class DualAdapterModel:
     def device(self) -> torch.device:
         return self.head.device
 
-    def to(self, device: torch.device | str) -> DualAdapterModel:
-        self.peft_model.to(device)
-        return self
-
     def adapter_parameters(self, name: str) -> list[nn.Parameter]:
         """All weights of one adapter, in the order of the layers."""
         self._check((name,))
@@ -327,21 +323,25 @@ class DualAdapterModel:
             deltas[name.removeprefix("base_model.model.")] = LoraDelta(a=a.detach(), b=b.detach(), scale=scale)
         return deltas
 
-    def export(self, folder: Path | str, adapters: Sequence[str]) -> None:
-        """Write the sum of `adapters` as one ordinary PEFT folder."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+    def as_one_lora(self, adapters: Sequence[str]) -> tuple[dict[str, Tensor], LoraConfig]:
+        """The sum of `adapters` as one ordinary LoRA: its weights under PEFT's names, and its config."""
         tensors = {}
         for name, delta in self.deltas(adapters).items():
-            tensors[f"base_model.model.{name}.lora_A.weight"] = delta.a.cpu().contiguous()
-            tensors[f"base_model.model.{name}.lora_B.weight"] = delta.b.cpu().contiguous()
-        save_file(tensors, folder / _WEIGHTS_FILE, metadata={"format": "pt"})
-
+            tensors[f"base_model.model.{name}.lora_A.weight"] = delta.a
+            tensors[f"base_model.model.{name}.lora_B.weight"] = delta.b
         configs = [cast(LoraConfig, self.peft_model.peft_config[name]) for name in adapters]
         rank = sum(config.r for config in configs)
         # A sum carries the scales in its B; alpha = rank then adds none.
         alpha = configs[0].lora_alpha if len(configs) == 1 else rank
-        config = replace(configs[0], r=rank, lora_alpha=alpha, inference_mode=True)
+        return tensors, replace(configs[0], r=rank, lora_alpha=alpha, inference_mode=True)
+
+    def export(self, folder: Path | str, adapters: Sequence[str]) -> None:
+        """Write the sum of `adapters` as one ordinary PEFT folder."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors, config = self.as_one_lora(adapters)
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+        save_file(tensors, folder / _WEIGHTS_FILE, metadata={"format": "pt"})
         fields = {key: sorted(value) if isinstance(value, set) else value for key, value in config.to_dict().items()}
         (folder / _CONFIG_FILE).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.layers import PARTS_OF_LAYER, base_linear, is_llama_like, layer_linears
+from lfo.model.turn_ops import Heads, rotate
 
 _CAPACITY_STEP = 128
 _WORTHWHILE_PREFIX = 16
@@ -47,29 +48,28 @@ class FusedDecoder:
         max_context: int,
         dtype: torch.dtype | None = None,
     ) -> None:
-        config = model.config
         self.adapters = tuple(adapters)
         self.max_context = max_context
         self.device = model.device
         self.dtype = dtype or (torch.float32 if self.device.type == "cpu" else model.head.dtype)
         self._model = model
-        attention = model.causal_lm.model.layers[0].self_attn
-        self.head_dim: int = attention.head_dim
-        self.heads: int = config.num_attention_heads
-        self.key_heads: int = config.num_key_value_heads
-        self.scaling: float = attention.scaling
-        self.epsilon: float = config.rms_norm_eps
-
-        body = model.causal_lm.model
+        body, config = model.causal_lm.model, model.config
         self.embedding = self._own(body.embed_tokens.weight)
         self.head = self._own(model.head)
         self.norm = self._own(body.norm.weight)
         positions = torch.arange(max_context, device=self.device)[None]
         cos, sin = body.rotary_emb(torch.zeros(1, device=self.device), positions)
-        half = self.head_dim // 2
-        self.cos_SD = cos[0].to(self.dtype)
-        # rotate_half(x) * sin == x.roll(half) * signed sin
-        self.sin_SD = torch.cat([-sin[0, :, :half], sin[0, :, half:]], dim=-1).to(self.dtype)
+        attention = body.layers[0].self_attn
+        half = attention.head_dim // 2
+        self.heads = Heads(
+            queries=config.num_attention_heads,
+            keys=config.num_key_value_heads,
+            size=attention.head_dim,
+            scaling=attention.scaling,
+            epsilon=config.rms_norm_eps,
+            cos_SD=cos[0].to(self.dtype),
+            sin_SD=torch.cat([-sin[0, :, :half], sin[0, :, half:]], dim=-1).to(self.dtype),
+        )
         self.layers: list[Any] = [self._make_layer(index, layer) for index, layer in enumerate(body.layers)]
         self.refresh()
 
@@ -98,22 +98,18 @@ class FusedDecoder:
 
     def forward(self, tokens_M: Tensor, positions_M: Tensor, attend: Callable[[int, Tensor], Tensor]) -> Tensor:
         """Hidden states after the final norm. `attend(layer, qkv)` keeps keys and values and answers M x (H * D)."""
-        x = F.embedding(tokens_M, self.embedding)
-        cos_MD, sin_MD = self.cos_SD[positions_M][:, None], self.sin_SD[positions_M][:, None]
-        width, head = (x.shape[-1],), (self.head_dim,)
+        x, heads = F.embedding(tokens_M, self.embedding), self.heads
+        cos_MD, sin_MD = heads.cos_SD[positions_M], heads.sin_SD[positions_M]
+        width, epsilon = (x.shape[-1],), heads.epsilon
         for index, layer in enumerate(self.layers):
-            normed = F.rms_norm(x, width, layer.input_norm, self.epsilon)
-            qkv = F.linear(normed, layer.qkv, layer.qkv_bias).unflatten(-1, (-1, self.head_dim))
-            qk = qkv[:, : self.heads + self.key_heads]
-            if layer.qk_norm is not None:
-                qk.copy_(F.rms_norm(qk, head, None, self.epsilon) * layer.qk_norm)
-            rolled = qk.roll(self.head_dim // 2, -1)
-            qk.mul_(cos_MD).addcmul_(rolled, sin_MD)
+            normed = F.rms_norm(x, width, layer.input_norm, epsilon)
+            qkv = F.linear(normed, layer.qkv, layer.qkv_bias).unflatten(-1, (-1, heads.size))
+            rotate(qkv, cos_MD, sin_MD, layer.qk_norm, heads)
             x = x + F.linear(attend(index, qkv), layer.out, layer.out_bias)
-            normed = F.rms_norm(x, width, layer.mlp_norm, self.epsilon)
+            normed = F.rms_norm(x, width, layer.mlp_norm, epsilon)
             gate, up = F.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
             x = x + F.linear(F.silu(gate).mul_(up), layer.down, layer.down_bias)
-        return F.rms_norm(x, width, self.norm, self.epsilon)
+        return F.rms_norm(x, width, self.norm, epsilon)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.head).float()
@@ -125,8 +121,8 @@ class FusedDecoder:
     def _qk_norm(self, attention: Any) -> Tensor | None:
         if not hasattr(attention, "q_norm"):
             return None
-        query = attention.q_norm.weight.expand(self.heads, -1)
-        key = attention.k_norm.weight.expand(self.key_heads, -1)
+        query = attention.q_norm.weight.expand(self.heads.queries, -1)
+        key = attention.k_norm.weight.expand(self.heads.keys, -1)
         return self._own(torch.cat([query, key]))
 
     def _make_layer(self, index: int, source: Any) -> Any:
@@ -204,7 +200,7 @@ class SlotCache:
 
     def _compute(self, jobs: Sequence[tuple[int, int, Sequence[int]]], hidden: Tensor) -> None:
         """Compute tokens behind what the slots hold; the hidden state of each job's last token goes to its slot's."""
-        decoder = self._decoder
+        decoder, heads = self._decoder, self._decoder.heads
         count, longest = len(jobs), max(len(tokens) for _, _, tokens in jobs)
         span = max(start + len(tokens) for _, start, tokens in jobs)
         tokens_M = self._tensor([token for _, _, tokens in jobs for token in tokens])
@@ -219,12 +215,12 @@ class SlotCache:
         if not causal:
             last_BT = starts_B[:, None] + torch.arange(longest, device=decoder.device)
             mask = (torch.arange(span, device=decoder.device) <= last_BT[..., None])[:, None]
-        group = decoder.heads // decoder.key_heads
+        group = heads.queries // heads.keys
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
-            query, key, value = qkv.split([decoder.heads, decoder.key_heads, decoder.key_heads], dim=1)
+            query, key, value = qkv.split([heads.queries, heads.keys, heads.keys], dim=1)
             self._write(layer, slots_M, positions_M, key, value)
-            padded = query.new_zeros(count, longest, decoder.heads, decoder.head_dim)
+            padded = query.new_zeros(count, longest, heads.queries, heads.size)
             padded[jobs_M, offsets_M] = query
             keys, values = self._read(layer, slots_B, span)
             attended = F.scaled_dot_product_attention(
@@ -233,7 +229,7 @@ class SlotCache:
                 values.repeat_interleave(group, dim=1),
                 attn_mask=mask,
                 is_causal=causal,
-                scale=decoder.scaling,
+                scale=heads.scaling,
             )
             return attended.transpose(1, 2)[jobs_M, offsets_M].flatten(1)
 
@@ -277,7 +273,7 @@ class FusedCache(SlotCache):
 
     @torch.inference_mode()
     def step(self, tokens_B: Tensor) -> Tensor:
-        decoder, batch = self._decoder, self._batch
+        decoder, heads, batch = self._decoder, self._decoder.heads, self._batch
         self._longest = min(self._longest + 1, decoder.max_context)
         self._reserve(self._longest)
         span = min(-(-self._longest // self._span_step) * self._span_step, self._capacity)
@@ -287,17 +283,17 @@ class FusedCache(SlotCache):
         behind_BS = torch.arange(span, device=decoder.device) > positions_B[:, None]
         bias_BS = torch.zeros(behind_BS.shape, device=decoder.device, dtype=decoder.dtype)
         bias_BS.masked_fill_(behind_BS, float("-inf"))
-        bias = bias_BS.repeat_interleave(decoder.key_heads, dim=0)[:, None]
-        group = decoder.heads // decoder.key_heads
+        bias = bias_BS.repeat_interleave(heads.keys, dim=0)[:, None]
+        group = heads.queries // heads.keys
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
-            query, key, value = qkv.split([decoder.heads, decoder.key_heads, decoder.key_heads], dim=1)
+            query, key, value = qkv.split([heads.queries, heads.keys, heads.keys], dim=1)
             self._write(layer, slots_B, positions_B, key, value)
             keys = self._keys[layer, :batch].flatten(0, 1)[:, :, :span]
             values = self._values[layer, :batch].flatten(0, 1)[:, :span]
             # The query heads of one key head are rows of one matrix: no key is ever repeated.
-            query = query.reshape(batch * decoder.key_heads, group, decoder.head_dim)
-            weights = torch.baddbmm(bias, query, keys, alpha=decoder.scaling).softmax(-1, dtype=torch.float32)
+            query = query.reshape(batch * heads.keys, group, heads.size)
+            weights = torch.baddbmm(bias, query, keys, alpha=heads.scaling).softmax(-1, dtype=torch.float32)
             return torch.bmm(weights.to(values.dtype), values).view(batch, -1)
 
         hidden = decoder.forward(tokens_B, positions_B, attend)
@@ -362,10 +358,10 @@ class FusedCache(SlotCache):
             return
         wanted = max(length + ahead, before + before // 2)
         self._capacity = min(-(-wanted // _CAPACITY_STEP) * _CAPACITY_STEP, decoder.max_context)
-        shape = (len(decoder.layers), len(self._rows), decoder.key_heads)
+        shape = (len(decoder.layers), len(self._rows), decoder.heads.keys)
         options: dict[str, Any] = {"device": decoder.device, "dtype": decoder.dtype}
-        keys = torch.zeros(*shape, decoder.head_dim, self._capacity, **options)
-        values = torch.zeros(*shape, self._capacity, decoder.head_dim, **options)
+        keys = torch.zeros(*shape, decoder.heads.size, self._capacity, **options)
+        values = torch.zeros(*shape, self._capacity, decoder.heads.size, **options)
         if before:
             keys[..., :before] = self._keys
             values[..., :before, :] = self._values

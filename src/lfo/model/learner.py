@@ -117,6 +117,12 @@ class Learner:
         options = {"lr": 0.0, "betas": settings.betas, "weight_decay": settings.weight_decay, "fused": True}
         parts = [[group] for group in groups] if settings.separate else [groups]
         self.optimizers = [torch.optim.AdamW(part, **options) for part in parts]
+        self._optimizer_of = {
+            parameter: optimizer
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
 
     def _rate_of(self, adapter: str) -> float:
         # With one shared adapter there is one rate, the policy's.
@@ -265,7 +271,7 @@ class Learner:
         tensors = {}
         for name, parameters in self.parameters.items():
             for place, parameter in enumerate(parameters):
-                for key, value in self._state(parameter).items():
+                for key, value in self._optimizer_of[parameter].state.get(parameter, {}).items():
                     tensors[f"{name}.{place}.{key}"] = value.detach().cpu().contiguous().clone()
         save_file(tensors, path)
 
@@ -277,13 +283,4 @@ class Learner:
                 state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
                 if state:
                     moved = {key: value.to(parameter) for key, value in state.items()}
-                    self._optimizer_of(parameter).state[parameter] = moved
-
-    def _optimizer_of(self, parameter: torch.nn.Parameter) -> torch.optim.Optimizer:
-        for optimizer in self.optimizers:
-            if any(parameter is each for group in optimizer.param_groups for each in group["params"]):
-                return optimizer
-        raise AssertionError("unreachable: every adapter parameter has an optimizer")
-
-    def _state(self, parameter: torch.nn.Parameter) -> dict[str, Tensor]:
-        return self._optimizer_of(parameter).state.get(parameter, {})
+                    self._optimizer_of[parameter].state[parameter] = moved

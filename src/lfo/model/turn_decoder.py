@@ -26,7 +26,7 @@ from lfo.model import turn_ops
 from lfo.model.adapters import DualAdapterModel, LoraDelta
 from lfo.model.fused_decoder import FusedDecoder, SlotCache
 from lfo.model.layers import PARTS_OF_LAYER, base_linear, layer_linears
-from lfo.model.turn_ops import Heads, Turn
+from lfo.model.turn_ops import Turn
 
 _AHEAD = 2  # steps that the device has in hand while the host looks at the flags of an earlier one
 _SMALLEST_BATCH, _SMALLEST_CONTEXT = 8, 256
@@ -66,15 +66,6 @@ class TurnDecoder(FusedDecoder):
             self._ops = turn_kernels
         self._free: list[TurnMemory] = []
         super().__init__(model, adapters, max_context=max_context, dtype=dtype)
-        self.shape = Heads(
-            queries=self.heads,
-            keys=self.key_heads,
-            size=self.head_dim,
-            scaling=self.scaling,
-            epsilon=self.epsilon,
-            cos_SD=self.cos_SD,
-            sin_SD=self.sin_SD,
-        )
 
     @staticmethod
     def supports(model: DualAdapterModel) -> bool:
@@ -137,12 +128,12 @@ class TurnDecoder(FusedDecoder):
 
     def forward(self, tokens_M: Tensor, positions_M: Tensor, attend: Callable[[int, Tensor], Tensor]) -> Tensor:
         """Many tokens of few rows, for `SlotCache`."""
-        cos_MD, sin_MD = self.cos_SD[positions_M], self.sin_SD[positions_M]
+        cos_MD, sin_MD = self.heads.cos_SD[positions_M], self.heads.sin_SD[positions_M]
 
         def turned(index: int, qkv: Tensor) -> Tensor:
             layer: Any = self.layers[index]
-            qkv = qkv.unflatten(-1, (-1, self.head_dim))
-            turn_ops.rotate(qkv, cos_MD, sin_MD, layer.qk_norm, self.shape)
+            qkv = qkv.unflatten(-1, (-1, self.heads.size))
+            turn_ops.rotate(qkv, cos_MD, sin_MD, layer.qk_norm, self.heads)
             return turn_ops.widen(attend(index, qkv), layer.out.a)
 
         return self._run(tokens_M, turned, turn_ops)
@@ -154,7 +145,7 @@ class TurnDecoder(FusedDecoder):
         def attend(index: int, qkv: Tensor) -> Tensor:
             layer: Any = self.layers[index]
             keys, values = memory.keys[index], memory.values[index]
-            return self._ops.attend(qkv, layer.qk_norm, keys, values, slots_B, turn.position_L, layer.out.a, self.shape)
+            return self._ops.attend(qkv, layer.qk_norm, keys, values, slots_B, turn.position_L, layer.out.a, self.heads)
 
         hidden = self._run(turn.last_L[slots_B], attend, self._ops)
         self._ops.say(self.logits(hidden), slots_B, turn)
@@ -169,15 +160,15 @@ class TurnDecoder(FusedDecoder):
         return F.linear(hidden, self.head).float()
 
     def _run(self, tokens_M: Tensor, attend: Callable[[int, Tensor], Tensor], ops: Any) -> Tensor:
-        x = F.embedding(tokens_M, self.embedding)
+        x, epsilon = F.embedding(tokens_M, self.embedding), self.heads.epsilon
         for index, layer in enumerate(self.layers):
-            wide = ops.widen_norm(x, layer.input_norm, layer.qkv.a, self.epsilon)
+            wide = ops.widen_norm(x, layer.input_norm, layer.qkv.a, epsilon)
             wide = attend(index, F.linear(wide, layer.qkv.weight, layer.qkv.bias))
             _add_linear(x, wide, layer.out)
-            wide = ops.widen_norm(x, layer.mlp_norm, layer.gate_up.a, self.epsilon)
+            wide = ops.widen_norm(x, layer.mlp_norm, layer.gate_up.a, epsilon)
             wide = ops.widen_gate(F.linear(wide, layer.gate_up.weight, layer.gate_up.bias), layer.down.a)
             _add_linear(x, wide, layer.down)
-        return ops.widen_norm(x, self.norm, self.norm.new_empty(0, len(self.norm)), self.epsilon)
+        return ops.widen_norm(x, self.norm, self.norm.new_empty(0, len(self.norm)), epsilon)
 
     # ------------------------------------------------------------------ memory
 
@@ -215,7 +206,7 @@ class TurnMemory:
     def __init__(self, decoder: TurnDecoder, rows: int, context: int) -> None:
         self.rows, self.context = rows, context
         slots, device = rows + 1, decoder.device
-        shape = (len(decoder.layers), slots, decoder.key_heads, context, decoder.head_dim)
+        shape = (len(decoder.layers), slots, decoder.heads.keys, context, decoder.heads.size)
         self.keys = torch.zeros(shape, device=device, dtype=decoder.dtype)
         self.values = torch.zeros(shape, device=device, dtype=decoder.dtype)
 

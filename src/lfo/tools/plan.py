@@ -17,14 +17,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lfo.errors import ConfigError, UsageError
 
 HALF, FULL = 2, 4  # bytes of bf16 and fp32
-GIB = 2**30
 USABLE = 0.92  # the rest is the driver's, the libraries' and the allocator's gaps
 WORKSPACE = 72 * 2**20  # of the matrix library, on two streams
 LOGITS_AT_ONCE = 1 << 27  # as in model/learner.py: predictions times vocabulary
@@ -262,10 +261,7 @@ def plan(shape: Shape, gpus: Gpus, work: Work) -> dict[str, Any]:
         "parameters": shape.parameters,
         "adapter_parameters": shape.adapter_parameters(work.rank),
         "gpus": {"count": gpus.count, "bytes": gpus.bytes_each, "usable": usable},
-        "work": {
-            name: getattr(work, name) for name in ("context", "rollouts", "micro_batch_tokens", "rank", "adapters")
-        }
-        | {"checkpointing": work.checkpointing, "tensor_parallel": work.tensor_parallel},
+        "work": {name: value for name, value in asdict(work).items() if name != "predictions"},
         **phases,
         "fits": fits,
         "advice": [] if fits else _advice(shape, gpus, work, found),

@@ -155,21 +155,13 @@ class DualLoraEngine(FSDPEngine):
 
 def policy_lora(model: DualAdapterModel) -> tuple[Iterator[tuple[str, Tensor]], dict[str, Any]]:
     """What the policy runs on as one ordinary LoRA; of two adapters it is one of rank r1 + r2."""
-    config: Any = model.peft_model.peft_config[model.policy_adapters[-1]]
-    deltas = model.deltas(model.policy_adapters)
-    rank = len(next(iter(deltas.values())).a)
-
-    def tensors() -> Iterator[tuple[str, Tensor]]:
-        for name, delta in deltas.items():
-            yield f"base_model.model.{name}.lora_A.weight", delta.a
-            yield f"base_model.model.{name}.lora_B.weight", delta.b
-
-    return tensors(), {
+    tensors, config = model.as_one_lora(model.policy_adapters)
+    return iter(tensors.items()), {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "r": rank,
-        "lora_alpha": config.lora_alpha if len(model.policy_adapters) == 1 else rank,
-        "target_modules": sorted({name.rpartition(".")[2] for name in deltas}),
+        "r": config.r,
+        "lora_alpha": config.lora_alpha,
+        "target_modules": sorted({name.split(".")[-3] for name in tensors}),  # ...q_proj.lora_A.weight
         "lora_dropout": 0.0,
         "bias": "none",
     }

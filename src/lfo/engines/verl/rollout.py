@@ -145,32 +145,11 @@ class SamplerServer:
 
     # What verl asks of a server that owns a GPU alone; this one keeps its weights, and a cache lives for one request.
 
-    async def sleep(self) -> None:
+    async def _nothing(self, *_: Any, **__: Any) -> None:
         pass
 
-    async def wake_up(self) -> None:
-        pass
-
-    async def abort_all_requests(self, reject_request: bool = False) -> None:
-        pass
-
-    async def resume_generation(self) -> None:
-        pass
-
-    async def clear_kv_cache(self) -> None:
-        pass
-
-    async def release_kv_cache(self) -> None:
-        pass
-
-    async def resume_kv_cache(self) -> None:
-        pass
-
-    async def start_profile(self, **_: Any) -> None:
-        pass
-
-    async def stop_profile(self) -> None:
-        pass
+    sleep = wake_up = clear_kv_cache = release_kv_cache = resume_kv_cache = _nothing
+    abort_all_requests = resume_generation = start_profile = stop_profile = _nothing
 
 
 def _server_name(config: Any, rank: int) -> str:
