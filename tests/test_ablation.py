@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from children import start_as_in_a_terminal
 from lfo.cli import main
 from lfo.cli.ablate import _defaults
 from lfo.config import differences, load_config
@@ -141,11 +142,10 @@ SMALL = (
 def start(folder: Path, *options: str) -> subprocess.Popen[str]:
     """`lfo ablate weight` with one small run for each value."""
     arguments = ("--seeds", "1", "--steps", "6", "--output-dir", str(folder), *options, *SMALL)
-    return subprocess.Popen(
+    return start_as_in_a_terminal(
         [sys.executable, "-c", "from lfo.cli import main; main()", "ablate", "weight", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from children import start_as_in_a_terminal
 from lfo.cli import main
 from lfo.config import load_config
 from lfo.engines.learner import Learner
@@ -71,7 +72,7 @@ def lfo(*arguments: str) -> int:
 def start(script: str, *arguments: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
     command = [sys.executable, "-c", script, *arguments]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    return start_as_in_a_terminal(command, stderr=subprocess.PIPE, env=environment)
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
