@@ -417,6 +417,10 @@ def _relations(c: RunConfig) -> Iterator[tuple[bool, str]]:
     )
     yield all(part.strip() for part in c.lora.targets.split(",")), "lora.targets must be all-linear or module names"
     yield (
+        c.engine != "verl" or c.lora.alpha.is_integer(),
+        f"lora.alpha must be a whole number with engine=verl, not {c.lora.alpha:g}",
+    )
+    yield (
         r.prompts % r.mini_batch_prompts == 0,
         f"rollout.mini_batch_prompts={r.mini_batch_prompts} does not divide rollout.prompts={r.prompts}",
     )
