@@ -111,20 +111,44 @@ def test_an_undisturbed_run_leaves_everything_a_person_needs(whole: Path):
     [
         ("update", 2, None),  # in the first step: there is no checkpoint yet
         ("update", 4, 1),  # in the middle of the second step
-        ("save", 3, 2),  # in the middle of the last checkpoint
     ],
 )
 def test_after_kill_9_a_resumed_run_is_the_undisturbed_one(whole: Path, tmp_path: Path, method, calls, checkpoint):
-    run = tmp_path / "run"
-    process = start(KILLED, method, str(calls), "train", *SETTINGS, f"output_dir={run}")
-    process.communicate(timeout=300)
-    assert process.returncode == -signal.SIGKILL
+    run = killed(tmp_path / "run", method, calls)
     found = latest_checkpoint(run)
     assert (found.step if found else None) == checkpoint
     assert not (run / "adapters").exists()
+    assert_resumed_as(whole, run)
+
+
+def killed(run: Path, method: str, calls: int) -> Path:
+    process = start(KILLED, method, str(calls), "train", *SETTINGS, f"output_dir={run}")
+    process.communicate(timeout=300)
+    assert process.returncode == -signal.SIGKILL
+    return run
+
+
+def assert_resumed_as(whole: Path, run: Path) -> None:
     assert lfo("train", "--resume", str(run)) == 0
     assert rows(run) == rows(whole)
     assert adapters(run) == adapters(whole)
+
+
+@pytest.fixture(scope="module")
+def after_two(tmp_path_factory) -> Path:
+    """A run that was killed in the middle of its third and last checkpoint; for copies."""
+    return killed(tmp_path_factory.mktemp("after-two") / "run", "save", 3)
+
+
+def copied(run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run, tmp_path / "run", symlinks=True))
+
+
+def test_after_kill_9_in_the_last_checkpoint_a_resumed_run_is_the_undisturbed_one(whole, after_two, tmp_path):
+    run = copied(after_two, tmp_path)
+    assert_intact(run, step=2)
+    assert not (run / "adapters").exists()
+    assert_resumed_as(whole, run)
 
 
 def test_an_ended_run_without_checkpoints_is_not_trained_anew(whole: Path, tmp_path: Path, capsys):
@@ -173,6 +197,12 @@ def test_a_first_row_torn_by_the_kill_is_written_again(whole: Path, tmp_path: Pa
     assert rows(tmp_path) == rows(whole)
 
 
+def failing_third_step(capsys, after_two: Path, tmp_path: Path) -> tuple[int, str, Path]:
+    run = copied(after_two, tmp_path)
+    code = lfo("train", "--resume", str(run))
+    return code, capsys.readouterr().err, run
+
+
 def failing_run(capsys, tmp_path: Path, *settings: str) -> tuple[int, str, Path]:
     code = lfo("train", *SETTINGS, *settings, f"output_dir={tmp_path / 'run'}")
     return code, capsys.readouterr().err, tmp_path / "run"
@@ -188,7 +218,7 @@ def assert_intact(run: Path, *, step: int) -> None:
     assert all(weights(trainer.model, name).isfinite().all() for name in trainer.model.adapter_names)
 
 
-def test_a_nan_stops_the_run_and_the_last_checkpoint_is_intact(whole: Path, tmp_path: Path, capsys, monkeypatch):
+def test_a_nan_stops_the_run_and_the_last_checkpoint_is_intact(whole, after_two, tmp_path, capsys, monkeypatch):
     collect = Trainer.collect
 
     def poisoned(self, step):
@@ -199,14 +229,14 @@ def test_a_nan_stops_the_run_and_the_last_checkpoint_is_intact(whole: Path, tmp_
         return collected
 
     monkeypatch.setattr(Trainer, "collect", poisoned)
-    code, err, run = failing_run(capsys, tmp_path)
+    code, err, run = failing_third_step(capsys, after_two, tmp_path)
     assert code == 1
     assert "not a finite number" in err.splitlines()[-1]
     assert_intact(run, step=2)
     assert rows(run) == rows(whole)[:3]
 
 
-def test_a_full_gpu_stops_the_run_and_the_last_checkpoint_is_intact(whole: Path, tmp_path: Path, capsys, monkeypatch):
+def test_a_full_gpu_stops_the_run_and_the_last_checkpoint_is_intact(whole, after_two, tmp_path, capsys, monkeypatch):
     update = Trainer.update
 
     def full(self, plan):
@@ -215,13 +245,13 @@ def test_a_full_gpu_stops_the_run_and_the_last_checkpoint_is_intact(whole: Path,
         return update(self, plan)
 
     monkeypatch.setattr(Trainer, "update", full)
-    code, err, run = failing_run(capsys, tmp_path)
+    code, err, run = failing_third_step(capsys, after_two, tmp_path)
     assert code == 1
     assert err.splitlines()[-1].startswith("lfo: the GPU is out of memory; continue from")
     assert_intact(run, step=2)
 
 
-def test_a_full_disk_stops_the_run_and_the_last_checkpoint_is_intact(whole: Path, tmp_path: Path, capsys, monkeypatch):
+def test_a_full_disk_stops_the_run_and_the_last_checkpoint_is_intact(whole, after_two, tmp_path, capsys, monkeypatch):
     save = Learner.save
 
     def full(self, path: Path) -> None:
@@ -230,7 +260,7 @@ def test_a_full_disk_stops_the_run_and_the_last_checkpoint_is_intact(whole: Path
         save(self, path)
 
     monkeypatch.setattr(Learner, "save", full)
-    code, err, run = failing_run(capsys, tmp_path)
+    code, err, run = failing_third_step(capsys, after_two, tmp_path)
     assert code == 1
     assert err.splitlines()[-1] == (
         f"lfo: the disk is full: cannot write the checkpoint of step 3 of {run}; the checkpoint of step 2 is intact"
