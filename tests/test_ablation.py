@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from children import start_as_in_a_terminal
 from lfo.cli import main
 from lfo.cli.ablate import _defaults
 from lfo.config import differences, load_config
@@ -134,19 +135,18 @@ SMALL = (
     "rollout.mini_batch_prompts=1",
     "rollout.max_context=420",
     "eval.tasks=2",
-    "eval.every=6",
+    "eval.every=4",
     "checkpoint_every=1",
 )
 
 
 def start(folder: Path, *options: str) -> subprocess.Popen[str]:
     """`lfo ablate weight` with one small run for each value."""
-    arguments = ("--seeds", "1", "--steps", "6", "--output-dir", str(folder), *options, *SMALL)
-    return subprocess.Popen(
+    arguments = ("--seeds", "1", "--steps", "4", "--output-dir", str(folder), *options, *SMALL)
+    return start_as_in_a_terminal(
         [sys.executable, "-c", "from lfo.cli import main; main()", "ablate", "weight", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 
@@ -208,7 +208,7 @@ def test_a_grid_that_is_stopped_and_killed_goes_on_and_a_failed_cell_does_not_st
     assert [cell["status"] for cell in read_cells(study)] == ["missing", "missing"]
 
     process = start(tmp_path, *one_by_one)  # killed in the second cell, and its child too
-    wait_for(lambda: len(steps(second)) > 2, process)
+    wait_for(lambda: len(steps(second)) > 1, process)
     (child,) = children_of(process)
     process.kill()
     with contextlib.suppress(ProcessLookupError):  # it may have seen its parent's end already
@@ -226,12 +226,12 @@ def test_a_grid_that_is_stopped_and_killed_goes_on_and_a_failed_cell_does_not_st
     assert "weight 0.5, seed 0: done" in err
     assert "weight 0, seed 0" not in err, "a finished cell was run again"
     assert {path: path.stat().st_mtime_ns for path in first.rglob("*")} == finished
-    assert steps(second) == list(range(7)), "each step once"
+    assert steps(second) == list(range(5)), "each step once"
     result = json.loads(out)
     assert [cell["status"] for cell in result["cells"]] == ["done", "done", "failed"]
     assert "is not empty; choose another output_dir" in result["cells"][2]["error"]
     assert err.splitlines()[-1].startswith(f"lfo: 1 of 3 cells failed, {broken} with: ")
-    assert [(value["value"], value["tasks_seen"]) for value in result["values"]] == [("0", 6), ("0.5", 6)]
+    assert [(value["value"], value["tasks_seen"]) for value in result["values"]] == [("0", 4), ("0.5", 4)]
     assert read_cells(study) == result["cells"]
     assert "0.5 (1 seed)" in (study / "ablation.svg").read_text()
 
@@ -245,7 +245,7 @@ def test_a_grid_that_is_stopped_and_killed_goes_on_and_a_failed_cell_does_not_st
         ("0.5", "1"),
     ]
     code, _, err = lfo("weight", "--values", "2", "--seeds", "1", "--steps", "2")
-    assert (code, "0-s0 was trained with steps=6, not 2; choose another --output-dir" in err) == (2, True)
+    assert (code, "0-s0 was trained with steps=4, not 2; choose another --output-dir" in err) == (2, True)
     assert not (study / "2-s0").exists()
 
 

@@ -43,6 +43,7 @@ def test_both_arms_train_on_the_same_tasks_are_compared_and_go_on(demo, tmp_path
     assert "plain DAPO" in out
     assert "val after 1 tasks" in out
     assert "one seed" in out
+    assert "Figures depend on the CPU" in out
     page = tmp_path / "demo" / "report.html"
     assert out.splitlines()[-1] == f"Curves and rollouts are on one page; open it in a browser: {page}"
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")

@@ -130,6 +130,8 @@ def test_a_bad_setting_is_refused_in_one_sentence(override, words):
     [
         (["world_model.from_logs=x", "world_model.only=true", "world_model.replay=false"], "needs world_model.replay"),
         (["lora.rank=0"], "lora.rank must be at least 1, not 0"),
+        (["lora.rank=8.5"], "lora.rank must be a whole number (int), not 8.5"),
+        (["engine=verl", "lora.alpha=24.5"], "lora.alpha must be a whole number with engine=verl, not 24.5"),
         (["output_dir=runs\u2028x"], "output_dir must be printable text"),
         (["rollout.mini_batch_prompts=3"], "rollout.mini_batch_prompts=3 does not divide rollout.prompts=8"),
         (["rollout.group_size=1"], "rollout.group_size must be at least 2"),

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from children import start_as_in_a_terminal
 from lfo.cli import main
 from lfo.config import load_config
 from lfo.engines.local import LocalBackend
@@ -72,7 +73,7 @@ def lfo(*arguments: str) -> int:
 def start(script: str, *arguments: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
     command = [sys.executable, "-c", script, *arguments]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    return start_as_in_a_terminal(command, stderr=subprocess.PIPE, env=environment)
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
@@ -111,20 +112,44 @@ def test_an_undisturbed_run_leaves_everything_a_person_needs(whole: Path):
     [
         ("update", 2, None),  # in the first step: there is no checkpoint yet
         ("update", 4, 1),  # in the middle of the second step
-        ("save", 3, 2),  # in the middle of the last checkpoint
     ],
 )
 def test_after_kill_9_a_resumed_run_is_the_undisturbed_one(whole: Path, tmp_path: Path, method, calls, checkpoint):
-    run = tmp_path / "run"
-    process = start(KILLED, method, str(calls), "train", *SETTINGS, f"output_dir={run}")
-    process.communicate(timeout=300)
-    assert process.returncode == -signal.SIGKILL
+    run = killed(tmp_path / "run", method, calls)
     found = latest_checkpoint(run)
     assert (found.step if found else None) == checkpoint
     assert not (run / "adapters").exists()
+    assert_resumed_as(whole, run)
+
+
+def killed(run: Path, method: str, calls: int) -> Path:
+    process = start(KILLED, method, str(calls), "train", *SETTINGS, f"output_dir={run}")
+    process.communicate(timeout=300)
+    assert process.returncode == -signal.SIGKILL
+    return run
+
+
+def assert_resumed_as(whole: Path, run: Path) -> None:
     assert lfo("train", "--resume", str(run)) == 0
     assert rows(run) == rows(whole)
     assert adapters(run) == adapters(whole)
+
+
+@pytest.fixture(scope="module")
+def after_two(tmp_path_factory) -> Path:
+    """A run that was killed in the middle of its third and last checkpoint; for copies."""
+    return killed(tmp_path_factory.mktemp("after-two") / "run", "save", 3)
+
+
+def copied(run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run, tmp_path / "run", symlinks=True))
+
+
+def test_after_kill_9_in_the_last_checkpoint_a_resumed_run_is_the_undisturbed_one(whole, after_two, tmp_path):
+    run = copied(after_two, tmp_path)
+    assert_intact(run, step=2)
+    assert not (run / "adapters").exists()
+    assert_resumed_as(whole, run)
 
 
 def test_an_ended_run_without_checkpoints_is_not_trained_anew(whole: Path, tmp_path: Path, capsys):
@@ -173,6 +198,12 @@ def test_a_first_row_torn_by_the_kill_is_written_again(whole: Path, tmp_path: Pa
     assert rows(tmp_path) == rows(whole)
 
 
+def failing_third_step(capsys, after_two: Path, tmp_path: Path) -> tuple[int, str, Path]:
+    run = copied(after_two, tmp_path)
+    code = lfo("train", "--resume", str(run))
+    return code, capsys.readouterr().err, run
+
+
 def failing_run(capsys, tmp_path: Path, *settings: str) -> tuple[int, str, Path]:
     code = lfo("train", *SETTINGS, *settings, f"output_dir={tmp_path / 'run'}")
     return code, capsys.readouterr().err, tmp_path / "run"
@@ -188,7 +219,7 @@ def assert_intact(run: Path, *, step: int) -> None:
     assert all(weights(model_of(trainer), name).isfinite().all() for name in model_of(trainer).adapter_names)
 
 
-def test_a_nan_stops_the_run_and_the_last_checkpoint_is_intact(whole: Path, tmp_path: Path, capsys, monkeypatch):
+def test_a_nan_stops_the_run_and_the_last_checkpoint_is_intact(whole, after_two, tmp_path, capsys, monkeypatch):
     collect = Trainer.collect
 
     def poisoned(self, step):
@@ -199,30 +230,25 @@ def test_a_nan_stops_the_run_and_the_last_checkpoint_is_intact(whole: Path, tmp_
         return collected
 
     monkeypatch.setattr(Trainer, "collect", poisoned)
-    code, err, run = failing_run(capsys, tmp_path)
+    code, err, run = failing_third_step(capsys, after_two, tmp_path)
     assert code == 1
     assert "not a finite number" in err.splitlines()[-1]
     assert_intact(run, step=2)
     assert rows(run) == rows(whole)[:3]
 
 
-def test_a_full_gpu_stops_the_run_and_the_last_checkpoint_is_intact(whole: Path, tmp_path: Path, capsys, monkeypatch):
-    learn, steps = LocalBackend.learn, []
-
+def test_a_full_gpu_stops_the_run_and_the_last_checkpoint_is_intact(whole, after_two, tmp_path, capsys, monkeypatch):
     def full(self, mini_batches, **options):
-        steps.append(1)
-        if len(steps) == 3:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 282.00 MiB.")
-        return learn(self, mini_batches, **options)
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 282.00 MiB.")
 
     monkeypatch.setattr(LocalBackend, "learn", full)
-    code, err, run = failing_run(capsys, tmp_path)
+    code, err, run = failing_third_step(capsys, after_two, tmp_path)
     assert code == 1
     assert err.splitlines()[-1].startswith("lfo: the GPU is out of memory; continue from")
     assert_intact(run, step=2)
 
 
-def test_a_full_disk_stops_the_run_and_the_last_checkpoint_is_intact(whole: Path, tmp_path: Path, capsys, monkeypatch):
+def test_a_full_disk_stops_the_run_and_the_last_checkpoint_is_intact(whole, after_two, tmp_path, capsys, monkeypatch):
     save = Learner.save
 
     def full(self, path: Path) -> None:
@@ -231,7 +257,7 @@ def test_a_full_disk_stops_the_run_and_the_last_checkpoint_is_intact(whole: Path
         save(self, path)
 
     monkeypatch.setattr(Learner, "save", full)
-    code, err, run = failing_run(capsys, tmp_path)
+    code, err, run = failing_third_step(capsys, after_two, tmp_path)
     assert code == 1
     assert err.splitlines()[-1] == (
         f"lfo: the disk is full: cannot write the checkpoint of step 3 of {run}; the checkpoint of step 2 is intact"

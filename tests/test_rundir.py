@@ -374,14 +374,19 @@ def test_an_interrupted_write_leaves_the_old_text_and_nothing_else(tmp_path: Pat
     assert names(tmp_path) == {"text"}
 
 
-def test_whoever_may_read_the_folder_may_read_its_files(tmp_path: Path):
+@pytest.mark.parametrize(("umask", "readers"), [(0o022, 0o444), (0o027, 0o440), (0o077, 0o400)])
+def test_whoever_may_read_the_folder_may_read_its_files(tmp_path: Path, umask: int, readers: int):
     def private(folder: Path) -> None:
         (folder / "weights").write_text("x")
         (folder / "weights").chmod(0o600)
 
-    write_folder_atomic(tmp_path / "folder", private)
-    readers = (tmp_path / "folder").stat().st_mode & 0o444
-    assert (tmp_path / "folder" / "weights").stat().st_mode & 0o444 == readers != 0o400
+    before = os.umask(umask)
+    try:
+        write_folder_atomic(tmp_path / "folder", private)
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "folder", tmp_path / "folder" / "weights"):
+        assert path.stat().st_mode & 0o444 == readers, path
 
 
 def test_an_interrupted_folder_leaves_the_old_one(tmp_path: Path):

@@ -234,12 +234,12 @@ def test_an_environment_that_hangs_ends_its_own_rollout_and_no_other():
         hangs = made[-1] == 0
         return Parrot(lambda message: StepResult(observation=str(release.wait(30) if hangs else "ok"), done=True))
 
-    settings = RunnerSettings(max_turns=2, environment_timeout=0.3, environment_workers=1)
+    settings = RunnerSettings(max_turns=2, environment_timeout=1.0, environment_workers=1)
     requests = [RolloutRequest(task=Chore(), seeds=(place,)) for place in range(3)]
     rollouts = Runner(environment, codec, settings=settings).run(requests, Script(codec, [CALL] * 3, rows=3))
     release.set()
     assert [rollout.stop for rollout in rollouts] == [StopReason.ENVIRONMENT_TIMEOUT, StopReason.DONE, StopReason.DONE]
-    assert rollouts[0].error == "the environment did not answer within 0.3 seconds"
+    assert rollouts[0].error == "the environment did not answer within 1 seconds"
 
 
 def test_a_flaky_environment_gets_another_try():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any
 
 import pytest
 import yaml
+from transformers import Qwen3Config
 
-from lfo.config import LEAVES, load_config
+from lfo.config import LEAVES, PRESETS, load_config
 from lfo.engines import create_trainer
 from lfo.engines.verl.settings import _translated
 from lfo.env.phone_calls import PhoneCalls
 from lfo.errors import ConfigError
+from small_tokenizers import QWEN3, small_tokenizer
 
 ROOT = Path(__file__).parent.parent
 LFO = Path(sys.executable).parent / "lfo"
@@ -43,19 +46,42 @@ def test_controls_that_need_all_rollouts_in_one_process_are_refused():
 
 # --- with verl, in processes of their own: it must be imported after its platform is chosen ------------------------
 
+# The trees for some settings; and for every preset what verl's servers and workers make of its tree.
 _ASK = """
-import json, sys
+import dataclasses, json, sys
 from omegaconf import OmegaConf
-from lfo.config import load_config
+from lfo.config import PRESETS, load_config
 from lfo.engines.verl.settings import verl_config
 from lfo.errors import ConfigError
-answers = []
-for overrides in json.loads(sys.argv[1]):
+trees = {}
+for name, overrides in json.loads(sys.argv[1]).items():
     try:
-        answers.append(OmegaConf.to_container(verl_config(load_config(overrides)), resolve=True))
+        trees[name] = OmegaConf.to_container(verl_config(load_config(overrides)), resolve=True)
     except ConfigError as error:
-        answers.append(str(error))
-print("ANSWERS" + json.dumps(answers))
+        trees[name] = str(error)
+
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.config import HFModelConfig, RolloutConfig
+objects = {}
+for preset in PRESETS:
+    tree = verl_config(load_config([f"preset={preset}", "engine=verl", f"model={sys.argv[2]}"])).actor_rollout_ref
+    plain = {part: omega_conf_to_dataclass(tree[part]) for part in ("model", "rollout", "actor")}
+    typed = {
+        part: omega_conf_to_dataclass(OmegaConf.to_container(tree[part], resolve=True), its_type)
+        for part, its_type in {"model": HFModelConfig, "rollout": RolloutConfig}.items()
+    }
+    objects[preset] = {
+        part: {field.name: str(made[field.name]) for field in dataclasses.fields(made)}
+        for part, made in {**plain, **typed}.items()
+    }
+    # verl makes actors without a look at their types, to which its own defaults do not keep.
+    objects[preset]["actor"]["not whole"] = str([
+        field.name
+        for part in (plain["actor"], plain["actor"].optim, plain["actor"].engine)
+        for field in dataclasses.fields(part)
+        if field.type is int and isinstance(part[field.name], float)
+    ])
+print("ANSWERS" + json.dumps({"trees": trees, "objects": objects}))
 """
 ASKED: dict[str, list[str]] = {
     "tiny": ["preset=tiny", "engine=verl", "policy.overlong_buffer=64", "coupling=stacked"],
@@ -86,13 +112,22 @@ ASKED: dict[str, list[str]] = {
 
 
 @pytest.fixture(scope="module")
-def answers() -> dict[str, Any]:
+def asked(tmp_path_factory) -> dict[str, Any]:
     pytest.importorskip("verl", reason="verl is not installed: pip install -e '.[verl]'")
-    command = [sys.executable, "-W", "ignore", "-c", _ASK, json.dumps(list(ASKED.values()))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    model = tmp_path_factory.mktemp("qwen3")
+    small_tokenizer(QWEN3).save_pretrained(model)
+    Qwen3Config(num_hidden_layers=1, architectures=["Qwen3ForCausalLM"]).save_pretrained(model)
+    command = [sys.executable, "-W", "ignore", "-c", _ASK, json.dumps(ASKED), model]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("ANSWERS")]
-    return dict(zip(ASKED, json.loads(line.removeprefix("ANSWERS")), strict=True))
+    return json.loads(line.removeprefix("ANSWERS"))
+
+
+@pytest.fixture(scope="module")
+def answers(asked) -> dict[str, Any]:
+    return asked["trees"]
 
 
 @pytest.mark.verl
@@ -170,6 +205,20 @@ def test_what_our_settings_or_our_code_decide_cannot_be_set_in_verls_words(answe
     assert answers["own loss"] == f"{actor}.loss_agg_mode must be token-mean: {one_way}"
     assert answers["fsdp1"] == f"{actor}.strategy must be fsdp2: {one_way}"
     assert answers["same loss"]["actor_rollout_ref"]["actor"]["loss_agg_mode"] == "token-mean"
+
+
+@pytest.mark.verl
+def test_verls_own_types_accept_every_preset(asked):
+    made = asked["objects"]
+    assert made.keys() == PRESETS.keys()
+    for preset, parts in made.items():
+        config = load_config([f"preset={preset}"])
+        assert parts["model"]["lora_alpha"] == f"{config.lora.alpha:g}"
+        assert parts["model"]["lora_rank"] == str(config.lora.rank)
+        assert parts["rollout"]["n"] == str(config.rollout.group_size)
+        assert parts["actor"]["clip_ratio_high"] == str(config.policy.clip_high)
+        assert parts["actor"]["not whole"] == "[]"
+    assert made["qwen3-8b-8x24gb"]["rollout"]["name"] == "vllm"
 
 
 @pytest.mark.verl

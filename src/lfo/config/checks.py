@@ -53,6 +53,10 @@ def _of_the_run(c: RunConfig) -> Iterator[tuple[bool, str]]:
         "eval.every=0 turns evaluation off, that of eval.final_splits too; leave them out or set eval.every",
     )
     yield all(part.strip() for part in c.lora.targets.split(",")), "lora.targets must be all-linear or module names"
+    yield (
+        c.engine != "verl" or c.lora.alpha.is_integer(),
+        f"lora.alpha must be a whole number with engine=verl, not {c.lora.alpha:g}",
+    )
 
 
 def _of_rollouts(c: RunConfig) -> Iterator[tuple[bool, str]]:

@@ -142,6 +142,7 @@ def _defaults() -> DictConfig:
 def _translated(config: RunConfig, tokenizer: str | None) -> dict[str, dict[str, Any]]:
     """Our settings in verl's words: our name -> verl's dotted names, with their values."""
     rollout, policy, optimizer = config.rollout, config.policy, config.optimizer
+    alpha = int(config.lora.alpha)  # verl's type; our config refuses another
     return {
         "model": {f"{_MODEL}.path": model_source(config.model), f"{_MODEL}.tokenizer_path": tokenizer},
         "device": {"trainer.device": "cpu" if is_cpu(config) else "cuda"},
@@ -165,7 +166,7 @@ def _translated(config: RunConfig, tokenizer: str | None) -> dict[str, dict[str,
             f"{_MODEL}.lora_rank": config.lora.rank,
             f"{_MODEL}.lora.rank": config.lora.rank * coupling_of(config.coupling).room,  # that a server must take
         },
-        "lora.alpha": {f"{_MODEL}.lora_alpha": config.lora.alpha, f"{_MODEL}.lora.alpha": config.lora.alpha},
+        "lora.alpha": {f"{_MODEL}.lora_alpha": alpha, f"{_MODEL}.lora.alpha": alpha},
         "lora.targets": {f"{_MODEL}.target_modules": config.lora.target_modules},
         "rollout.prompts": {"data.train_batch_size": rollout.prompts},
         "rollout.group_size": {f"{_SAMPLING}.n": rollout.group_size},
