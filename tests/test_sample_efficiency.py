@@ -14,6 +14,7 @@ from lfo.cli import main
 from lfo.config import load_config, to_yaml
 from lfo.errors import DataError, UsageError
 from lfo.evaluation.comparison_text import as_json, conclusions, level_table, split_table, table
+from lfo.evaluation.grouping import group_names
 from lfo.evaluation.intervals import median_bound, t_interval
 from lfo.evaluation.runs import RunRecord, find_runs
 from lfo.evaluation.sample_efficiency import (
@@ -23,7 +24,6 @@ from lfo.evaluation.sample_efficiency import (
     compare,
     correlation,
     curve,
-    group_names,
     pearson,
     ratio_to_baseline,
     tasks_to,

@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-from lfo.cli.children import ChildRun, stop
-from lfo.errors import WorkError
+from lfo.cli.children import ChildRun, train_all
+from lfo.cli.common import Json, bars, figures_table
+from lfo.errors import DataError, WorkError
 
 if TYPE_CHECKING:
     from lfo.evaluation.ablation import Cell
 
 SETTINGS = ("preset=tiny", "eval.every=10")
 PHONE_CALLS = ("levels=2", "eval.splits=val,test_unseen_companies")  # what another world does not have
-LOOK_EVERY = 0.5  # seconds
 MAX_ERROR = 300  # characters of a failed run's last words
 
 
@@ -47,7 +47,7 @@ def ablate(
     jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 2,
     steps: Annotated[int, typer.Option(min=1, help="Steps of each run.")] = 60,
     output_dir: Annotated[Path, typer.Option(metavar="DIR", help="Folder of all studies.")] = Path("runs/ablations"),
-    as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Vary one thing and compare: lfo ablate weight --values 0,0.5 --seeds 3"""
     from lfo.evaluation import ablation
@@ -55,17 +55,17 @@ def ablate(
     folder = output_dir / study
     cells = ablation.grid(study, None if values is None else values.split(","), seeds)
     cells += ablation.done_before(folder, cells)
-    runs = _runs(study, cells, (*_defaults(settings or ()), f"steps={steps}", *(settings or ())), folder)
-    grid = _Grid(study, folder, cells, runs)
+    grid = _Grid(study, folder, cells, (*_defaults(settings or ()), f"steps={steps}", *(settings or ())))
     try:
         grid.train(jobs)
     except KeyboardInterrupt:
-        done = sum(cell.status == "done" for cell in grid.cells)
+        done = sum(cell.status == "done" for cell in grid.cells.values())
         raise KeyboardInterrupt(
             f"interrupted after {done} of {len(cells)} cells; the same command goes on from the last checkpoints"
         ) from None
-    _show(study, folder, grid.cells, as_json)
-    failed = [cell for cell in grid.cells if cell.status == "failed"]
+    cells = list(grid.cells.values())
+    _show(study, folder, cells, as_json)
+    failed = [cell for cell in cells if cell.status == "failed"]
     if failed:
         raise WorkError(
             f"{len(failed)} of {len(cells)} cells failed, {folder / failed[0].run} with: {failed[0].error} "
@@ -79,114 +79,60 @@ def _defaults(settings: Sequence[str]) -> tuple[str, ...]:
     return SETTINGS if elsewhere else (*SETTINGS, *PHONE_CALLS)
 
 
-def _runs(study: str, cells: Sequence[Cell], settings: Sequence[str], folder: Path) -> list[ChildRun]:
-    """The run of every cell, checked before anything starts; what lies there already must be what is wanted."""
-    from lfo.config import load_config
-    from lfo.evaluation import ablation
-
-    runs = []
-    for cell in cells:
-        own = (*ablation.settings_of(study, cell, settings), f"output_dir={folder / cell.run}")
-        run = ChildRun(
-            name=f"{study} {cell.value}, seed {cell.seed}",
-            folder=folder / cell.run,
-            settings=own,
-            config=load_config(own),
-        )
-        run.refuse_other_settings()
-        runs.append(run)
-    return runs
-
-
 class _Grid:
-    """The cells of a study and their processes; every change is written to `ablation.json` at once."""
+    """The cells of a study and their processes; every change is written to `ablation.json` at once.
 
-    def __init__(self, study: str, folder: Path, cells: Sequence[Cell], runs: Sequence[ChildRun]) -> None:
-        self._study, self._folder, self._runs = study, folder, runs
-        self.cells = [
-            replace(cell, status="done" if run.finished else "missing") for cell, run in zip(cells, runs, strict=True)
-        ]
+    One bar over the steps of all cells on a terminal; one plain line for each cell that ends everywhere.
+    """
+
+    def __init__(self, study: str, folder: Path, cells: Sequence[Cell], settings: Sequence[str]) -> None:
+        """The run of every cell is checked before anything starts."""
+        from lfo.evaluation.ablation import settings_of
+
+        self._study, self._folder, self._runs = study, folder, {}
+        self.cells: dict[str, Cell] = {}  # by the name of their runs
+        for cell in cells:
+            name = f"{study} {cell.value}, seed {cell.seed}"
+            self._runs[name] = ChildRun.wanted(name, folder / cell.run, settings_of(study, cell, settings))
+            self.cells[name] = replace(cell, status="done" if self._runs[name].finished else "missing")
+        self._steps = {name: run.config.steps * (name not in self._waiting()) for name, run in self._runs.items()}
+        columns = ("steps", TextColumn("{task.fields[words]}", markup=False), TimeRemainingColumn())
+        self._bar = bars(BarColumn(bar_width=20), MofNCompleteColumn(), *columns)
 
     def train(self, jobs: int) -> None:
         """Run what is not finished, so many at the same time; only a person or the disk can stop it."""
-        from lfo.evaluation.ablation import write_ablation
+        self._write()
+        total = sum(run.config.steps for run in self._runs.values())
+        self._task = self._bar.add_task("", total=total, completed=sum(self._steps.values()), words="starting")
+        with self._bar:
+            train_all([self._runs[name] for name in self._waiting()], jobs=jobs, look=self._look)
 
-        waiting = [place for place, cell in enumerate(self.cells) if cell.status != "done"]
-        running: dict[int, subprocess.Popen[bytes]] = {}
-        write_ablation(self._folder, self._study, self.cells)
-        with ExitStack() as stack:
-            progress = stack.enter_context(_Progress(self._runs, finished=len(self.cells) - len(waiting)))
-            while waiting or running:
-                while waiting and len(running) < jobs:
-                    place = waiting.pop(0)
-                    running[place] = self._runs[place].start()
-                    stack.callback(stop, running[place])
-                time.sleep(LOOK_EVERY)
-                for place, process in list(running.items()):
-                    code = process.poll()
-                    progress.look(place, [self._runs[each].name for each in running])
-                    if code is not None:
-                        del running[place]
-                        stop(process)
-                        self.cells[place] = self._ended(place, code)
-                        write_ablation(self._folder, self._study, self.cells)
-                        progress.tell(self._runs[place].name, self.cells[place])
+    def _waiting(self) -> list[str]:
+        return [name for name, cell in self.cells.items() if cell.status == "missing"]
 
-    def _ended(self, place: int, code: int) -> Cell:
-        run = self._runs[place]
-        if code == 0 and run.finished:
-            return replace(self.cells[place], status="done", error="")
-        words = f"it was ended by {signal.Signals(-code).name}" if code < 0 else run.last_words()
-        return replace(self.cells[place], status="failed", error=words[:MAX_ERROR])
-
-
-class _Progress:
-    """One bar over the steps of all cells on a terminal; one plain line for each cell that ends elsewhere."""
-
-    def __init__(self, runs: Sequence[ChildRun], *, finished: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self._runs = runs
-        self._ended = finished
-        self._steps = [run.config.steps if run.finished else 0 for run in runs]
-        self._console = Console(stderr=True)
-        self._bar = Progress(
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TextColumn("steps"),
-            TextColumn("{task.fields[words]}", markup=False),
-            TimeRemainingColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
-        )
-        total = sum(run.config.steps for run in runs)
-        self._task = self._bar.add_task("", total=total, completed=sum(self._steps), words="starting")
-
-    def __enter__(self) -> _Progress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def look(self, place: int, running: Sequence[str]) -> None:
-        from lfo.errors import DataError
+    def _look(self, run: ChildRun, code: int | None, running: Sequence[str]) -> None:
         from lfo.rundir import read_metrics
 
-        try:
-            rows = read_metrics(self._runs[place].folder)
-        except DataError:
-            return  # none yet; a damaged file is the run's own business
-        self._steps[place] = rows[-1]["step"] if rows else 0
-        self._bar.update(self._task, completed=sum(self._steps), words="; ".join(running))
+        with suppress(DataError):  # none yet; a damaged file is the run's own business
+            rows = read_metrics(run.folder)
+            self._steps[run.name] = rows[-1]["step"] if rows else 0
+            self._bar.update(self._task, completed=sum(self._steps.values()), words="; ".join(running))
+        if code is None:
+            return
+        cell = replace(self.cells[run.name], status="done")
+        if code or not run.finished:
+            error = f"it was ended by {signal.Signals(-code).name}" if code < 0 else run.last_words()
+            cell = replace(cell, status="failed", error=error[:MAX_ERROR])
+        self.cells[run.name] = cell
+        self._write()
+        words = "done" if cell.status == "done" else f"failed: {cell.error}"
+        ended = f"{len(self.cells) - len(self._waiting())} of {len(self.cells)}"
+        self._bar.console.print(f"{ended}: {run.name}: {words}", highlight=False, markup=False, soft_wrap=True)
 
-    def tell(self, name: str, cell: Cell) -> None:
-        self._ended += 1
-        words = cell.status if cell.status == "done" else f"failed: {cell.error}"
-        self._console.print(
-            f"{self._ended} of {len(self._runs)}: {name}: {words}", highlight=False, markup=False, soft_wrap=True
-        )
+    def _write(self) -> None:
+        from lfo.evaluation.ablation import write_ablation
+
+        write_ablation(self._folder, self._study, list(self.cells.values()))
 
 
 def _show(study: str, folder: Path, cells: Sequence[Cell], as_json: bool) -> None:
@@ -205,20 +151,6 @@ def _show(study: str, folder: Path, cells: Sequence[Cell], as_json: bool) -> Non
     if as_json:
         typer.echo(json.dumps({**ablation.as_json(study, cells, found), "plot": str(plot)}, indent=2))
         return
-    _print_table(
-        "Tasks to a share of " + ("success" if ceiling is None else f"the ceiling ({ceiling:.1%})"),
-        ablation.table(study, cells, found),
-    )
+    of = "success" if ceiling is None else f"the ceiling ({ceiling:.1%})"
+    Console().print(figures_table(f"Tasks to a share of {of}", ablation.table(study, cells, found)))
     typer.echo(f"Drawn in {plot}; the runs and ablation.json lie beside it.")
-
-
-def _print_table(title: str, rows: Sequence[Sequence[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Column, Table
-    from rich.text import Text
-
-    first, *figures = rows[0]
-    table = Table(first, *(Column(name, justify="right") for name in figures), title=title)
-    for row in rows[1:]:
-        table.add_row(*map(Text, row))
-    Console().print(table)

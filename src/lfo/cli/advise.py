@@ -8,12 +8,13 @@ from typing import Annotated
 
 import typer
 
+from lfo.cli.common import Json
 from lfo.errors import DataError
 
 
 def advise(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, finished or not.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Say which known troubles a run has, and which knob to turn: lfo advise runs/x"""
     from dataclasses import asdict

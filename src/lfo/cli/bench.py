@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
+
+from lfo.cli.common import Json, working
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings on top of preset=tiny, as for lfo train.")
 ]
 Device = Annotated[Literal["cpu", "cuda"], typer.Option(help="One core of the CPU, or the GPU.")]
-Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
 
 app = typer.Typer(help="Measure how fast a part is on this machine.", no_args_is_help=True)
 
@@ -34,7 +35,7 @@ def bench_step(overrides: Overrides = None, device: Device = "cpu", as_json: Jso
     """A training step with a world model against a plain DAPO step: lfo bench step world_model.weight=0.5"""
     from lfo.tools import bench
 
-    with _working("training steps"):
+    with working("measuring training steps"):
         result = bench.bench_step(overrides or [], device=device)
     if as_json:
         typer.echo(json.dumps(result))
@@ -62,7 +63,7 @@ def bench_rollout(
     """Our sampler against transformers' generate(): 64 phone-call prompts on one CPU core or a GPU."""
     from lfo.tools import bench
 
-    with _working("sampling"):
+    with working("measuring sampling"):
         result = bench.bench_rollout(model=model, device=device)
     if as_json:
         typer.echo(json.dumps(result))
@@ -84,7 +85,7 @@ def bench_memory(as_json: Json = False) -> None:
     from lfo.tools.memory import compare
 
     pick_device("cuda")
-    with _working("peaks"):
+    with working("measuring peaks"):
         rows = list(compare())
     if as_json:
         typer.echo(json.dumps(rows))
@@ -95,9 +96,3 @@ def bench_memory(as_json: Json = False) -> None:
             f"computed {row['computed'] / 2**30:.2f} GiB, measured {row['measured'] / 2**30:.2f} GiB "
             f"({row['error']:+.1%})"
         )
-
-
-def _working(what: str) -> Any:
-    from rich.console import Console
-
-    return Console(stderr=True).status(f"measuring {what}")

@@ -12,6 +12,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +23,8 @@ from lfo.errors import UsageError
 
 if TYPE_CHECKING:
     from lfo.config import RunConfig
+
+LOOK_EVERY = 0.5  # seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +35,21 @@ class ChildRun:
     folder: Path
     settings: tuple[str, ...]
     config: RunConfig  # the settings, resolved
+
+    @classmethod
+    def wanted(cls, name: str, folder: Path, settings: Sequence[str]) -> ChildRun:
+        """The run of these settings in a folder; what lies there already must be what is wanted."""
+        from lfo.config import differences, from_yaml, load_config
+
+        own = (*settings, f"output_dir={folder}")
+        run = cls(name=name, folder=folder, settings=own, config=load_config(own))
+        if run.started:
+            for each, (before, now) in differences(from_yaml(folder / "config.yaml"), run.config).items():
+                if each != "output_dir":
+                    raise UsageError(
+                        f"{folder} was trained with {each}={before}, not {now}; choose another --output-dir"
+                    )
+        return run
 
     @property
     def started(self) -> bool:
@@ -42,29 +62,13 @@ class ChildRun:
 
         return (self.folder / "adapters").is_dir() and read_run(self.folder).finished
 
-    @property
-    def log(self) -> Path:
-        return self.folder.with_name(f"{self.folder.name}.log")
-
-    def refuse_other_settings(self) -> None:
-        """What lies in the folder already must be what is wanted."""
-        from lfo.config import differences, from_yaml
-
-        if not self.started:
-            return
-        for name, (before, now) in differences(from_yaml(self.folder / "config.yaml"), self.config).items():
-            if name != "output_dir":
-                raise UsageError(
-                    f"{self.folder} was trained with {name}={before}, not {now}; choose another --output-dir"
-                )
-
     def start(self) -> subprocess.Popen[bytes]:
         """Begin the run, or go on with it."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         arguments = ("--resume", str(self.folder)) if self.started else self.settings
-        with open(self.log, "wb") as log:
+        with open(self._log, "wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-c", "from lfo.cli.children import main; main()", "train", *arguments],
+                [sys.executable, "-m", "lfo.cli.child", "train", *arguments],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -72,23 +76,45 @@ class ChildRun:
             )
 
     def last_words(self) -> str:
-        lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
+        lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
         return next((line.removeprefix("lfo: ") for line in reversed(lines) if line.strip()), "it said nothing")
 
+    @property
+    def _log(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.log")
 
-def stop(process: subprocess.Popen[bytes]) -> None:
+
+def train_all(
+    runs: Sequence[ChildRun], *, jobs: int, look: Callable[[ChildRun, int | None, Sequence[str]], None]
+) -> None:
+    """Train runs, so many at the same time; none outlives this call.
+
+    `look` is told twice a second of each one that runs: its exit code, None while it has none, and the names of all
+    that run. What it raises ends them.
+    """
+    waiting = list(runs)
+    running: dict[str, tuple[ChildRun, subprocess.Popen[bytes]]] = {}
+    with ExitStack() as stack:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                run = waiting.pop(0)
+                running[run.name] = run, run.start()
+                stack.callback(_stop, running[run.name][1])
+            time.sleep(LOOK_EVERY)
+            for run, process in list(running.values()):
+                code = process.poll()
+                names = list(running)
+                if code is not None:
+                    del running[run.name]
+                    _stop(process)
+                look(run, code, names)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
     process.terminate()  # does nothing to one that has ended; a run survives it
     process.wait()
     if process.stdin:
         process.stdin.close()
-
-
-def main() -> None:
-    """The entry point of a child: `lfo`, for as long as the parent lives."""
-    from lfo.cli import main
-
-    end_with_parent()
-    main()
 
 
 def end_with_parent() -> None:

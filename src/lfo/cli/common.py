@@ -1,4 +1,4 @@
-"""What the commands that use a trained agent share: their options, and how text of models and worlds is shown.
+"""What commands share: their options, bars and tables, and how text of models and worlds is shown.
 
 That text is never trusted: before it reaches a terminal, what could move its cursor or colour it is made visible.
 """
@@ -12,11 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
+from rich.console import Console
+from rich.progress import Progress, ProgressColumn
+from rich.rule import Rule
+from rich.status import Status
+from rich.table import Column, Table
+from rich.text import Text
+
+from lfo.errors import WorkError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
-
     from lfo.agent import Agent
     from lfo.types import Message, Rollout, ToolCall, Turn
 
@@ -30,27 +35,60 @@ NoLookahead = Annotated[bool, typer.Option("--no-lookahead", help="Act without b
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device", help="Where to compute.")]
 Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
 
+END_IN_WORDS = {
+    "done": "the world",
+    "max_turns": "the limit of turns",
+    "context_overflow": "a full context",
+    "turn_overflow": "a message without end",
+    "environment_error": "an error of the environment",
+    "environment_timeout": "an environment that did not answer",
+}
+
 
 def open_agent(run: Path, *, adapter: str, device: str, levels: Sequence[int] | None = None) -> Agent:
     """`load_agent`, with a word on stderr while it takes its seconds."""
-    from rich.console import Console
-
-    with Console(stderr=True).status(f"Loading {visible(str(run))}"):
+    with working(f"Loading {visible(str(run))}"):
         from lfo.agent import load_agent
 
         return load_agent(run, adapter=cast(Any, adapter), device=device, levels=levels)
 
 
+def working(words: str) -> Status:
+    return Console(stderr=True).status(words)
+
+
+def bars(*columns: str | ProgressColumn, hidden: bool = False, transient: bool = False) -> Progress:
+    """Bars on stderr, nothing where stderr is no terminal."""
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=transient, disable=hidden or not console.is_terminal)
+
+
 @contextmanager
 def progress_bar(words: str, total: int | None, *, hidden: bool = False) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr, gone when it is full, nothing where stderr is no terminal; answers how to advance it."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=hidden or not console.is_terminal) as progress:
+    """A bar that is gone when it is full; answers how to advance it."""
+    with bars(hidden=hidden, transient=True) as progress:
         bar = progress.add_task(words, total=total)
         yield lambda steps: progress.advance(bar, steps)
+
+
+def figures_table(title: str, rows: Sequence[Sequence[str]], **first: Any) -> Table:
+    """A table of rows, the first of them the headings; `first` is how the first column is set."""
+    name, *figures = rows[0]
+    table = Table(Column(name, **first), *(Column(each, justify="right") for each in figures), title=title)
+    for row in rows[1:]:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def write_file(path: Path, text: str) -> None:
+    """Put a file in its place at once and whole; one of that name is replaced."""
+    from lfo.rundir import write_text_atomic
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text_atomic(path, text)
+    except OSError as error:
+        raise WorkError(f"cannot write {path}: {error.strerror}") from error
 
 
 def visible(text: str) -> str:
@@ -72,6 +110,23 @@ def call_in_words(call: ToolCall) -> str:
     return f"{call.name}({', '.join(arguments)})"
 
 
+def counted(number: int, thing: str) -> str:
+    """`1 call`, `2 calls`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def titled(title: str) -> Console:
+    """Where to print on, below a title."""
+    console = Console()
+    console.print(Text(title, style="bold"), soft_wrap=True)
+    return console
+
+
+def print_rule(console: Console, words: str) -> None:
+    console.print()
+    console.print(Rule(Text(visible(words)), align="left", style="dim"))
+
+
 def print_opening(console: Console, opening: Sequence[Message]) -> None:
     """The user's words, which are the task."""
     for message in opening:
@@ -91,8 +146,6 @@ def print_turn(console: Console, turn: Turn) -> None:
 
 def print_outcome(console: Console, rollout: Rollout) -> None:
     """Success or failure, and how the rollout came to its end."""
-    from rich.text import Text
-
     from lfo.evaluation.repeated_tasks import solved
 
     facts = [counted(sum(not turn.predicted for turn in rollout.turns), "turn")]
@@ -104,29 +157,9 @@ def print_outcome(console: Console, rollout: Rollout) -> None:
         console.print(Text(visible(rollout.error)), style="red", soft_wrap=True)
 
 
-def counted(number: int, thing: str) -> str:
-    """`1 call`, `2 calls`."""
-    return f"{number} {thing}{'' if number == 1 else 's'}"
-
-
-END_IN_WORDS = {
-    "done": "the world",
-    "max_turns": "the limit of turns",
-    "context_overflow": "a full context",
-    "turn_overflow": "a message without end",
-    "environment_error": "an error of the environment",
-    "environment_timeout": "an environment that did not answer",
-}
-
-
 def print_lines(console: Console, *lines: tuple[str, str | Text, str]) -> None:
     """Labels on the left, text of a style on the right, folded to its own column."""
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(width=8, justify="right", style="dim")
-    grid.add_column(overflow="fold")
+    grid = Table.grid(Column(width=8, justify="right", style="dim"), Column(overflow="fold"), padding=(0, 2, 0, 0))
     for label, text, style in lines:
         grid.add_row(label, Text(visible(text), style=style) if isinstance(text, str) else text)
     console.print(grid)

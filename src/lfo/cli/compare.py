@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import Console
 
-if TYPE_CHECKING:
-    from rich.table import Table
+from lfo.cli.common import Json, figures_table
 
 
 def compare(
@@ -18,7 +17,7 @@ def compare(
     baseline: Annotated[
         str | None, typer.Option(metavar="NAME", help="The group that ratios refer to; plain DAPO unless named.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Compare how many tasks runs needed, grouped by their settings: lfo compare runs/level2/*"""
     from lfo.evaluation import comparison_text
@@ -29,29 +28,15 @@ def compare(
     if as_json:
         typer.echo(json.dumps(comparison_text.as_json(comparison), indent=2))
         return
-    from rich.console import Console
-
     console = Console()
     of = "success" if comparison.ceiling is None else f"the ceiling ({comparison.ceiling:.1%})"
-    console.print(_table(f"Tasks to a share of {of}", comparison_text.table(comparison)))
-    splits = comparison_text.split_table(comparison)
-    console.print(_table("Success at the end: mean and 95 % interval, or the seeds", splits))
-    if by_level := comparison_text.level_table(comparison):
-        console.print(_table("Success on val at the end, by level", by_level))
+    tables = {
+        f"Tasks to a share of {of}": comparison_text.table(comparison),
+        "Success at the end: mean and 95 % interval, or the seeds": comparison_text.split_table(comparison),
+        "Success on val at the end, by level": comparison_text.level_table(comparison),
+    }
+    for title, rows in tables.items():
+        if rows:
+            console.print(figures_table(title, rows, min_width=16, overflow="fold"))
     for line in (*comparison_text.conclusions(comparison), *comparison.notes):
         console.print(line, highlight=False, markup=False)
-
-
-def _table(title: str, rows: Sequence[Sequence[str]]) -> Table:
-    from rich.table import Column, Table
-    from rich.text import Text
-
-    group, *figures = rows[0]
-    table = Table(
-        Column(group, min_width=16, overflow="fold"),
-        *(Column(name, justify="right") for name in figures),
-        title=title,
-    )
-    for row in rows[1:]:
-        table.add_row(*map(Text, row))
-    return table

@@ -7,15 +7,18 @@ the same command goes on. It ends with a table and with the page of both runs (`
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
+from rich.table import Column, Table
 
-from lfo.cli.children import ChildRun, stop
+from lfo.cli.children import ChildRun, train_all
+from lfo.cli.common import Json, bars
+from lfo.cli.report import write_report
 from lfo.errors import WorkError
 
 ARMS = {"dapo": "plain DAPO", "dual-lora": "dual-LoRA"}  # `algo`, which also names the folder -> name in the table
@@ -32,10 +35,11 @@ def demo(
     steps: Annotated[int, typer.Option(help="Steps of 8 tasks for each of the two.")] = 60,
     output_dir: Annotated[Path, typer.Option(metavar="DIR", help="Folder of both runs.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option(help="Names tasks and all random numbers, the same for both.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Train plain DAPO and dual-LoRA on the same tasks, compare them and write a page: lfo demo"""
-    runs = _runs((*SETTINGS, f"steps={steps}", f"seed={seed}", *(settings or ())), output_dir)
+    own = (*SETTINGS, f"steps={steps}", f"seed={seed}", *(settings or ()))
+    runs = [ChildRun.wanted(name, output_dir / algo, (*own, f"algo={algo}")) for algo, name in ARMS.items()]
     unfinished = [run for run in runs if not run.finished]
     try:
         if unfinished:
@@ -50,91 +54,38 @@ def demo(
         )
 
 
-def _runs(settings: Sequence[str], output_dir: Path) -> list[ChildRun]:
-    """Both runs, checked before anything starts; what lies there already must be what is wanted."""
-    from lfo.config import load_config
-
-    runs = []
-    for algo, name in ARMS.items():
-        folder = output_dir / algo
-        own = (*settings, f"algo={algo}", f"output_dir={folder}")
-        runs.append(ChildRun(name=name, folder=folder, settings=own, config=load_config(own)))
-    for run in runs:
-        run.refuse_other_settings()
-    return runs
-
-
 def _train(runs: Sequence[ChildRun]) -> None:
-    """Run all at the same time, until the last has ended or one has failed."""
-    with ExitStack() as stack:
-        progress = stack.enter_context(_Progress(runs))
-        processes = []
-        for run in runs:
-            processes.append(run.start())
-            stack.callback(stop, processes[-1])
-        codes: list[int | None] = [None]
-        while None in codes:
-            time.sleep(LOOK_EVERY)
-            codes = [process.poll() for process in processes]
-            for run, code in zip(runs, codes, strict=True):
-                progress.look(run)
-                if code:
-                    raise WorkError(f"{run.name} failed: {run.last_words()}")
+    """Run all at the same time, until the last has ended or one has failed.
 
+    One bar a run on a terminal; one plain line for each evaluation elsewhere. Everything goes to stderr.
+    """
+    from lfo.evaluation.sample_efficiency import VAL
+    from lfo.rundir import read_metrics
 
-class _Progress:
-    """One bar a run on a terminal; one plain line for each evaluation elsewhere. Everything goes to stderr."""
+    told = dict.fromkeys((run.name for run in runs), -1)  # the last step that was printed
+    columns = (BarColumn(bar_width=20), MofNCompleteColumn(), "{task.fields[words]}", TimeElapsedColumn())
+    with bars("{task.description}", *columns) as shown:
+        tasks = {run.name: shown.add_task(run.name, total=run.config.steps, words="starting") for run in runs}
 
-    def __init__(self, runs: Sequence[ChildRun]) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        self._console = Console(stderr=True)
-        self._bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[words]}"),
-            TimeElapsedColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
-        )
-        self._tasks = {
-            run.name: self._bars.add_task(run.name, total=run.config.steps, words="starting") for run in runs
-        }
-        self._told = {run.name: -1 for run in runs}  # the last step that was printed
-
-    def __enter__(self) -> _Progress:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.stop()
-
-    def look(self, run: ChildRun) -> None:
-        from lfo.evaluation.sample_efficiency import VAL
-        from lfo.rundir import read_metrics
-
-        rows = read_metrics(run.folder) if (run.folder / "metrics.jsonl").is_file() else []
-        if not rows:
-            return
-        evaluated = [row for row in rows if VAL in row]
-        val = f"val {evaluated[-1][VAL]:.0%}" if evaluated else "val -"
-        words = f"{rows[-1]['tasks_seen']} tasks, {val}"
-        self._bars.update(self._tasks[run.name], completed=rows[-1]["step"], words=words)
-        if not self._console.is_terminal:
+        def look(run: ChildRun, code: int | None, running: Sequence[str]) -> None:
+            rows = read_metrics(run.folder) if (run.folder / "metrics.jsonl").is_file() else []
+            evaluated = [row for row in rows if VAL in row]
+            if rows:
+                val = f"val {evaluated[-1][VAL]:.0%}" if evaluated else "val -"
+                words = f"{rows[-1]['tasks_seen']} tasks, {val}"
+                shown.update(tasks[run.name], completed=rows[-1]["step"], words=words)
             for row in evaluated:
-                if row["step"] > self._told[run.name]:
-                    self._told[run.name] = row["step"]
-                    self._console.print(
-                        f"{run.name}: step {row['step']} of {run.config.steps}, {row['tasks_seen']} tasks, "
-                        f"val {row[VAL]:.0%}",
-                        highlight=False,
-                    )
+                if not shown.console.is_terminal and row["step"] > told[run.name]:
+                    told[run.name] = row["step"]
+                    words = f"step {row['step']} of {run.config.steps}, {row['tasks_seen']} tasks, val {row[VAL]:.0%}"
+                    shown.console.print(f"{run.name}: {words}", highlight=False)
+            if code:
+                raise WorkError(f"{run.name} failed: {run.last_words()}")
+
+        train_all(runs, jobs=len(runs), look=look)
 
 
 def _show(runs: Sequence[ChildRun], page: Path, as_json: bool) -> None:
-    from lfo.cli.report import write_report
     from lfo.evaluation import side_by_side
     from lfo.evaluation.runs import read_run
     from lfo.evaluation.sample_efficiency import compare
@@ -146,18 +97,11 @@ def _show(runs: Sequence[ChildRun], page: Path, as_json: bool) -> None:
         result = {**side_by_side.as_json(comparison), "conclusion": words, "report": str(page)}
         typer.echo(json.dumps(result))
         return
-    _print_table([run.name for run in runs], side_by_side.table(comparison), words)
-    typer.echo(f"Curves and rollouts are on one page; open it in a browser: {page}")
-
-
-def _print_table(names: Sequence[str], rows: Sequence[Sequence[str]], words: str) -> None:
-    from rich.console import Console
-    from rich.table import Column, Table
-
-    table = Table(Column("success", no_wrap=True), *names, title="Both on the same tasks")
-    for row in rows:
+    table = Table(Column("success", no_wrap=True), *ARMS.values(), title="Both on the same tasks")
+    for row in side_by_side.table(comparison):
         table.add_row(*row)
     console = Console()
     console.print(table)
     console.print(words, highlight=False, markup=False)
     console.print(ON_ANOTHER_CPU, highlight=False, markup=False)
+    typer.echo(f"Curves and rollouts are on one page; open it in a browser: {page}")

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
+
+from lfo.cli.common import Json, progress_bar
 
 Data = Annotated[Path, typer.Option("--data", metavar="DIR", help="A folder that `lfo generate` wrote.")]
-Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
 
 
 def generate(
@@ -45,17 +48,12 @@ def generate(
 
 def check_env(data: Data = Path("data"), as_json: Json = False) -> None:
     """Let every player loose on 1,000 fresh tasks a level and check all bounds: lfo check-env --data data"""
-    from rich.console import Console
-    from rich.progress import Progress
-
     from lfo.env.check import check, plays
     from lfo.env.generator import load
 
     dataset = load(data)
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=as_json or not console.is_terminal) as progress:
-        bar = progress.add_task("players", total=plays(dataset.options))
-        result = check(dataset, on_played=lambda: progress.advance(bar))
+    with progress_bar("players", plays(dataset.options), hidden=as_json) as advance:
+        result = check(dataset, on_played=lambda: advance(1))
     if as_json:
         typer.echo(json.dumps(result))
     else:
@@ -65,9 +63,6 @@ def check_env(data: Data = Path("data"), as_json: Json = False) -> None:
 
 
 def _show(result: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     levels = list(result["fresh_ceiling"])
     table = Table("player", *(f"level {level}" for level in levels), title="success on fresh tasks, 95 % interval")
     for name, scores in result["players"].items():

@@ -6,19 +6,9 @@ import json
 from typing import Annotated, Any
 
 import typer
+from rich.table import Column, Table
 
-from lfo.cli.common import (
-    END_IN_WORDS,
-    Adapter,
-    Device,
-    Json,
-    NoLookahead,
-    Run,
-    Split,
-    open_agent,
-    progress_bar,
-    weights_in_words,
-)
+from lfo.cli import common
 
 # Name in the metrics -> what a person reads; shares are shown in percent.
 BEHAVIOUR = {
@@ -34,15 +24,15 @@ SHARES = frozenset({"form_before_call", "department_order", "lookahead_accuracy"
 
 
 def evaluate(
-    run: Run,
-    split: Split = "val",
-    adapter: Adapter = "last",
+    run: common.Run,
+    split: common.Split = "val",
+    adapter: common.Adapter = "last",
     k: Annotated[int, typer.Option("--k", min=1, help="Sampled rollouts of each task; pass^k up to this k.")] = 4,
     tasks: Annotated[int | None, typer.Option(min=1, help="First tasks of the split; without it, eval.tasks.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Names the random numbers of the sampled rollouts.")] = 0,
-    no_lookahead: NoLookahead = False,
-    device: Device = "auto",
-    as_json: Json = False,
+    no_lookahead: common.NoLookahead = False,
+    device: common.Device = "auto",
+    as_json: common.Json = False,
 ) -> None:
     """Success with intervals, pass^k and behaviour on a split: lfo eval runs/x --split test_unseen_companies
 
@@ -52,12 +42,12 @@ def evaluate(
     bias: C(c, j) / C(k, j) where c of its k sampled rollouts succeeded, then
     the mean over tasks. Intervals are Wilson's (95 %), over tasks.
     """
-    agent = open_agent(run, adapter=adapter, device=device)
+    agent = common.open_agent(run, adapter=adapter, device=device)
     from lfo.evaluation.fixed_tasks import evaluate as evaluate_agent
 
     chosen = agent.tasks(split)[: tasks or agent.config.eval.tasks]
     lookahead = agent.predictor is not None and not no_lookahead
-    with progress_bar(f"{len(chosen)} tasks of {split}", len(chosen) * (1 + k), hidden=as_json) as advance:
+    with common.progress_bar(f"{len(chosen)} tasks of {split}", len(chosen) * (1 + k), hidden=as_json) as advance:
         figures = evaluate_agent(agent, chosen, k=k, lookahead=lookahead, seed=seed, on_rollouts=advance)
     result = {
         "run": str(run),
@@ -73,16 +63,12 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps(result))
         return
-    _show(result, f"{run} on {split}: {len(chosen)} tasks, {weights_in_words(agent)}")
+    _show(result, f"{run} on {split}: {len(chosen)} tasks, {common.weights_in_words(agent)}")
     if adapter == "best" and split == "val":
         typer.echo("The best weights were chosen on val, so val flatters them; the other splits do not.")
 
 
 def _show(result: dict[str, Any], title: str) -> None:
-    from rich.console import Console
-    from rich.table import Column, Table
-    from rich.text import Text
-
     greedy, sampled = result["greedy"], result["sampled"]
     table = Table(
         Column("", no_wrap=True),
@@ -101,8 +87,7 @@ def _show(result: dict[str, Any], title: str) -> None:
         cells = [_figure(name, half["behaviour"].get(name)) for half in (greedy, sampled)]
         if any(cells):
             table.add_row(words, *cells)
-    console = Console()
-    console.print(Text(title, style="bold"), soft_wrap=True)
+    console = common.titled(title)
     look = "with look-ahead" if result["lookahead"] else "without look-ahead"
     console.print(f"Played {look}; sampled at temperature {result['temperature']:g}.", style="dim", highlight=False)
     console.print()
@@ -125,4 +110,5 @@ def _figure(name: str, value: float | None) -> str:
 
 def _stops(stops: dict[str, int]) -> str:
     """`{"done": 49, "max_turns": 1}` -> "rollouts were ended by the world (49), the limit of turns (1)"."""
-    return "rollouts were ended by " + ", ".join(f"{END_IN_WORDS[name]} ({count})" for name, count in stops.items())
+    ends = (f"{common.END_IN_WORDS[name]} ({count})" for name, count in stops.items())
+    return f"rollouts were ended by {', '.join(ends)}"

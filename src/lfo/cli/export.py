@@ -8,19 +8,19 @@ from typing import Annotated
 
 import typer
 
-from lfo.cli.common import Adapter, Json, Run, open_agent, progress_bar
+from lfo.cli import common
 from lfo.errors import UsageError
 
 
 def export(
-    run: Run,
+    run: common.Run,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write; must not hold anything yet.")],
     merged: Annotated[bool, typer.Option("--merged", help="The policy as a whole model, adapters merged in.")] = False,
     stacked: Annotated[
         bool, typer.Option("--stacked", help="For coupling=stacked: both adapters as one LoRA.")
     ] = False,
-    adapter: Adapter = "last",
-    as_json: Json = False,
+    adapter: common.Adapter = "last",
+    as_json: common.Json = False,
 ) -> None:
     """Write adapters, or a merged model, to be served: lfo export runs/x --out served/x
 
@@ -32,11 +32,11 @@ def export(
         raise UsageError("--merged and --stacked are two different forms; choose one")
     if adapter == "none":
         raise UsageError("--adapter none has nothing to export; choose best or last")
-    agent = open_agent(run, adapter=adapter, device="cpu")
+    agent = common.open_agent(run, adapter=adapter, device="cpu")
     from lfo.tools import export as exporting
 
     form = "merged" if merged else "stacked" if stacked else "adapters"
-    with progress_bar(f"Writing {out}", None, hidden=as_json):
+    with common.progress_bar(f"Writing {out}", None, hidden=as_json):
         files = exporting.export(agent, out, run=run, form=form)
     if as_json:
         typer.echo(json.dumps({"run": str(run), "out": str(out), "form": form, "files": files}))

@@ -9,25 +9,13 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
-from lfo.cli.common import (
-    Adapter,
-    Device,
-    Json,
-    Run,
-    call_in_words,
-    open_agent,
-    print_lines,
-    progress_bar,
-    visible,
-    weights_in_words,
-)
+from lfo.cli import common
 from lfo.errors import UsageError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
-
     from lfo.tools.surprise import InspectedReply
 
 # Surprise in nats from which on a token has this colour: as good as certain, likely, a guess, unexpected.
@@ -37,14 +25,14 @@ MOST_NAMED = 3
 
 
 def inspect(
-    run: Run,
+    run: common.Run,
     rollout: Annotated[
         Path | None, typer.Option("--rollout", metavar="FILE", help="Rollouts to read; else the run's newest file.")
     ] = None,
     num: Annotated[int, typer.Option("--num", min=1, help="Show at most so many replies.")] = 20,
-    adapter: Adapter = "last",
-    device: Device = "auto",
-    as_json: Json = False,
+    adapter: common.Adapter = "last",
+    device: common.Device = "auto",
+    as_json: common.Json = False,
 ) -> None:
     """Predicted beside actual replies, and what surprised: lfo inspect runs/x
 
@@ -52,7 +40,7 @@ def inspect(
     world model expected, and the actual one, each token coloured by its surprise
     (-log p, in nats, under the world model).
     """
-    agent = open_agent(run, adapter=adapter, device=device)
+    agent = common.open_agent(run, adapter=adapter, device=device)
     agent.require_world_model()
     file = rollout or _newest_rollouts(run)
     from lfo.env.interface import predicted_tools
@@ -70,7 +58,7 @@ def inspect(
     if not found:
         raise UsageError(f"{file} holds no reply of a tool that this run predicts")
     replies = []
-    with progress_bar("replies", min(num, len(found)), hidden=as_json) as advance:
+    with common.progress_bar("replies", min(num, len(found)), hidden=as_json) as advance:
         for reply in inspect_calls(agent, (call for _, call in found[:num])):
             replies.append(reply)
             advance(1)
@@ -83,7 +71,7 @@ def inspect(
         summary = _summary(replies)
         typer.echo(json.dumps({"run": str(run), "rollouts": str(file), **summary, "replies": shown}))
         return
-    _show(tasks, replies, f"{run}, {weights_in_words(agent)}: {len(replies)} of {len(found)} replies in {file}")
+    _show(tasks, replies, f"{run}, {common.weights_in_words(agent)}: {len(replies)} of {len(found)} replies in {file}")
 
 
 def _newest_rollouts(run: Path) -> Path:
@@ -106,15 +94,9 @@ def _summary(replies: list[InspectedReply]) -> dict[str, Any]:
 
 
 def _show(tasks: list[str], replies: list[InspectedReply], title: str) -> None:
-    from rich.console import Console
-    from rich.rule import Rule
-    from rich.text import Text
-
-    console = Console()
-    console.print(Text(title, style="bold"), soft_wrap=True)
+    console = common.titled(title)
     for task, reply in zip(tasks, replies, strict=True):
-        console.print()
-        console.print(Rule(Text(visible(task)), align="left", style="dim"))
+        common.print_rule(console, task)
         _show_reply(console, reply)
     summary = _summary(replies)
     words = f"\nMean surprise {summary['mean_surprise']:.2f} nats a token"
@@ -131,10 +113,10 @@ def _show(tasks: list[str], replies: list[InspectedReply], title: str) -> None:
 
 def _show_reply(console: Console, reply: InspectedReply) -> None:
     verdict = {True: "  (means the same)", False: "  (means something else)", None: ""}[reply.same_meaning]
-    print_lines(
+    common.print_lines(
         console,
         ("state", reply.state.removeprefix("<|state|>\n").removesuffix("\n<|/state|>"), "dim"),
-        ("call", call_in_words(reply.call), "cyan"),
+        ("call", common.call_in_words(reply.call), "cyan"),
         ("expected", reply.predicted + verdict, "italic magenta"),
         ("actual", _coloured(reply), ""),
         ("surprise", _in_words(reply), "dim"),
@@ -142,12 +124,10 @@ def _show_reply(console: Console, reply: InspectedReply) -> None:
 
 
 def _coloured(reply: InspectedReply) -> Text:
-    from rich.text import Text
-
     text = Text()
     for token in reply.tokens:
         style = next(style for bound, style in reversed(COLOURS) if token.surprise >= bound or bound == 0)
-        text.append(visible(token.text), style=style)
+        text.append(common.visible(token.text), style=style)
     return text
 
 

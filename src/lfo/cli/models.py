@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from rich.progress import BarColumn, TimeElapsedColumn
 
-Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
+from lfo.cli.common import Json, bars
 
 app = typer.Typer(help="List base models and fetch them into local folders.", no_args_is_help=True)
 
@@ -44,14 +45,9 @@ def fetch_model(
     as_json: Json = False,
 ) -> None:
     """Make a local folder of a base model: lfo models fetch smollm2-135m"""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
     from lfo.tools import models
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+    with bars("{task.description}", BarColumn(), TimeElapsedColumn()) as bar:
         task = bar.add_task(name, total=None)
 
         def progress(words: str, done: int, of: int) -> None:

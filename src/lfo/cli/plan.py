@@ -6,6 +6,10 @@ import json
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
+
+from lfo.cli.common import Json
 
 _PARTS = {
     "weights": "weights of the base",
@@ -31,7 +35,7 @@ def plan(
     adapters: Annotated[int, typer.Option(min=1, max=2, help="2: policy and world model.")] = 2,
     checkpointing: Annotated[bool, typer.Option(help="Compute activations again in the backward.")] = False,
     tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs of one rollout server.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Memory on each GPU, for training and rollouts: lfo plan --model qwen3-8b --gpus 8x24GB"""
     from lfo.tools.plan import Gpus, Work, shape_of
@@ -54,9 +58,6 @@ def plan(
 
 
 def _show(result: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     def gib(phase: str, part: str) -> str:
         return f"{result[phase][part] / 2**30:.2f}" if part in result[phase] else ""
 

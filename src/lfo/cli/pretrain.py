@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
+from rich.table import Table
 
+from lfo.cli.common import Json, bars, working
 from lfo.errors import UsageError
-
-Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
 
 
 def pretrain(
@@ -59,21 +61,17 @@ def _build(
 ) -> None:
     from dataclasses import replace
 
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from lfo.loading import pick_device
     from lfo.tools.pretrain.recipe import WARM_UP, Recipe, pretrain, warm_up
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[words]}"))
-    with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as bars:
+    columns = (BarColumn(), MofNCompleteColumn(), "{task.fields[words]}", TimeElapsedColumn())
+    with bars("{task.description}", *columns) as shown:
         tasks: dict[str, Any] = {}
 
         def progress(phase: str, done: int, of: int, words: str) -> None:
             if phase not in tasks:
-                tasks[phase] = bars.add_task(phase, total=of, words=words)
-            bars.update(tasks[phase], completed=done, words=words)
+                tasks[phase] = shown.add_task(phase, total=of, words=words)
+            shown.update(tasks[phase], completed=done, words=words)
 
         work: Any = {"device": pick_device(device).type, "workers": workers, "progress": progress}
         if base is None:
@@ -89,12 +87,10 @@ def _build(
 
 
 def _check(model: str, tasks: int, device: str, as_json: bool) -> None:
-    from rich.console import Console
-
     from lfo.loading import pick_device
     from lfo.tools.pretrain.check import check_base
 
-    with Console(stderr=True).status("checking") as status:
+    with working("checking") as status:
         result = check_base(
             model, tasks=tasks, device=pick_device(device), progress=lambda words: status.update(f"checking: {words}")
         )
@@ -107,9 +103,6 @@ def _check(model: str, tasks: int, device: str, as_json: bool) -> None:
 
 
 def _show(result: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     ways = ("alone_greedy", "alone_sampled", "true_replies_greedy", "true_replies_sampled")
     table = Table("level", *(way.replace("_", " ") for way in ways), "empty first call", "mistakes")
     for level, cells in result["levels"].items():

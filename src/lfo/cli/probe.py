@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
-from lfo.cli.common import Adapter, Device, Json, Run, call_in_words, open_agent, print_lines, visible, weights_in_words
+from lfo.cli import common
 from lfo.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,14 +20,14 @@ SHIPPED_FOR = "phone-calls"
 
 
 def probe(
-    run: Run,
+    run: common.Run,
     cases: Annotated[
         Path | None, typer.Option("--cases", metavar="FILE", help="Cases in YAML; else those that ship with lfo.")
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 when a case has failed.")] = False,
-    adapter: Adapter = "last",
-    device: Device = "auto",
-    as_json: Json = False,
+    adapter: common.Adapter = "last",
+    device: common.Device = "auto",
+    as_json: common.Json = False,
 ) -> None:
     """Ask the world model what will be heard, in cases with known answers: lfo probe runs/x
 
@@ -37,7 +38,7 @@ def probe(
     from lfo.evaluation.probe import read_cases
 
     read = read_cases(cases or _shipped())
-    agent = open_agent(run, adapter=adapter, device=device)
+    agent = common.open_agent(run, adapter=adapter, device=device)
     agent.require_world_model()
     if cases is None and agent.config.env != SHIPPED_FOR:
         raise UsageError(f"the shipped cases are about {SHIPPED_FOR}, and {run} about {agent.config.env}; use --cases")
@@ -49,7 +50,7 @@ def probe(
         shown = [_as_json(*each) for each in zip(read, replies, problems, strict=True)]
         typer.echo(json.dumps({"run": str(run), "passed": passed, "failed": len(read) - passed, "cases": shown}))
     else:
-        title = f"{run}, {weights_in_words(agent)}: {passed} of {len(read)} cases passed"
+        title = f"{run}, {common.weights_in_words(agent)}: {passed} of {len(read)} cases passed"
         _show(read, replies, problems, title)
     if strict and passed < len(read):
         raise typer.Exit(1)
@@ -73,17 +74,13 @@ def _as_json(case: ProbeCase, reply: str, problems: list[str]) -> dict[str, Any]
 
 
 def _show(cases: Sequence[ProbeCase], replies: Sequence[str], problems: Sequence[list[str]], title: str) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console()
-    console.print(Text(title, style="bold"), soft_wrap=True)
+    console = common.titled(title)
     for case, reply, found in zip(cases, replies, problems, strict=True):
         console.print()
         mark = Text("failed ", style="bold red") if found else Text("passed ", style="bold green")
-        console.print(mark.append(visible(case.name), style="default"), soft_wrap=True)
-        lines = [("call", call_in_words(case.call), "cyan"), ("expects", reply, "italic magenta")]
+        console.print(mark.append(common.visible(case.name), style="default"), soft_wrap=True)
+        lines = [("call", common.call_in_words(case.call), "cyan"), ("expects", reply, "italic magenta")]
         lines += [("but", problem, "red") for problem in found]
         if case.assumes:
             lines.append(("assumes", case.assumes, "dim"))
-        print_lines(console, *lines)
+        common.print_lines(console, *lines)

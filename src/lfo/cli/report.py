@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from lfo.cli.common import Json, bars, counted, write_file
+from lfo.errors import UsageError
 
 
 def report(
@@ -15,7 +18,7 @@ def report(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page to write.")] = Path(
         "report.html"
     ),
-    as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show runs on one self-contained page: lfo report runs/level2 -o report.html"""
     result = write_report(runs, output)
@@ -26,27 +29,23 @@ def report(
         return
     typer.echo(result["headline"])
     typer.echo(
-        f"{output}: {_count(result['runs'], 'run')}, {_count(result['rollouts'], 'rollout')}, "
+        f"{output}: {counted(result['runs'], 'run')}, {counted(result['rollouts'], 'rollout')}, "
         f"{result['bytes'] / 1e6:.1f} MB; open it in a browser"
     )
 
 
 def write_report(runs: Sequence[Path], output: Path) -> dict[str, Any]:
     """Write the page; what it is about, for people and programs."""
-    from rich.console import Console
-    from rich.progress import track
-
-    from lfo.report.page import render, write
+    from lfo.report.page import render
     from lfo.report.payload import build, find_runs_and_studies
 
-    console = Console(stderr=True)
-
-    def progress(paths: Sequence[Path]) -> Iterable[Path]:
-        return track(paths, "reading runs", console=console, transient=True, disable=not console.is_terminal)
-
-    payload = build(find_runs_and_studies(runs), progress)
+    found = find_runs_and_studies(runs)
+    with bars(transient=True) as shown:
+        payload = build(found, lambda paths: shown.track(paths, description="reading runs"))
     page = render(payload)
-    write(output, page)
+    if output.is_dir():
+        raise UsageError(f"{output} is a folder; name a file, such as -o {output / 'report.html'}")
+    write_file(output, page)
     return {
         "path": str(output),
         "bytes": len(page.encode()),
@@ -57,7 +56,3 @@ def write_report(runs: Sequence[Path], output: Path) -> dict[str, Any]:
         "problems": payload["problems"],
         "notes": payload["notes"],
     }
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n:,} {what}{'' if n == 1 else 's'}"

@@ -8,21 +8,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
-from lfo.cli.common import (
-    Adapter,
-    Device,
-    Json,
-    NoLookahead,
-    Run,
-    Split,
-    open_agent,
-    print_opening,
-    print_outcome,
-    print_turn,
-    visible,
-    weights_in_words,
-)
+from lfo.cli import common
 from lfo.errors import EnvironmentFailed, UsageError
 
 if TYPE_CHECKING:
@@ -30,23 +19,23 @@ if TYPE_CHECKING:
 
 
 def run(
-    run: Run,
+    run: common.Run,
     task: Annotated[str | None, typer.Option("--task", metavar="ID", help="A task by its id.")] = None,
     level: Annotated[int | None, typer.Option(help="A task of this level, also one that was not trained.")] = None,
-    split: Split = "val",
+    split: common.Split = "val",
     seed: Annotated[int | None, typer.Option(min=0, help="Which task is drawn; without it, any.")] = None,
-    adapter: Adapter = "last",
+    adapter: common.Adapter = "last",
     sample: Annotated[bool, typer.Option("--sample", help="Sample, in place of the likeliest tokens.")] = False,
-    no_lookahead: NoLookahead = False,
-    device: Device = "auto",
-    as_json: Json = False,
+    no_lookahead: common.NoLookahead = False,
+    device: common.Device = "auto",
+    as_json: common.Json = False,
 ) -> None:
     """Watch a trained agent at work on one task: lfo run runs/x --level 2
 
     What it imagines and expects to hear is written by its world model, before it
     acts; what the world says is real.
     """
-    agent = open_agent(run, adapter=adapter, device=device, levels=None if level is None else (level,))
+    agent = common.open_agent(run, adapter=adapter, device=device, levels=None if level is None else (level,))
     chosen = _choose(agent, split, task, level, seed)
     play = {"greedy": not sample, "lookahead": not no_lookahead, "seed": seed or 0}
     if as_json:
@@ -57,16 +46,15 @@ def run(
         typer.echo(json.dumps({"split": split, "success": solved(rollout), **rollout_record(rollout)}))
         return
 
-    from rich.console import Console
-    from rich.text import Text
-
+    title = f"{run} at work on {common.visible(str(chosen.id))}, {common.weights_in_words(agent)}\n"
     console = Console()
-    console.print(Text(f"{run} at work on {visible(str(chosen.id))}, {weights_in_words(agent)}\n", style="bold"))
+    console.print(Text(title, style="bold"))
     (opening,) = agent.settings.call_all([lambda: agent.environment().reset(chosen)])
-    print_opening(console, () if isinstance(opening, EnvironmentFailed) else opening)  # the rollout tells of failure
-    (rollout,) = agent.roll_out([chosen], watch=lambda turn: print_turn(console, turn), **play)
+    if not isinstance(opening, EnvironmentFailed):  # the rollout tells of failure
+        common.print_opening(console, opening)
+    (rollout,) = agent.roll_out([chosen], watch=lambda turn: common.print_turn(console, turn), **play)
     console.print()
-    print_outcome(console, rollout)
+    common.print_outcome(console, rollout)
     of_level = "" if level is None else f" --level {level}"
     typer.echo(f"The same task again: lfo run {run} --split {split}{of_level} --task {chosen.id}", err=True)
 

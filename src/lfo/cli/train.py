@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lfo.cli.common import Json
 from lfo.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="NAME=VALUE", help="Settings, such as preset=tiny coupling=shared steps=200."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
 
 
 def train(

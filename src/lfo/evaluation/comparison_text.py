@@ -5,8 +5,8 @@ as_json(comparison), table(comparison), conclusions(comparison)
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from lfo.evaluation.intervals import CONFIDENCE
@@ -28,16 +28,16 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
             {
                 "name": group.name,
                 "runs": [str(run.path) for run in group.runs],
-                "by_seed": {str(seed): dataclasses.asdict(reached) for seed, reached in group.by_seed.items()},
+                "by_seed": {seed: asdict(reached) for seed, reached in group.by_seed.items()},
                 "tasks_to": {
-                    of: {f"{share:.0%}".rstrip("%"): dataclasses.asdict(reached) for share, reached in shares.items()}
+                    of: {f"{share:.0%}".rstrip("%"): asdict(reached) for share, reached in shares.items()}
                     for of, shares in group.tasks_to.items()
                 },
                 "success": group.success,
-                "at_the_end": {split: _spread_as_json(each) for split, each in group.at_the_end.items()},
-                "by_level": {level: _spread_as_json(each) for level, each in group.by_level.items()},
+                "at_the_end": {split: asdict(each) for split, each in group.at_the_end.items()},
+                "by_level": {level: asdict(each) for level, each in group.by_level.items()},
                 "difference_to_baseline": group.difference
-                and {"tasks": group.difference.tasks, **_spread_as_json(group.difference.points)},
+                and {"tasks": group.difference.tasks, **asdict(group.difference.points)},
                 "tasks_seen": group.tasks_seen,
                 "ratio_to_baseline": group.ratio.value,
                 "interval": group.ratio.interval,
@@ -49,17 +49,12 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
                 "zero_shot_tasks": group.zero_shot.tasks if group.zero_shot else None,
                 "zero_shot_baseline": group.zero_shot.baseline if group.zero_shot else None,
                 "zero_shot_ratio": group.zero_shot.ratio if group.zero_shot else None,
-                "correlation": dataclasses.asdict(group.correlation) if group.correlation else None,
+                "correlation": asdict(group.correlation) if group.correlation else None,
             }
             for group in comparison.groups
         ],
         "notes": list(comparison.notes),
     }
-
-
-def _spread_as_json(each: Spread) -> dict[str, Any]:
-    by_seed = {str(seed): value for seed, value in each.by_seed.items()}
-    return {"mean": each.mean, "interval": each.interval, "by_seed": by_seed}
 
 
 def split_table(comparison: Comparison) -> list[tuple[str, ...]]:
@@ -95,16 +90,7 @@ def _spread_in_words(each: Spread | None) -> str:
 def table(comparison: Comparison) -> list[tuple[str, ...]]:
     """The rows to show, the first of them the headings."""
     of = "success" if comparison.ceiling is None else "ceiling"
-    rows = [
-        (
-            "group",
-            "seeds",
-            *(f"{share:.0%}" for share in SHARES),
-            "ratio",
-            "val",
-            "unseen",
-        )
-    ]
+    rows = [("group", "seeds", *(f"{share:.0%}" for share in SHARES), "ratio", "val", "unseen")]
     for group in comparison.groups:
         reached = [group.tasks_to[of][share] for share in SHARES]
         rows.append(

@@ -19,7 +19,6 @@ median but for a chance of 1 in 2 ** n. So five seeds are the fewest that give a
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -27,8 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from lfo.config import BESIDE_THE_EXPERIMENT, LEAVES, RunConfig, differences, experiment, flatten, load_config
 from lfo.errors import DataError, UsageError
+from lfo.evaluation.grouping import baseline_name, config_of, group_names, grouped, refuse_different_data
 from lfo.evaluation.intervals import median_bound, t_interval
 from lfo.evaluation.runs import NO_METRICS, RunRecord
 
@@ -96,9 +95,9 @@ class ZeroShot:
 class Spread:
     """A figure of each seed, their mean and its t-interval; None where one seed, or no deviation, tells nothing."""
 
-    by_seed: Mapping[int, float]
     mean: float
     interval: tuple[float, float] | None
+    by_seed: Mapping[int, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,10 +144,10 @@ def compare(runs: Sequence[RunRecord], *, baseline: str | None = None) -> Compar
     waiting = [run for run in runs if run.problem.endswith(NO_METRICS)]
     runs = [run for run in runs if run not in waiting] or runs
     _refuse_unusable(runs)
-    _refuse_different_data(runs)
-    members = _grouped(runs)
-    names = group_names([_config(group[0]) for group in members])
-    baseline = _baseline_name(names, members, baseline)
+    refuse_different_data(runs)
+    members = grouped(runs)
+    names = group_names([config_of(group[0]) for group in members])
+    baseline = baseline_name(names, members, baseline)
     base = None if baseline is None else members[names.index(baseline)]
     assert runs[0].data is not None
     ceiling = runs[0].data["splits"]["val"]["ceiling"]
@@ -156,7 +155,7 @@ def compare(runs: Sequence[RunRecord], *, baseline: str | None = None) -> Compar
     notes = [run.note for run in runs if run.note] + [f"{run.problem} and is left out" for run in waiting]
     if baseline is None:
         notes.append("there is no plain DAPO among these runs, so there is nothing to be a multiple of")
-    if len(often := sorted({_config(run).eval.every for run in runs})) > 1:
+    if len(often := sorted({config_of(run).eval.every for run in runs})) > 1:
         *others, last = map(str, often)
         notes.append(
             f"runs were evaluated every {', '.join(others)} or {last} steps: no finer is known what each of them needed"
@@ -173,13 +172,13 @@ def compare(runs: Sequence[RunRecord], *, baseline: str | None = None) -> Compar
 def _group(
     name: str, runs: Sequence[RunRecord], base: Sequence[RunRecord] | None, ceiling: float | None, target: float
 ) -> Group:
-    curves = [curve(run.rows) for run in runs]
-    by_seed = _by_seed(runs, target)
+    by_seed = {seed: tasks_to(each, target) for seed, each in _curves(runs).items()}
+    curves = list(_curves(runs).values())
     tops = {"success": 1.0} if ceiling is None else {"success": 1.0, "ceiling": ceiling}
-    if base is None or base is runs:
-        ratio = Ratio(note="there is no baseline" if base is None else "the baseline itself")
-    else:
-        ratio = ratio_to_baseline(_by_seed(base, target), by_seed)
+    ratio, difference = Ratio(note="there is no baseline" if base is None else "the baseline itself"), None
+    if base is not None and base is not runs:
+        ratio = ratio_to_baseline({seed: tasks_to(each, target) for seed, each in _curves(base).items()}, by_seed)
+        difference = _difference(_curves(runs), _curves(base))
     return Group(
         name=name,
         runs=tuple(runs),
@@ -193,7 +192,7 @@ def _group(
         by_level=_by_level(runs),
         tasks_seen=min(max(each) for each in curves),
         ratio=ratio,
-        difference=_difference(runs, base) if base is not None and base is not runs else None,
+        difference=difference,
         zero_shot=_zero_shot(runs, base),
         correlation=correlation([run.rows for run in runs]),
     )
@@ -224,8 +223,9 @@ def _typical(each: Sequence[Reached]) -> Reached:
     return Reached(tasks=round(mean, 1), censored=any(reached.censored for reached in each))
 
 
-def _by_seed(runs: Sequence[RunRecord], target: float) -> dict[int, Reached]:
-    return {_config(run).seed: tasks_to(curve(run.rows), target) for run in runs}
+def _curves(runs: Sequence[RunRecord], key: str = VAL) -> dict[int, Curve]:
+    """The curve of each seed."""
+    return {config_of(run).seed: curve(run.rows, key) for run in runs}
 
 
 # The ratio and what is known about it
@@ -281,10 +281,10 @@ def spread(by_seed: Mapping[int, float]) -> Spread:
 
 
 def _at_the_end(runs: Sequence[RunRecord]) -> dict[str, Spread]:
-    settings = _config(runs[0]).eval
+    settings = config_of(runs[0]).eval
     found = {}
     for split in (*settings.splits, *settings.final_splits):
-        curves = {_config(run).seed: curve(run.rows, f"eval/{split}/success") for run in runs}
+        curves = _curves(runs, f"eval/{split}/success")
         if all(curves.values()):
             found[split] = spread({seed: points[max(points)] for seed, points in curves.items()})
     return found
@@ -292,7 +292,7 @@ def _at_the_end(runs: Sequence[RunRecord]) -> dict[str, Spread]:
 
 def _by_level(runs: Sequence[RunRecord]) -> dict[str, Spread]:
     last = {
-        _config(run).seed: next((row[LEVELS] for row in reversed(run.rows) if isinstance(row.get(LEVELS), dict)), {})
+        config_of(run).seed: next((row[LEVELS] for row in reversed(run.rows) if isinstance(row.get(LEVELS), dict)), {})
         for run in runs
     }
     levels = set.intersection(*(set(levels) for levels in last.values()))
@@ -301,8 +301,7 @@ def _by_level(runs: Sequence[RunRecord]) -> dict[str, Spread]:
     return {level: spread({seed: each[level] for seed, each in last.items()}) for level in sorted(levels)}
 
 
-def _difference(runs: Sequence[RunRecord], base: Sequence[RunRecord]) -> Difference | None:
-    own, others = ({_config(run).seed: curve(run.rows) for run in part} for part in (runs, base))
+def _difference(own: Mapping[int, Curve], others: Mapping[int, Curve]) -> Difference | None:
     seeds = sorted(own.keys() & others.keys())
     if not seeds:
         return None
@@ -318,13 +317,11 @@ def _difference(runs: Sequence[RunRecord], base: Sequence[RunRecord]) -> Differe
 
 
 def _zero_shot(runs: Sequence[RunRecord], base: Sequence[RunRecord] | None) -> ZeroShot | None:
-    splits = _config(runs[0]).eval.splits
+    splits = config_of(runs[0]).eval.splits
     split = next((split for split in splits if split.startswith("test_unseen")), None)
     if split is None:
         return None
-    key = f"eval/{split}/success"
-    own = [curve(run.rows, key) for run in runs]
-    others = [curve(run.rows, key) for run in base or ()]
+    own, others = (list(_curves(each, f"eval/{split}/success").values()) for each in (runs, base or ()))
     if not all(own):
         return None
     others = others if all(others) else []
@@ -378,79 +375,6 @@ def pearson(one: Sequence[float], other: Sequence[float]) -> float | None:
     return float(np.corrcoef(one, other)[0, 1])
 
 
-# Groups and their names
-
-
-def _grouped(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
-    groups: dict[str, list[RunRecord]] = defaultdict(list)
-    for run in runs:
-        group = groups[experiment(_config(run))]
-        twin = next((other for other in group if _config(other).seed == _config(run).seed), None)
-        if twin is not None:
-            raise UsageError(f"{twin.path} and {run.path} have the same settings and the same seed; leave one out")
-        group.append(run)
-    return [sorted(group, key=lambda run: _config(run).seed) for group in groups.values()]
-
-
-def group_names(configs: Sequence[RunConfig]) -> list[str]:
-    """A short name for each group: its algorithm, and those settings in which it stands out from groups of the same.
-
-    "dapo", "dual-lora", "dual-lora coupling=shared lookahead=false"
-
-    No two groups have one name: those that no setting tells apart are numbered.
-    """
-    names: list[str] = []
-    for config in configs:
-        usual = load_config([f"preset={configs[0].preset}", f"algo={config.algo}"])
-        alike = [other for other in configs if other.algo == config.algo]
-        varying = {name for other in alike for name in _telling(config, other)}
-        settings = flatten(config)
-        shown = [
-            f"{_short(name)}={_in_words(settings[name])}"
-            for name in settings
-            if name in varying and name in differences(config, usual)
-        ]
-        names.append(" ".join([config.algo, *shown]))
-    return [
-        name if names.count(name) == 1 else f"{name} #{names[: place + 1].count(name)}"
-        for place, name in enumerate(names)
-    ]
-
-
-def _telling(one: RunConfig, other: RunConfig) -> set[str]:
-    """Settings that tell two groups apart: those beside the experiment, such as `eval.every`, where no others do."""
-    found = differences(one, other).keys() - {"seed", "output_dir"}
-    return found - set(BESIDE_THE_EXPERIMENT) or found
-
-
-def _short(name: str) -> str:
-    """A setting by its last word, where no other has the same."""
-    last = name.rpartition(".")[2]
-    return last if sum(leaf.rpartition(".")[2] == last for leaf in LEAVES) == 1 else name
-
-
-def _in_words(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return repr(value).removesuffix(".0")  # every digit: groups may differ in the last
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _baseline_name(names: Sequence[str], groups: Sequence[Sequence[RunRecord]], asked: str | None) -> str | None:
-    if asked is not None:
-        if asked not in names:
-            raise UsageError(f"there is no group {asked!r}; the groups are {', '.join(map(repr, names))}")
-        return asked
-    plain = [name for name, group in zip(names, groups, strict=True) if _config(group[0]).algo == "dapo"]
-    if len(plain) > 1:
-        raise UsageError(f"several groups are plain DAPO ({', '.join(plain)}); choose one with --baseline NAME")
-    return plain[0] if plain else None
-
-
-# What cannot be compared
-
-
 def _refuse_unusable(runs: Sequence[RunRecord]) -> None:
     if not runs:
         raise UsageError("there are no runs to compare")
@@ -461,29 +385,3 @@ def _refuse_unusable(runs: Sequence[RunRecord]) -> None:
             raise DataError(f"{run.path} holds no evaluation on val yet")
         if run.data is None or "val" not in run.data["splits"]:
             raise DataError(f"nobody can tell on which tasks {run.path} was evaluated: it has no data.json")
-
-
-def _refuse_different_data(runs: Sequence[RunRecord]) -> None:
-    first, *others = runs
-    assert first.data is not None
-    for run in others:
-        assert run.data is not None
-        for what in ("environment", "levels"):
-            if first.data.get(what) != run.data.get(what):
-                raise UsageError(
-                    f"{first.path} and {run.path} cannot be compared: their {what} differ, "
-                    f"{first.data.get(what)} and {run.data.get(what)}"
-                )
-        for split, tasks in first.data["splits"].items():
-            other = run.data["splits"].get(split, tasks)
-            if tasks["fingerprint"] != other["fingerprint"]:
-                raise UsageError(
-                    f"{first.path} and {run.path} cannot be compared: they were evaluated on different tasks of "
-                    f"{split} ({tasks['tasks']} with fingerprint {tasks['fingerprint']}, {other['tasks']} with "
-                    f"{other['fingerprint']})"
-                )
-
-
-def _config(run: RunRecord) -> RunConfig:
-    assert run.config is not None, "unusable runs are refused before"
-    return run.config

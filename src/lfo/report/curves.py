@@ -66,8 +66,6 @@ def points(rows: Rows, times: Sequence[float], key: str, limit: int = POINTS) ->
     """The values of one metric; of more than `limit`, means of neighbouring steps."""
     found = []
     for row, seconds in zip(rows, times, strict=True):
-        if key not in row:
-            continue
         tasks, value = number(row.get("tasks_seen")), number(row.get(key))
         if tasks is not None and value is not None:
             found.append(Point(step=row["step"], tasks=tasks, seconds=seconds, value=value))
@@ -94,13 +92,7 @@ def points(rows: Rows, times: Sequence[float], key: str, limit: int = POINTS) ->
 
 
 def curve(
-    title: str,
-    key: str,
-    members: Sequence[Member],
-    form: str,
-    *,
-    ceiling: float | None = None,
-    limit: int = POINTS,
+    title: str, key: str, members: Sequence[Member], form: str, *, ceiling: float | None = None, limit: int = POINTS
 ) -> dict[str, Any]:
     """One chart; it has no lines where no run has the metric.
 
@@ -125,12 +117,10 @@ def mean_line(runs: Sequence[Sequence[Point]], form: str) -> dict[str, list[Any]
     line: dict[str, list[Any]] = {"tasks": [], "seconds": [], "y": [], "low": [], "high": []}
     for step in steps:
         together = [each[step] for each in by_step]
-        mean, low, high = interval([point.value for point in together], form)
-        line["tasks"].append(_rounded(fmean(point.tasks for point in together)))
-        line["seconds"].append(_rounded(fmean(point.seconds for point in together)))
-        line["y"].append(mean)
-        line["low"].append(low)
-        line["high"].append(high)
+        tasks, seconds = fmean(point.tasks for point in together), fmean(point.seconds for point in together)
+        found = (_rounded(tasks), _rounded(seconds), *interval([point.value for point in together], form))
+        for stream, value in zip(line.values(), found, strict=True):
+            stream.append(value)
     return line
 
 

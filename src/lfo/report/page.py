@@ -17,12 +17,9 @@ import html
 import re
 from collections.abc import Mapping
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
-from lfo.errors import UsageError, WorkError
 from lfo.report.text import as_script_json
-from lfo.rundir import write_text_atomic
 
 
 def render(payload: Mapping[str, Any]) -> str:
@@ -42,17 +39,6 @@ def render(payload: Mapping[str, Any]) -> str:
     }
     # In one pass, so that a place named in what is filled in stays what it is.
     return re.sub(r"\{\{(\w+)\}\}", lambda match: filling[match[1]], parts["html"])
-
-
-def write(path: Path, page: str) -> None:
-    """Put the page in its place at once and whole; a page of that name is replaced."""
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder; name a file, such as -o {path / 'report.html'}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomic(path, page)
-    except OSError as error:
-        raise WorkError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _hash(text: str) -> str:

@@ -9,7 +9,7 @@ A run that cannot be used is named with the reason and costs only itself. Runs o
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,16 +18,17 @@ from typing import Any
 from lfo import __version__
 from lfo.config import RunConfig, experiment
 from lfo.errors import LfoError, UsageError
-from lfo.evaluation.runs import RunRecord, folders, holds_run, read_run
-from lfo.evaluation.sample_efficiency import TARGET_SHARE, Comparison, Reached, compare, group_names, tasks_to
+from lfo.evaluation.grouping import config_of, group_names
+from lfo.evaluation.runs import RunRecord, find_runs, folders, holds_run, read_run
+from lfo.evaluation.sample_efficiency import Comparison, compare
 from lfo.evaluation.sample_efficiency import curve as curve_of
 from lfo.report.curves import POINTS, SMALL_CHART_POINTS, Member, curve, mark, number, training_seconds
 from lfo.report.samples import BUDGET, ROLLOUTS_PER_RUN, Texts, read_predictions, read_rollouts
+from lfo.report.studies import ABLATION_FILE, Study, described
 from lfo.report.text import shown
-from lfo.report.words import headline, page_names, percent, table
+from lfo.report.words import headline, page_names, table
 
 COLOURS = 8  # that the page can tell apart
-ABLATION_FILE = "ablation.json"
 SPLITS = {
     "val": "new tasks, known companies",
     "test_unseen_companies": "companies never seen in training",
@@ -68,15 +69,6 @@ TRAINING = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Study:
-    """An ablation: a folder of runs that differ in one setting, and what became of each."""
-
-    path: Path
-    setting: str
-    cells: Sequence[Mapping[str, Any]]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
     """What lies in the folders that were given."""
 
@@ -85,23 +77,22 @@ class Found:
     problems: tuple[str, ...]
 
 
-def find_runs_and_studies(paths: Iterable[Path]) -> Found:
+def find_runs_and_studies(paths: Sequence[Path]) -> Found:
     """Runs and studies in these folders and in the folders below them."""
-    runs: dict[Path, None] = {}
-    studies, problems = [], []
     for path in paths:
         if not path.is_dir():
             raise UsageError(f"there is no folder {path}")
-        before = len(runs)
-        for folder in folders(path):
-            if (folder / ABLATION_FILE).is_file():
-                try:
-                    studies.append(_read_study(folder))
-                except (OSError, ValueError, KeyError, TypeError) as error:
-                    problems.append(f"{folder / ABLATION_FILE} cannot be read: {error}")
-            if holds_run(folder):
-                runs[folder] = None
-        if len(runs) == before and not any(study.path.is_relative_to(path) for study in studies):
+    found = find_runs(paths)
+    runs = [path for path in found if holds_run(path)]
+    studies, problems = [], []
+    for folder in dict.fromkeys(folder for path in paths for folder in folders(path)):
+        if (folder / ABLATION_FILE).is_file():
+            try:
+                studies.append(Study.read(folder))
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                problems.append(f"{folder / ABLATION_FILE} cannot be read: {error}")
+    for path in found:
+        if path not in runs and not any(study.path.is_relative_to(path) for study in studies):
             problems.append(f"{path} holds no run")
     if not runs and not studies:
         raise UsageError(f"there is no run in {', '.join(map(str, paths))}: no folder in it holds a config.yaml")
@@ -134,7 +125,7 @@ def build(found: Found, progress: Callable[[Sequence[Path]], Iterable[Path]] = i
         "categories": page.categories(),
         "examples": examples,
         "training": page.curves(TRAINING, SMALL_CHART_POINTS),
-        "ablations": [page.ablation(study) for study in found.studies],
+        "ablations": [study.chart(page.records) for study in found.studies],
         "rollouts": {"texts": texts, "items": items, "about": about},
         "foot": f"Written by lfo {__version__} on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. This page is one file, "
         "loads nothing and sends nothing.",
@@ -171,16 +162,14 @@ class _Page:
         names = page_names(group_names([self._config(indices[0]) for indices in kept]))
         for group, (name, indices) in enumerate(zip(names, kept, strict=True)):
             self.groups.append((name, _colour_place(group, [self._config(each[0]) for each in kept])))
-            ended = [index for index in indices if self.records[index].finished]
-            counted = set(ended or indices)
+            counted = [index for index in indices if self.records[index].finished] or indices
             for index in indices:
-                rows = self.records[index].rows
+                rows, note = self.records[index].rows, self.records[index].note
                 seconds = training_seconds(rows)
                 self.members.append(Member(run=index, group=group, rows=rows, seconds=seconds, counts=index in counted))
-                note = self.records[index].note
-                if note and index not in counted:
-                    note += "; until then it is drawn dashed and left out of means"
-                self.notes += [note] if note else []
+                if note:
+                    left_out = "; until then it is drawn dashed and left out of means"
+                    self.notes.append(note if index in counted else note + left_out)
 
     def _without_twins(self, indices: Sequence[int]) -> list[int]:
         by_seed: dict[int, int] = {}
@@ -192,9 +181,7 @@ class _Page:
         return list(by_seed.values())
 
     def _config(self, index: int) -> RunConfig:
-        config = self.records[index].config
-        assert config is not None, "unusable runs have no group"
-        return config
+        return config_of(self.records[index])
 
     # The parts of the page
 
@@ -225,17 +212,14 @@ class _Page:
 
     def success(self) -> list[dict[str, Any]]:
         """A learning curve for each set of tasks that runs were evaluated on, but for splits of the end only."""
-        charts = []
-        configs = [config for member in self.members if (config := self.records[member.run].config) is not None]
-        at_the_end = {split for config in configs for split in config.eval.final_splits}
-        at_the_end -= {split for config in configs for split in config.eval.splits}
-        for split in _splits(self.members):
-            if split in at_the_end:
-                continue
-            for data, members in self._by_tasks(split):
-                ceiling = number(_split(data, split).get("ceiling"))
-                title = self._split_title(split, data)
-                charts.append(curve(title, f"eval/{split}/success", members, "share", ceiling=ceiling))
+        settings = [self._config(member.run).eval for member in self.members]
+        at_the_end = {split for each in settings for split in each.final_splits}
+        at_the_end -= {split for each in settings for split in each.splits}
+        charts = [
+            curve(title, f"eval/{split}/success", members, "share", ceiling=ceiling)
+            for split, title, ceiling, members in self._evaluations()
+            if split not in at_the_end
+        ]
         return [chart for chart in charts if chart["lines"]]
 
     def curves(self, metrics: Mapping[str, tuple[str, str]], limit: int) -> list[dict[str, Any]]:
@@ -245,21 +229,16 @@ class _Page:
     def levels(self) -> list[dict[str, Any]]:
         """Success at the last evaluation of each split: overall, and by level where there are several."""
         rows = []
-        for split in _splits(self.members):
-            for data, members in self._by_tasks(split):
-                ceiling = number(_split(data, split).get("ceiling"))
-                key = f"eval/{split}/success"
-                label, _, about = self._split_title(split, data).partition(": ")
-                overall = self._marks(members, lambda row, key=key: row.get(key))
-                levels = sorted({level for member in members for level in _last(member, f"{key}_by_level", dict) or ()})
-                one = f"level {levels[0]}" if len(levels) == 1 else "all levels" if levels else ""
-                note = ", ".join(filter(None, (about, one)))
-                rows.append({"label": label, "note": note, "ceiling": ceiling, "marks": overall})
-                if len(levels) > 1:
-                    for level in levels:
-                        by_level = f"{key}_by_level"
-                        marks = self._marks(members, lambda row, k=by_level, at=level: _within(row, k, at))
-                        rows.append({"label": "", "note": shown(f"level {level}", 60), "ceiling": None, "marks": marks})
+        for split, title, ceiling, members in self._evaluations():
+            key, by_level = f"eval/{split}/success", f"eval/{split}/success_by_level"
+            label, _, about = title.partition(": ")
+            levels = sorted({level for member in members for level in _last(member, by_level) or ()})
+            one = f"level {levels[0]}" if len(levels) == 1 else "all levels" if levels else ""
+            note = ", ".join(filter(None, (about, one)))
+            rows.append({"label": label, "note": note, "ceiling": ceiling, "marks": self._marks(members, key)})
+            for level in levels if len(levels) > 1 else ():
+                marks = self._marks(members, by_level, level)
+                rows.append({"label": "", "note": shown(f"level {level}", 60), "ceiling": None, "marks": marks})
         return [row for row in rows if row["marks"]]
 
     def categories(self) -> list[dict[str, Any]]:
@@ -267,21 +246,16 @@ class _Page:
         key = "world_model_eval/by_category"
         counts: dict[str, int] = {}
         for member in self.members:
-            for name, found in (_last(member, key, dict) or {}).items():
+            for name, found in (_last(member, key) or {}).items():
                 if isinstance(found, dict):
                     counts[name] = int(number(found.get("count")) or counts.get(name, 0))
         charts = []
         for measure, (title, form) in CATEGORIES.items():
             rows = []
             for name in sorted(counts, key=lambda name: -counts[name]):
-                marks = self._marks(
-                    self.members,
-                    lambda row, name=name, measure=measure: _within(row, key, name, measure),
-                    form,
-                )
-                if marks:
-                    label = shown(name.replace("_", " "), 60)
-                    rows.append({"label": label, "note": f"{counts[name]:,} heard", "ceiling": None, "marks": marks})
+                label, note = shown(name.replace("_", " "), 60), f"{counts[name]:,} heard"
+                if marks := self._marks(self.members, key, name, measure, form=form):
+                    rows.append({"label": label, "note": note, "ceiling": None, "marks": marks})
             if rows:
                 charts.append({"title": title, "format": form, "rows": rows})
         return charts
@@ -313,34 +287,6 @@ class _Page:
             second += " This is about the largest of several sets of runs that were evaluated on different tasks."
         return shown(first), shown(second.strip()), tables
 
-    def ablation(self, study: Study) -> dict[str, Any]:
-        """Success at the end against the value of the setting."""
-        by_path = {record.path: record for record in self.records}
-        values: dict[str, list[RunRecord]] = {}
-        failed = []
-        for cell in study.cells:
-            value, seed, status = shown(cell["value"], 60), cell.get("seed"), cell.get("status")
-            record = by_path.get(study.path / str(cell.get("run")))
-            values.setdefault(value, [])
-            if status == "done" and record is not None and curve_of(record.rows):
-                values[value].append(record)
-            else:
-                why = {"failed": f"failed: {cell.get('error') or 'it said nothing'}", "done": "holds no evaluation"}
-                failed.append(
-                    shown(f"{study.setting}={value}, seed {seed}: {why.get(str(status), 'not run yet')}", 400)
-                )
-        rows = []
-        for value, records in values.items():
-            ends = [list(curve_of(record.rows).values())[-1] for record in records]
-            marks = [mark(None, ends, "share")] if ends else []
-            rows.append({"label": value, "note": _to_target(records), "ceiling": _ceiling(records), "marks": marks})
-        return {
-            "title": shown(study.setting, 100),
-            "about": f"Success on val at the end, for each value of {shown(study.setting, 100)}.",
-            "rows": rows,
-            "failed": failed,
-        }
-
     def samples(self) -> tuple[list[str], list[dict[str, Any]], list[dict[str, Any]], str]:
         texts, items, examples, cut = Texts(), [], [], []
         places = {member.run: member.group for member in self.members}
@@ -352,9 +298,8 @@ class _Page:
             examples += read_predictions(record.path, index, self.problems)
             if kept.left_out:
                 cut.append(_short_name(record.path, self.records))
-        about = (
-            "Sample rollouts, the latest step of each run first. Look-ahead is what the world model expects to hear."
-        )
+        about = "Sample rollouts, the latest step of each run first. "
+        about += "Look-ahead is what the world model expects to hear."
         if cut:
             about += (
                 f" To keep the page small, at most {ROLLOUTS_PER_RUN} rollouts of a run are here, from steps spread "
@@ -369,25 +314,30 @@ class _Page:
         sets: dict[str, tuple[Mapping[str, Any], list[Member]]] = {}
         for member in self.members:
             data = self.records[member.run].data or {"environment": self._config(member.run).env}
-            tasks = _split(data, split).get("fingerprint")
+            tasks = described(data, split).get("fingerprint")
             sets.setdefault(json.dumps([data.get("environment"), tasks]), (data, []))[1].append(member)
         return list(sets.values())
+
+    def _evaluations(self) -> Iterator[tuple[str, str, float | None, list[Member]]]:
+        """What was evaluated: split, title, ceiling and members, for each set of tasks."""
+        for split in _splits(self.members):
+            for data, members in self._by_tasks(split):
+                yield split, self._split_title(split, data), number(described(data, split).get("ceiling")), members
 
     def _split_title(self, split: str, data: Mapping[str, Any]) -> str:
         words = f"{split}: {SPLITS[split]}" if split in SPLITS else split
         if len(self._by_tasks(split)) > 1:
             levels = ",".join(map(str, data.get("levels") or ()))
-            tasks = _split(data, split).get("tasks")
+            tasks = described(data, split).get("tasks")
             own = (data.get("environment"), levels and f"level {levels}", tasks and f"{tasks} tasks")
             words += f" ({', '.join(str(each) for each in own if each)})"
         return shown(words, 120)
 
-    def _marks(
-        self, members: Sequence[Member], value: Callable[[Mapping[str, Any]], Any], form: str = "share"
-    ) -> list[dict[str, Any]]:
+    def _marks(self, members: Sequence[Member], *keys: str, form: str = "share") -> list[dict[str, Any]]:
+        """The last value of each counted run that lies at the end of these keys of a row."""
         by_group: dict[int, list[float]] = {}
         for member in members:
-            found = [each for row in member.rows if (each := number(value(row))) is not None]
+            found = [each for row in member.rows if (each := number(_within(row, *keys))) is not None]
             if member.counts and found:
                 by_group.setdefault(member.group, []).append(found[-1])
         return [mark(group, values, form) for group, values in sorted(by_group.items())]
@@ -403,25 +353,11 @@ class _Page:
         return replace(comparison, groups=tuple(groups), baseline=baseline)
 
 
-def _read_study(folder: Path) -> Study:
-    content = json.loads((folder / ABLATION_FILE).read_bytes())
-    cells = [cell for cell in content["cells"] if isinstance(cell, dict) and "value" in cell]
-    return Study(path=folder, setting=str(content["setting"]), cells=cells)
-
-
 def _group_key(record: RunRecord) -> str:
     """One experiment on one set of tasks: the world behind the same settings may have changed."""
-    assert record.config is not None
     splits = (record.data or {}).get("splits", {})
-    return experiment(record.config) + json.dumps(
-        {split: _split(record.data, split).get("fingerprint") for split in splits}
-    )
-
-
-def _split(data: Mapping[str, Any] | None, split: str) -> Mapping[str, Any]:
-    """What a run's description says about a split; nothing where it is damaged or missing."""
-    found = ((data or {}).get("splits") or {}).get(split)
-    return found if isinstance(found, Mapping) else {}
+    tasks = {split: described(record.data, split).get("fingerprint") for split in splits}
+    return experiment(config_of(record)) + json.dumps(tasks)
 
 
 def _order(config: RunConfig) -> tuple[bool, bool]:
@@ -458,27 +394,11 @@ def _within(row: Mapping[str, Any], *keys: str) -> Any:
     return found
 
 
-def _last(member: Member, key: str, kind: type) -> Any:
-    return next((row[key] for row in reversed(member.rows) if isinstance(row.get(key), kind)), None)
+def _last(member: Member, key: str) -> Any:
+    return next((row[key] for row in reversed(member.rows) if isinstance(row.get(key), dict)), None)
 
 
 def _short_name(path: Path, records: Sequence[RunRecord]) -> str:
     """The folder's name, with its parent's where another run has the same."""
     twins = sum(record.path.name == path.name for record in records)
     return path.name if twins == 1 else str(Path(path.parent.name, path.name))
-
-
-def _ceiling(records: Sequence[RunRecord]) -> float | None:
-    return number(_split(records[0].data, "val").get("ceiling")) if records else None
-
-
-def _to_target(records: Sequence[RunRecord]) -> str:
-    target = TARGET_SHARE * (_ceiling(records) or 1.0)
-    found: list[Reached] = [tasks_to(curve_of(record.rows), target) for record in records]
-    there = sorted(int(each.tasks) for each in found if not each.censored)
-    if not found:
-        return ""
-    if not there:
-        return f"{percent(TARGET_SHARE)} of ceiling not reached"
-    some = "" if len(there) == len(found) else f" on {len(there)} of {len(found)} seeds"
-    return f"{percent(TARGET_SHARE)} of ceiling: {', '.join(map(str, there))} tasks{some}"

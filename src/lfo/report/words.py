@@ -12,16 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lfo.evaluation.comparison_text import SIGNS, interval_in_words
-from lfo.evaluation.sample_efficiency import (
-    SHARES,
-    TARGET_SHARE,
-    Comparison,
-    Group,
-    Ratio,
-    Reached,
-    curve,
-    tasks_to,
-)
+from lfo.evaluation.sample_efficiency import SHARES, TARGET_SHARE, Comparison, Group, Ratio, Reached, curve, tasks_to
 
 # Words of `group_names` that have a better one; settings without one stay `name=value`.
 SPOKEN = {
@@ -56,7 +47,7 @@ def headline(comparison: Comparison) -> tuple[str, str]:
     """One sentence to remember, and one with what it rests on."""
     base = next((group for group in comparison.groups if group.name == comparison.baseline), None)
     others = [group for group in comparison.groups if group is not base and not is_control(group)]
-    best = min(others, key=lambda group: _eagerness(group, comparison.target), default=None)
+    best = min(others, key=_eagerness, default=None)
     if best is None:
         return _capital(_alone(base or comparison.groups[0], comparison)), ""
     if base is None:
@@ -68,18 +59,13 @@ def headline(comparison: Comparison) -> tuple[str, str]:
         first = f"{best.name} needs {how} tasks than {base.name} to get to {target}."
         basis = [
             f"{_seeds(len(best.ratio.seeds))} of each, paired{_interval_words(best.ratio)}.",
-            f"{_capital(best.name)} got there {_reached_words(best, comparison.target)}, "
-            f"{base.name} {_reached_words(base, comparison.target)}.",
+            f"{_capital(best.name)} got there {_reached_words(best)}, {base.name} {_reached_words(base)}.",
         ]
     else:
-        first = (
-            f"{best.name} {_verb(best, comparison.target)} {target} "
-            f"{_reached_words(best, comparison.target)}; {base.name} "
-            f"{_continued(base, comparison.target)}."
-        )
+        got_to, did = ("got to" if _got_there(best) else "did not get to"), ("did" if _got_there(base) else "did not")
+        first = f"{best.name} {got_to} {target} {_reached_words(best)}; {base.name} {did} {_reached_words(base)}."
         basis = [_bound_words(best.ratio)]
-    basis.append(_unseen_words(best))
-    basis.append(_choice(others, best))
+    basis += [_unseen_words(best), _choice(others, best)]
     return _capital(first), " ".join(words for words in basis if words)
 
 
@@ -88,13 +74,8 @@ def table(comparison: Comparison, numbers: dict[str, int]) -> dict[str, Any]:
     of = "success" if comparison.ceiling is None else "ceiling"
     top = "success" if comparison.ceiling is None else "of the ceiling"
     unseen = next((group.zero_shot for group in comparison.groups if group.zero_shot), None)
-    columns = [
-        "",
-        *(f"tasks to {percent(share)} {top}" for share in SHARES),
-        "times fewer tasks",
-        "success at the end",
-        *(["unseen companies"] if unseen else []),
-    ]
+    columns = ["", *(f"tasks to {percent(share)} {top}" for share in SHARES), "times fewer tasks", "success at the end"]
+    columns += ["unseen companies"] if unseen else []
     rows = []
     for group in comparison.groups:
         highest = comparison.ceiling or 1.0
@@ -126,13 +107,9 @@ def percent(value: float) -> str:
     return f"{value:.0%}".replace("%", " %")
 
 
-def _eagerness(group: Group, target: float) -> tuple[bool, float, float]:
-    found = _reached(group, target)
+def _eagerness(group: Group) -> tuple[bool, float, float]:
+    found = group.by_seed.values()
     return any(each.censored for each in found), max(each.tasks for each in found), -group.success
-
-
-def _reached(group: Group, target: float) -> list[Reached]:
-    return [tasks_to(curve(run.rows), target) for run in group.runs]
 
 
 def _target_words(comparison: Comparison) -> str:
@@ -140,22 +117,17 @@ def _target_words(comparison: Comparison) -> str:
     return f"{share} success" if comparison.ceiling is None else f"{share} of the ceiling"
 
 
-def _verb(group: Group, target: float) -> str:
-    return "did not get to" if all(each.censored for each in _reached(group, target)) else "got to"
+def _got_there(group: Group) -> bool:
+    return not all(each.censored for each in group.by_seed.values())
 
 
-def _reached_words(group: Group, target: float) -> str:
+def _reached_words(group: Group) -> str:
     """within 320 tasks on all 3 seeds"""
-    found = _reached(group, target)
-    n, there = len(found), [each.tasks for each in found if not each.censored]
+    found = group.by_seed.values()
+    there = [each.tasks for each in found if not each.censored]
     if not there:
-        return f"in {_tasks(min(each.tasks for each in found))} on {_of_seeds(0, n)}"
-    return f"within {_tasks(max(there))} on {_of_seeds(len(there), n)}"
-
-
-def _continued(group: Group, target: float) -> str:
-    """The second half of a sentence that has named the target."""
-    return ("did not " if _verb(group, target) != "got to" else "did ") + _reached_words(group, target)
+        return f"in {_tasks(min(each.tasks for each in found))} on {_of_seeds(0, len(found))}"
+    return f"within {_tasks(max(there))} on {_of_seeds(len(there), len(found))}"
 
 
 def _of_seeds(some: int, n: int) -> str:
@@ -176,8 +148,8 @@ def _capital(sentence: str) -> str:
     return sentence[:1].upper() + sentence[1:]
 
 
-def _seeds(n: int) -> str:
-    return "1 seed" if n == 1 else f"{n} seeds"
+def _seeds(n: int, kind: str = "") -> str:
+    return f"{n} {kind}seed{'' if n == 1 else 's'}"
 
 
 def _alone(group: Group, comparison: Comparison) -> str:
@@ -202,7 +174,7 @@ def _bound_words(ratio: Ratio) -> str:
     few = "" if ratio.interval else ", too few for an interval"
     return (
         f"That is {ratio.bound} {ratio.value:.1f} times fewer tasks: a bound, because runs that ended before the "
-        f"target allow no more ({len(ratio.seeds)} paired seed{'s' if len(ratio.seeds) != 1 else ''}{few})."
+        f"target allow no more ({_seeds(len(ratio.seeds), 'paired ')}{few})."
     )
 
 
@@ -225,9 +197,9 @@ def _unseen_words(group: Group) -> str:
 def _reached_cell(group: Group, reached: Reached, target: float) -> dict[str, str]:
     if not reached.censored:
         return {"text": f"{reached.tasks:,.0f}", "note": ""}
-    each = _reached(group, target)
-    there = sum(not one.censored for one in each)
-    return {"text": f"> {reached.tasks:,.0f}", "note": f"{there} of {_seeds(len(each))}" if there else "not reached"}
+    there = sum(not tasks_to(curve(run.rows), target).censored for run in group.runs)
+    note = f"{there} of {_seeds(len(group.runs))}" if there else "not reached"
+    return {"text": f"> {reached.tasks:,.0f}", "note": note}
 
 
 def _ratio_cell(group: Group, comparison: Comparison) -> dict[str, str]:
@@ -236,7 +208,7 @@ def _ratio_cell(group: Group, comparison: Comparison) -> dict[str, str]:
         return {"text": "1", "note": "baseline"}
     if ratio.value is None:
         return {"text": "-", "note": "both fell short" if ratio.censored else ratio.note}
-    note = f"{len(ratio.seeds)} paired seed{'s' if len(ratio.seeds) != 1 else ''}"
+    note = _seeds(len(ratio.seeds), "paired ")
     if ratio.interval is not None:
         note += f", 95 %: {interval_in_words(ratio.interval)}"
     return {"text": f"{SIGNS[ratio.bound]}{ratio.value:.1f}", "note": note}

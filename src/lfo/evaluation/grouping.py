@@ -1,0 +1,101 @@
+"""Which runs belong together and which can be compared: groups, their names, the baseline among them.
+
+Runs that agree in every setting but the seed are one group.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from lfo.config import BESIDE_THE_EXPERIMENT, LEAVES, RunConfig, differences, experiment, load_config
+from lfo.errors import UsageError
+from lfo.evaluation.runs import RunRecord
+
+
+def config_of(run: RunRecord) -> RunConfig:
+    assert run.config is not None, "unusable runs are refused before"
+    return run.config
+
+
+def grouped(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
+    groups: dict[str, list[RunRecord]] = defaultdict(list)
+    for run in runs:
+        group = groups[experiment(config_of(run))]
+        twin = next((other for other in group if config_of(other).seed == config_of(run).seed), None)
+        if twin is not None:
+            raise UsageError(f"{twin.path} and {run.path} have the same settings and the same seed; leave one out")
+        group.append(run)
+    return [sorted(group, key=lambda run: config_of(run).seed) for group in groups.values()]
+
+
+def group_names(configs: Sequence[RunConfig]) -> list[str]:
+    """A short name for each group: its algorithm, and those settings in which it stands out from groups of the same.
+
+    "dapo", "dual-lora", "dual-lora coupling=shared lookahead=false"
+
+    No two groups have one name: those that no setting tells apart are numbered.
+    """
+    names: list[str] = []
+    for config in configs:
+        usual = load_config([f"preset={configs[0].preset}", f"algo={config.algo}"])
+        alike = [other for other in configs if other.algo == config.algo]
+        varying = {name for other in alike for name in _telling(config, other)}
+        own = {name: value for name, (value, _) in differences(config, usual).items() if name in varying}
+        names.append(" ".join([config.algo, *(f"{_short(name)}={_in_words(value)}" for name, value in own.items())]))
+    return [
+        name if names.count(name) == 1 else f"{name} #{names[: place + 1].count(name)}"
+        for place, name in enumerate(names)
+    ]
+
+
+def _telling(one: RunConfig, other: RunConfig) -> set[str]:
+    """Settings that tell two groups apart: those beside the experiment, such as `eval.every`, where no others do."""
+    found = differences(one, other).keys() - {"seed", "output_dir"}
+    return found - set(BESIDE_THE_EXPERIMENT) or found
+
+
+def _short(name: str) -> str:
+    """A setting by its last word, where no other has the same."""
+    last = name.rpartition(".")[2]
+    return last if sum(leaf.rpartition(".")[2] == last for leaf in LEAVES) == 1 else name
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return repr(value).removesuffix(".0")  # every digit: groups may differ in the last
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def baseline_name(names: Sequence[str], groups: Sequence[Sequence[RunRecord]], asked: str | None) -> str | None:
+    if asked is not None:
+        if asked not in names:
+            raise UsageError(f"there is no group {asked!r}; the groups are {', '.join(map(repr, names))}")
+        return asked
+    plain = [name for name, group in zip(names, groups, strict=True) if config_of(group[0]).algo == "dapo"]
+    if len(plain) > 1:
+        raise UsageError(f"several groups are plain DAPO ({', '.join(plain)}); choose one with --baseline NAME")
+    return plain[0] if plain else None
+
+
+def refuse_different_data(runs: Sequence[RunRecord]) -> None:
+    """Runs that were evaluated on different tasks cannot be compared."""
+    first, *others = runs
+    assert first.data is not None
+    for run in others:
+        assert run.data is not None
+        refusal = f"{first.path} and {run.path} cannot be compared"
+        for what in ("environment", "levels"):
+            one, other = first.data.get(what), run.data.get(what)
+            if one != other:
+                raise UsageError(f"{refusal}: their {what} differ, {one} and {other}")
+        for split, tasks in first.data["splits"].items():
+            other = run.data["splits"].get(split, tasks)
+            if tasks["fingerprint"] != other["fingerprint"]:
+                raise UsageError(
+                    f"{refusal}: they were evaluated on different tasks of {split} ({tasks['tasks']} with fingerprint "
+                    f"{tasks['fingerprint']}, {other['tasks']} with {other['fingerprint']})"
+                )
