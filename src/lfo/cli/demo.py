@@ -23,7 +23,6 @@ from lfo.errors import WorkError
 
 ARMS = {"dapo": "plain DAPO", "dual-lora": "dual-LoRA"}  # `algo`, which also names the folder -> name in the table
 SETTINGS = ("preset=tiny", "levels=2", "eval.every=10", "eval.splits=val,test_unseen_companies")
-LOOK_EVERY = 0.5  # seconds
 ON_ANOTHER_CPU = (
     "Figures depend on the CPU: on two kinds of it, 60 steps of dual-LoRA with seed 0 ended at 83 to 85 % on val and "
     "80 to 87 % on unseen companies."
