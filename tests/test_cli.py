@@ -1,5 +1,6 @@
 """The command line: one sentence and an exit code for every failure, and help that answers at once."""
 
+import ast
 import importlib.util
 import json
 import resource
@@ -12,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lfo import __version__, engines
+from lfo import __version__, cli, engines
 from lfo.cli import main
 from lfo.config import RunConfig, from_yaml, load_config, to_yaml
 from lfo.errors import DataError, WorkError
@@ -170,6 +171,17 @@ def test_help_of_every_command_imports_nothing_heavy():
     assert "lfo.cli" in modules
     assert not HEAVY & modules
     assert HEAVY & modules_after(f"import numpy\n{HELP_OF_EVERYTHING}") == {"numpy"}
+
+
+def test_no_module_of_commands_is_imported_inside_a_function():
+    """A late import is for what takes long, never to break a cycle."""
+    found = []
+    for path in sorted(Path(cli.__file__).parent.glob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        inside = (inner for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) for inner in ast.walk(node))
+        late = (node.module or "" for node in inside if isinstance(node, ast.ImportFrom))
+        found += [f"{path.name}: {module}" for module in late if module.startswith("lfo.cli")]
+    assert found == []
 
 
 def test_help_answers_at_once():

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from lfo.cli.common import Json, working
+from lfo.cli.common import Json, answer, working
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings on top of preset=tiny, as for lfo train.")
@@ -23,11 +23,9 @@ def bench_environment(as_json: Json = False) -> None:
     from lfo.env.bench import generate_seconds, tool_calls_per_second
 
     result = {"tool_calls_per_second": tool_calls_per_second(), "generate_seconds": generate_seconds()}
-    if as_json:
-        typer.echo(json.dumps(result))
-    else:
-        typer.echo(f"{result['tool_calls_per_second']:,.0f} tool calls a second on one core")
-        typer.echo(f"{result['generate_seconds']:.2f} s to generate the default data")
+    words = f"{result['tool_calls_per_second']:,.0f} tool calls a second on one core\n"
+    words += f"{result['generate_seconds']:.2f} s to generate the default data"
+    answer(result, lambda: typer.echo(words), as_json=as_json)
 
 
 @app.command("step")

@@ -91,6 +91,14 @@ def write_file(path: Path, text: str) -> None:
         raise WorkError(f"cannot write {path}: {error.strerror}") from error
 
 
+def answer(result: Any, show: Callable[[], object], *, as_json: bool) -> None:
+    """A result for programs, or shown to people."""
+    if as_json:
+        typer.echo(json.dumps(result))
+    else:
+        show()
+
+
 def visible(text: str) -> str:
     r"""Untrusted text as a terminal may print it.
 

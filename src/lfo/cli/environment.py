@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lfo.cli.common import Json, progress_bar
+from lfo.cli.common import Json, answer, progress_bar
 
 Data = Annotated[Path, typer.Option("--data", metavar="DIR", help="A folder that `lfo generate` wrote.")]
 
@@ -54,10 +54,7 @@ def check_env(data: Data = Path("data"), as_json: Json = False) -> None:
     dataset = load(data)
     with progress_bar("players", plays(dataset.options), hidden=as_json) as advance:
         result = check(dataset, on_played=lambda: advance(1))
-    if as_json:
-        typer.echo(json.dumps(result))
-    else:
-        _show(result)
+    answer(result, lambda: _show(result), as_json=as_json)
     if not result["ok"]:
         raise typer.Exit(1)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -38,7 +37,6 @@ def export(
     form = "merged" if merged else "stacked" if stacked else "adapters"
     with common.progress_bar(f"Writing {out}", None, hidden=as_json):
         files = exporting.export(agent, out, run=run, form=form)
-    if as_json:
-        typer.echo(json.dumps({"run": str(run), "out": str(out), "form": form, "files": files}))
-        return
-    typer.echo(f"Wrote {out} ({form}): {len(files)} files. How to serve them stands in {out / 'README.md'}.")
+    words = f"Wrote {out} ({form}): {len(files)} files. How to serve them stands in {out / 'README.md'}."
+    result = {"run": str(run), "out": str(out), "form": form, "files": files}
+    common.answer(result, lambda: typer.echo(words), as_json=as_json)

@@ -57,19 +57,14 @@ def inspect(
     ]
     if not found:
         raise UsageError(f"{file} holds no reply of a tool that this run predicts")
-    replies = []
-    with common.progress_bar("replies", min(num, len(found)), hidden=as_json) as advance:
-        for reply in inspect_calls(agent, (call for _, call in found[:num])):
-            replies.append(reply)
-            advance(1)
     tasks = [task for task, _ in found[:num]]
+    with common.bars(hidden=as_json, transient=True) as shown:
+        inspected = inspect_calls(agent, (call for _, call in found[:num]))
+        replies = list(shown.track(inspected, total=len(tasks), description="replies"))
     if as_json:
-        shown = [
-            {"task_id": task, "surprise": reply.surprise, **asdict(reply)}
-            for task, reply in zip(tasks, replies, strict=True)
-        ]
-        summary = _summary(replies)
-        typer.echo(json.dumps({"run": str(run), "rollouts": str(file), **summary, "replies": shown}))
+        each = zip(tasks, replies, strict=True)
+        listed = [{"task_id": task, "surprise": reply.surprise, **asdict(reply)} for task, reply in each]
+        typer.echo(json.dumps({"run": str(run), "rollouts": str(file), **_summary(replies), "replies": listed}))
         return
     _show(tasks, replies, f"{run}, {common.weights_in_words(agent)}: {len(replies)} of {len(found)} replies in {file}")
 
@@ -87,10 +82,7 @@ def _newest_rollouts(run: Path) -> Path:
 def _summary(replies: list[InspectedReply]) -> dict[str, Any]:
     told = [reply.same_meaning for reply in replies if reply.same_meaning is not None]
     surprises = [token.surprise for reply in replies for token in reply.tokens]
-    return {
-        "mean_surprise": fmean(surprises) if surprises else None,
-        "same_meaning": fmean(told) if told else None,
-    }
+    return {"mean_surprise": fmean(surprises) if surprises else None, "same_meaning": fmean(told) if told else None}
 
 
 def _show(tasks: list[str], replies: list[InspectedReply], title: str) -> None:
@@ -104,10 +96,8 @@ def _show(tasks: list[str], replies: list[InspectedReply], title: str) -> None:
         words += f"; {summary['same_meaning']:.0%} of the predictions mean what was said"
     console.print(f"{words}.", highlight=False)
     legend = Text("Surprise: ")
-    for (_, style), bound in zip(
-        COLOURS, ("as expected", *(f"from {bound:g}" for bound, _ in COLOURS[1:])), strict=True
-    ):
-        legend.append(bound, style=style).append("  ")
+    for bound, style in COLOURS:
+        legend.append(f"from {bound:g}" if bound else "as expected", style=style).append("  ")
     console.print(legend)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from lfo.cli.common import Json
+from lfo.cli.common import Json, answer
 
 _PARTS = {
     "weights": "weights of the base",
@@ -51,10 +50,7 @@ def plan(
         tensor_parallel=tensor_parallel,
     )
     result = make_plan(shape_of(model), Gpus.parse(gpus), work)
-    if as_json:
-        typer.echo(json.dumps(result))
-    else:
-        _show(result)
+    answer(result, lambda: _show(result), as_json=as_json)
 
 
 def _show(result: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
 from rich.table import Table
 
-from lfo.cli.common import Json, bars, working
+from lfo.cli.common import Json, answer, bars, working
 from lfo.errors import UsageError
 
 
@@ -78,12 +77,8 @@ def _build(
             loss = pretrain(replace(Recipe(), **changed), output_dir, **work)
         else:
             loss = warm_up(base, replace(WARM_UP, **changed), output_dir, **work)
-    if as_json:
-        typer.echo(json.dumps({"output_dir": str(output_dir), "loss": loss}))
-    else:
-        typer.echo(
-            f"Wrote {output_dir}, final loss {loss:.3f}; check it with: lfo pretrain --check --model {output_dir}"
-        )
+    words = f"Wrote {output_dir}, final loss {loss:.3f}; check it with: lfo pretrain --check --model {output_dir}"
+    answer({"output_dir": str(output_dir), "loss": loss}, lambda: typer.echo(words), as_json=as_json)
 
 
 def _check(model: str, tasks: int, device: str, as_json: bool) -> None:
@@ -94,10 +89,7 @@ def _check(model: str, tasks: int, device: str, as_json: bool) -> None:
         result = check_base(
             model, tasks=tasks, device=pick_device(device), progress=lambda words: status.update(f"checking: {words}")
         )
-    if as_json:
-        typer.echo(json.dumps(result))
-    else:
-        _show(result)
+    answer(result, lambda: _show(result), as_json=as_json)
     if not result["ok"]:
         raise typer.Exit(1)
 

@@ -108,9 +108,8 @@ def read_cases(path: str | Path) -> list[ProbeCase]:
 
 def _case(tree: Any) -> ProbeCase:
     _refuse_unknown(tree, _KEYS, "a case")
-    for key in _NEEDED:
-        if key not in tree:
-            raise ValueError(f"{key} is missing")
+    if missing := [key for key in _NEEDED if key not in tree]:
+        raise ValueError(f"{missing[0]} is missing")
     expect = tree["expect"]
     _refuse_unknown(expect, _EXPECTATIONS, "expect")
     if not expect:

@@ -51,9 +51,7 @@ def judge(groups: Sequence[RolloutGroup], levels: Sequence[Any]) -> dict[str, An
     for level, count in zip(levels, counts, strict=True):
         if level is not None:
             by_level[str(level)].append(count / trials)
-    behaviour = rollout_metrics([rollout for group in groups for rollout in group.rollouts])
-    for name in ("success", "success_by_level"):
-        behaviour.pop(name, None)
+    metrics = rollout_metrics([rollout for group in groups for rollout in group.rollouts])
     result: dict[str, Any] = {
         "success": _share([count / trials for count in counts]),
         "by_level": {level: _share(rates) for level, rates in sorted(by_level.items())},
@@ -62,7 +60,7 @@ def judge(groups: Sequence[RolloutGroup], levels: Sequence[Any]) -> dict[str, An
         result["pass_k"] = {
             str(k): _share([pass_hat_k(count, trials, k) for count in counts]) for k in range(1, trials + 1)
         }
-    return result | {"behaviour": behaviour}
+    return result | {"behaviour": {name: metrics[name] for name in metrics if not name.startswith("success")}}
 
 
 def _share(rates: Sequence[float]) -> dict[str, Any]:

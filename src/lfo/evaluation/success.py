@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -36,11 +36,8 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
         values = [float(rollout.info[key]) for rollout in rollouts if key in rollout.info]
         if values:
             metrics[key] = fmean(values)
-    stops: dict[str, int] = defaultdict(int)
-    for rollout in rollouts:
-        stops[rollout.stop.value] += 1
-    metrics["stops"] = dict(sorted(stops.items()))
-    return metrics
+    stops = Counter(rollout.stop.value for rollout in rollouts)
+    return {**metrics, "stops": dict(sorted(stops.items()))}
 
 
 def step_metrics(rollouts: Sequence[Rollout], tools: Collection[str]) -> tuple[dict[str, Any], list[str]]:

@@ -24,7 +24,6 @@ from statistics import fmean
 from typing import Any
 
 from lfo.env.interface import Environment, describe_with
-from lfo.types import ReplyFacts
 
 OTHER = "other"  # the category of a reply that the environment cannot describe
 
@@ -91,10 +90,5 @@ def same_meaning(environment: Environment, predicted: str, actual: str) -> bool 
     meant = describe_with(environment, actual)
     if meant is None:
         return None
-    said = describe_with(environment, predicted)
-    return said is not None and mean_the_same(said, meant)
-
-
-def mean_the_same(one: ReplyFacts, other: ReplyFacts) -> bool:
-    """Category and facts are equal, in whatever order the facts were said."""
-    return one.category == other.category and set(one.facts) == set(other.facts)
+    said = describe_with(environment, predicted)  # the facts in whatever order
+    return said is not None and said.category == meant.category and set(said.facts) == set(meant.facts)

@@ -158,10 +158,11 @@ class _Page:
         for index in main:
             groups.setdefault(_group_key(self.records[index]), []).append(index)
         kept = [self._without_twins(indices) for indices in groups.values()]
-        kept.sort(key=lambda indices: (*_order(self._config(indices[0])), -len(indices)))
-        names = page_names(group_names([self._config(indices[0]) for indices in kept]))
+        kept.sort(key=lambda indices: _order(self._config(indices[0]), len(indices)))
+        configs = [self._config(indices[0]) for indices in kept]
+        names = page_names(group_names(configs))
         for group, (name, indices) in enumerate(zip(names, kept, strict=True)):
-            self.groups.append((name, _colour_place(group, [self._config(each[0]) for each in kept])))
+            self.groups.append((name, _colour_place(group, configs)))
             counted = [index for index in indices if self.records[index].finished] or indices
             for index in indices:
                 rows, note = self.records[index].rows, self.records[index].note
@@ -288,22 +289,20 @@ class _Page:
         return shown(first), shown(second.strip()), tables
 
     def samples(self) -> tuple[list[str], list[dict[str, Any]], list[dict[str, Any]], str]:
-        texts, items, examples, cut = Texts(), [], [], []
+        texts, items, examples, cut = Texts(), [], [], 0
         places = {member.run: member.group for member in self.members}
         for index in sorted(range(len(self.records)), key=lambda index: places.get(index, len(self.groups))):
-            record = self.records[index]
-            kept = read_rollouts(record.path, index, texts, BUDGET // len(self.records))
-            items += kept.items
-            self.problems += kept.problems
-            examples += read_predictions(record.path, index, self.problems)
-            if kept.left_out:
-                cut.append(_short_name(record.path, self.records))
+            path = self.records[index].path
+            kept, left_out = read_rollouts(path, index, texts, BUDGET // len(self.records), self.problems)
+            items += kept
+            examples += read_predictions(path, index, self.problems)
+            cut += left_out
         about = "Sample rollouts, the latest step of each run first. "
         about += "Look-ahead is what the world model expects to hear."
         if cut:
             about += (
                 f" To keep the page small, at most {ROLLOUTS_PER_RUN} rollouts of a run are here, from steps spread "
-                f"over the whole run; {len(cut)} {'run has' if len(cut) == 1 else 'runs have'} more on disk."
+                f"over the whole run; {cut} {'run has' if cut == 1 else 'runs have'} more on disk."
             )
         return texts.all, items, examples, about
 
@@ -360,9 +359,9 @@ def _group_key(record: RunRecord) -> str:
     return experiment(config_of(record)) + json.dumps(tasks)
 
 
-def _order(config: RunConfig) -> tuple[bool, bool]:
-    """What was learned first, then controls, the baseline last; the caller puts groups of more seeds before others."""
-    return config.algo == "dapo", config.lookahead_source != "world_model"
+def _order(config: RunConfig, seeds: int) -> tuple[bool, bool, int]:
+    """What was learned first, then controls, the baseline last; groups of more seeds before others."""
+    return config.algo == "dapo", config.lookahead_source != "world_model", -seeds
 
 
 def _colour_place(group: int, configs: Sequence[RunConfig]) -> int:

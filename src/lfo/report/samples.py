@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,36 +36,31 @@ class Texts:
         return self._numbers[words]
 
 
-@dataclass(kw_only=True, slots=True)
-class Kept:
-    """The rollouts of one run that the page shows, and what stayed out."""
+def read_rollouts(
+    run: Path, number: int, texts: Texts, budget: int, problems: list[str]
+) -> tuple[list[dict[str, Any]], bool]:
+    """Sample rollouts of a run, from files spread evenly over its steps until enough are kept; whether some are not."""
+    kept, start, left_out = [], texts.size, False
 
-    items: list[dict[str, Any]] = field(default_factory=list)
-    left_out: bool = False
-    problems: list[str] = field(default_factory=list)
+    def full() -> bool:
+        return len(kept) >= ROLLOUTS_PER_RUN or texts.size - start >= budget
 
-
-def read_rollouts(run: Path, number: int, texts: Texts, budget: int) -> Kept:
-    """Sample rollouts of a run, from files spread evenly over its steps until enough are kept."""
-    kept, start = Kept(), texts.size
     for path in spread(sorted((run / "rollouts").glob("step-*.jsonl"))):
-        if len(kept.items) >= ROLLOUTS_PER_RUN or texts.size - start >= budget:
-            kept.left_out = True
+        if left_out := full():
             break
         unusable = 0
-        for record in _records(path, kept.problems):
-            if len(kept.items) >= ROLLOUTS_PER_RUN or texts.size - start >= budget:
-                kept.left_out = True
+        for record in _records(path, problems):
+            if left_out := full():
                 break
             try:
-                kept.items.append(_rollout(record, number, _step(path), texts))
+                kept.append(_rollout(record, number, _step(path), texts))
                 texts.size += 200 + 100 * len(record["turns"])  # the frame around the texts
             except (KeyError, TypeError, ValueError, AttributeError):
                 unusable += 1
         if unusable:
-            kept.problems.append(f"{path}: {unusable} of its records are no rollouts and are left out")
-    kept.items.sort(key=lambda item: -item["step"])  # stable: the latest step first, in the order of its file
-    return kept
+            problems.append(f"{path}: {unusable} of its records are no rollouts and are left out")
+    kept.sort(key=lambda item: -item["step"])  # stable: the latest step first, in the order of its file
+    return kept, left_out
 
 
 def read_predictions(run: Path, number: int, problems: list[str]) -> list[dict[str, Any]]:

@@ -52,7 +52,7 @@ def headline(comparison: Comparison) -> tuple[str, str]:
         return _capital(_alone(base or comparison.groups[0], comparison)), ""
     if base is None:
         return _capital(_alone(best, comparison)), _choice(others, best)
-    target = _target_words(comparison)
+    target = f"{percent(TARGET_SHARE)} {'success' if comparison.ceiling is None else 'of the ceiling'}"
     if best.ratio.value is not None and not best.ratio.censored:
         ratio = best.ratio.value
         how = f"{ratio:.1f} times fewer" if ratio >= 1 else f"{1 / ratio:.1f} times more"
@@ -110,11 +110,6 @@ def percent(value: float) -> str:
 def _eagerness(group: Group) -> tuple[bool, float, float]:
     found = group.by_seed.values()
     return any(each.censored for each in found), max(each.tasks for each in found), -group.success
-
-
-def _target_words(comparison: Comparison) -> str:
-    share = percent(TARGET_SHARE)
-    return f"{share} success" if comparison.ceiling is None else f"{share} of the ceiling"
 
 
 def _got_there(group: Group) -> bool:

@@ -74,11 +74,6 @@ class Recipe(Practice):
 WARM_UP = Practice(conversations=20_000, row=2_048, batch=32, steps=400, learning_rate=5e-4, warmup=40)
 
 
-def build_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
-    written = (text for number in range(recipe.tokenizer_conversations) for text in texts(converse(number)))
-    return train_tokenizer(written, vocabulary=recipe.vocabulary)
-
-
 def _end(tokenizer: PreTrainedTokenizerBase) -> int:
     """What stands after a document and where there is none."""
     assert isinstance(tokenizer.pad_token_id, int)
@@ -195,7 +190,8 @@ def train_model(
 def pretrain(recipe: Recipe, output_dir: Path, *, device: str, workers: int, progress: Progress) -> float:
     """Build the embedded base and save it as an ordinary model folder."""
     progress("tokenizer", 0, 1, "")
-    tokenizer = build_tokenizer(recipe)
+    written = (text for number in range(recipe.tokenizer_conversations) for text in texts(converse(number)))
+    tokenizer = train_tokenizer(written, vocabulary=recipe.vocabulary)
     progress("tokenizer", 1, 1, f"{len(tokenizer)} words")
     tokenizer.save_pretrained(output_dir)
     corpus = build_corpus(recipe, tokenizer, workers=workers, progress=progress)
