@@ -87,11 +87,12 @@ def main() -> int:
     parser.add_argument("paths", nargs=2, type=Path)
     parser.add_argument("--only", default=",".join(VARIANTS))
     options = parser.parse_args()
+    first, second = options.paths
     only = options.only.split(",")
     if options.verb == "record":
-        record(*options.paths, only)
+        record(first, second, only)
         return 0
-    return 0 if compare(*options.paths, only) else 1
+    return 0 if compare(first, second, only) else 1
 
 
 if __name__ == "__main__":
