@@ -14,9 +14,7 @@ What you write is a class with four methods:
     reset(task)     the opening messages, system and user
     step(message)   the policy's whole message in, StepResult(observation, reward, done) out
 
-and for look-ahead one more:
-
-    lookahead_query(transcript)    the call to imagine next, or None
+Look-ahead needs nothing more: the policy proposes what to imagine.
 
 `lfo.env.tool_environment.ToolEnvironment` writes `tools`, `reset` and `step` for you from typed methods; read
 `OracleCodes` to see how.

@@ -69,9 +69,9 @@ def test_a_value_may_stand_for_several_settings():
     assert config("schedule", "hierarchical").world_model.every == 2
     for value in ("make_phone_call+auth_info_form", "phone_form"):  # as it is written today, and as it was
         assert config("predict", value).world_model.predict == "make_phone_call,auth_info_form"
-    assert (config("coupling", "shared").coupling, config("coupling", "shared").lookahead) == ("shared", False)
-    assert config("coupling", "stacked+lookahead").lookahead is True
-    assert config("weight", "0").lookahead is True  # a control, not plain DAPO
+    assert (config("coupling", "shared").coupling, config("coupling", "shared").lookahead) == ("shared", "off")
+    assert config("coupling", "stacked+lookahead").lookahead == "policy"
+    assert config("weight", "0").lookahead == "policy"  # a control, not plain DAPO
     assert config("weight", "0").seed == 3
 
 

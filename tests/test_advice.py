@@ -10,7 +10,7 @@ import pytest
 from lfo.cli import main
 from lfo.config import load_config, to_yaml
 from lfo.evaluation.advice import MIN_STEPS, Trouble, advise
-from lfo.evaluation.sample_efficiency import LOOKAHEAD, VAL
+from lfo.evaluation.correlation import LOOKAHEAD, VAL
 
 DUAL = load_config(["preset=tiny"])
 SHARED = load_config(["preset=tiny", "coupling=shared"])
@@ -83,6 +83,46 @@ def test_nothing_is_said_of_a_run_that_is_too_short_or_empty():
     assert names(bad[: MIN_STEPS + 1]) == ["nothing to learn from"]
 
 
+# Drafts
+
+
+def test_a_policy_that_imagines_nothing_is_told_so():
+    rows = changed({"eval/val/drafts": 0.01, VAL: 0.1})
+    trouble = only(rows)
+    assert trouble.name == "imagines nothing"
+    assert trouble.figure == "rollouts that look ahead imagine 0.01 calls each, at 10% success"
+    assert trouble.knob == (
+        "the policy calls no tool that may be imagined; check imagine.tools and world_model.predict"
+    )
+    assert names(changed({"eval/val/drafts": 0.2, VAL: 0.1})) == [], "one rollout in five does"
+    assert names(changed({"eval/val/drafts": 0.0, VAL: 0.9})) == [], "and a policy that succeeds need not"
+
+
+@pytest.mark.parametrize("setting", ["lookahead=environment", "lookahead=off"])
+def test_only_a_policy_that_proposes_what_to_imagine_can_fail_to(setting: str):
+    assert names(changed({"eval/val/drafts": 0.0, VAL: 0.1}), load_config(["preset=tiny", setting])) == []
+
+
+def test_where_nothing_was_evaluated_lately_training_tells():
+    rows = without([{**row, "drafts": 0.0} for row in healthy()], VAL)
+    assert names(rows) == ["imagines nothing"]
+    assert names([{**row, "eval/val/drafts": 1.0} if VAL in row else row for row in changed(drafts=0.0)]) == []
+
+
+def test_drafts_that_are_nearly_always_taken_back_change_nothing():
+    trouble = only(changed({"eval/val/drafts": 1.5, "eval/val/drafts_kept": 0.02, VAL: 0.1}))
+    assert trouble.name == "takes back what it imagines"
+    assert trouble.figure.startswith("of 1.5 calls that a rollout imagines 2% are kept, at 10% success")
+    assert "imagine.tools" in trouble.knob
+    assert names(changed({"eval/val/drafts": 1.5, "eval/val/drafts_kept": 0.3, VAL: 0.1})) == []
+    assert names(changed({"eval/val/drafts": 1.5, "eval/val/drafts_kept": 0.02, VAL: 0.8})) == []
+
+
+def test_a_poor_world_model_explains_why_drafts_are_taken_back():
+    rows = changed({"eval/val/drafts": 1.5, "eval/val/drafts_kept": 0.0, VAL: 0.1, MEANING: 0.0}, world_model_loss=0.4)
+    assert names(rows) == ["world model not learning"]
+
+
 # Nothing to learn from
 
 
@@ -110,7 +150,7 @@ def test_groups_that_all_succeed_are_no_trouble_once_val_is_good():
 
 
 def test_a_world_model_that_learns_alone_needs_no_groups():
-    config = load_config(["preset=tiny", "world_model.only=true"])
+    config = load_config(["preset=tiny", "policy.frozen=true"])
     assert names(changed({VAL: 0.0}, groups_kept=0, groups_all_failed=8), config) == []
 
 
@@ -271,7 +311,7 @@ def test_few_tasks_tell_little():
 
 
 def test_a_world_model_that_learns_alone_loses_nothing():
-    assert names(changed({VAL: fallen}), load_config(["preset=tiny", "world_model.only=true"])) == []
+    assert names(changed({VAL: fallen}), load_config(["preset=tiny", "policy.frozen=true"])) == []
 
 
 def test_a_gradient_that_is_small_beside_the_other_is_not_blamed_for_what_was_lost():

@@ -1,5 +1,6 @@
 """The trained agent at work, through the command line: a small real run, read back from its folder alone."""
 
+import dataclasses
 import json
 import runpy
 import shutil
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lfo.agent import load_agent
-from lfo.cli import main
+from lfo.cli import main, rollouts
 from lfo.cli.common import visible
 from lfo.env.oracle import OracleCodes
 from lfo.errors import UsageError
@@ -18,6 +19,7 @@ from lfo.protocol.world_model import observed_calls
 from lfo.rollout.records import read_rollouts, rollout_from_texts
 from lfo.rollout.samples import world_model_sample
 from lfo.tools.surprise import inspect_calls, surprise_of_target
+from lfo.types import Rollout, StopReason, ToolCall, Turn
 from small_runs import model_of, randomised, small_trainer
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -177,7 +179,7 @@ def test_rollouts_are_shown_and_saved(lfo, run: Path, tmp_path: Path):
     code, out, err = lfo("rollouts", run, "--num", "2", "--output", file)
     assert (code, err) == (0, "")
     assert "2 of 2: val-L2-0-000001" in out
-    assert "imagines" in out
+    assert "imagined" in out
     assert f"saved in {file}" in out.replace("\n", " ")
     agent = load_agent(run)
     played = agent.roll_out(agent.tasks("val")[:2], greedy=False)
@@ -200,20 +202,52 @@ def test_rollouts_as_json_lines(lfo, run: Path):
 
 
 def test_more_rollouts_than_tasks(lfo, run: Path):
-    fails_with_one_sentence(lfo("rollouts", run, "--num", "101"), "has 100 tasks")
+    fails_with_one_sentence(lfo("rollouts", run, "--num", "301"), "has 300 tasks")
 
 
 def test_run_shows_a_task_turn_by_turn(lfo, run: Path):
     code, out, err = lfo("run", run, "--task", "val-L2-0-000001")
     assert code == 0
     shown = [line.split()[0] for line in out.splitlines() if line.split()]
-    assert shown.index("user") < shown.index("agent") < shown.index("imagines") < shown.index("expects")
+    assert shown.index("user") < shown.index("agent") < shown.index("imagined") < shown.index("expects")
     assert "Success" in out or "Failed" in out
     assert "--task val-L2-0-000001" in err
     record = json.loads(lfo("run", run, "--task", "val-L2-0-000001", "--json")[1])
     assert record["task_id"] == "val-L2-0-000001"
     assert record["success"] == (record["reward"] == 1)
-    assert "imagines" not in lfo("run", run, "--task", "val-L2-0-000001", "--no-lookahead")[1]
+    assert "imagined" not in lfo("run", run, "--task", "val-L2-0-000001", "--no-lookahead")[1]
+
+
+def test_what_was_imagined_and_taken_back_is_told_from_what_was_kept(capsys):
+    real = Turn(
+        action="x",
+        observation="Hello.",
+        call=ToolCall(name="dial", arguments={"number": 7}),
+        action_start=4,
+        action_end=4,
+        observation_start=4,
+        observation_end=4,
+    )
+    kept = dataclasses.replace(real, observation="A pin?", predicted=True)
+    back = dataclasses.replace(kept, observation="Who?", taken_back=True)
+    rollout = Rollout(
+        task_id="t",
+        opening=(),
+        tokens=(),
+        origins=(),
+        logprobs=(),
+        turns=(kept, real),
+        taken_back=(back,),
+        reward=1.0,
+        stop=StopReason.DONE,
+    )
+    rollouts._show([rollout], "title", None)
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    said = ["imagined dial(number=7)", "expects Who?", "imagined and taken back"]
+    said += ["imagined dial(number=7)", "expects A pin?", "agent dial(number=7)", "world Hello."]
+    said.append("Success: 1 turn, 1 imagined, 1 imagined and taken back, ended by the world.")
+    start = lines.index(said[0])
+    assert lines[start : start + len(said)] == said
 
 
 def test_run_draws_a_task_of_a_level_by_its_seed(lfo, run: Path):

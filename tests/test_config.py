@@ -60,9 +60,10 @@ def test_the_preset_comes_first_wherever_it_is_written_and_later_overrides_win()
 
 def test_plain_dapo_has_no_world_model_and_no_lookahead_unless_asked_and_then_refuses():
     config = load_config(["preset=tiny", "algo=dapo"])
-    assert not config.lookahead
+    assert (config.lookahead, config.looks_ahead) == ("off", False)
     assert config.world_model.weight == 0
-    assert "lookahead=true needs algo=dual-lora" in refused("algo=dapo", "lookahead=true")
+    for value, name in (("true", "policy"), ("policy", "policy"), ("environment", "environment")):
+        assert f"lookahead={name} needs algo=dual-lora" in refused("algo=dapo", f"lookahead={value}")
     assert "world_model.weight=0.5 needs algo=dual-lora" in refused("algo=dapo", "world_model.weight=0.5")
 
 
@@ -83,7 +84,7 @@ def test_values_are_read_by_the_type_of_their_setting():
     assert config.eval.splits == ("val", "test_unseen_companies")
     assert config.model == "1e5"
     assert config.init_from is None
-    assert config.lookahead is False
+    assert config.lookahead == "off"
     assert config.env_args == {"levels": [2, 3], "world": {"seed": 7}}
     assert config.output_dir == "runs/dual-lora-0=x"
 
@@ -102,7 +103,7 @@ def test_values_are_read_by_the_type_of_their_setting():
         ("policy.kl=[1]", "policy.kl must be a finite number (float), not [1]"),
         ("policy.kl=.nan", "policy.kl must be a finite number (float), not nan"),
         ("policy.kl=.inf", "policy.kl must be a finite number (float), not inf"),
-        ("lookahead=2", "lookahead must be true or false (bool), not 2"),
+        ("lookahead=2", "lookahead must be one of policy, environment, off, not '2'"),
         ("levels=2,x", "each value of levels must be a whole number (int), not 'x'"),
         ("levels=[2", "levels must be a list of values in brackets, not '[2'"),
         ("optimizer.betas=0.9", "optimizer.betas must be a list of 2 values in brackets"),
@@ -112,7 +113,7 @@ def test_values_are_read_by_the_type_of_their_setting():
         ("trackers=[tensorbord]", "each value of trackers must be one of tensorboard, wandb, not 'tensorbord'"),
         ("trackers=wandb,wandb", "trackers names something twice: wandb, wandb"),
         ("lora.dropout=0.05", "there is no setting 'lora.dropout'"),
-        ("world_model.from_logs=x", "world_model.from_logs needs world_model.only=true"),
+        ("world_model.from_logs=x", "world_model.from_logs needs policy.frozen=true"),
         ("env=phone-cals", "did you mean phone-calls?"),
         ("env=my_package", "package.module:Class"),
         ("steps", "a setting is written name=value"),
@@ -128,7 +129,7 @@ def test_a_bad_setting_is_refused_in_one_sentence(override, words):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["world_model.from_logs=x", "world_model.only=true", "world_model.replay=false"], "needs world_model.replay"),
+        (["world_model.from_logs=x", "policy.frozen=true", "world_model.replay=false"], "needs world_model.replay"),
         (["lora.rank=0"], "lora.rank must be at least 1, not 0"),
         (["lora.rank=8.5"], "lora.rank must be a whole number (int), not 8.5"),
         (["engine=verl", "lora.alpha=24.5"], "lora.alpha must be a whole number with engine=verl, not 24.5"),
@@ -152,9 +153,9 @@ def test_a_bad_setting_is_refused_in_one_sentence(override, words):
         (["world_model.schedule=hierarchical"], "needs world_model.every of at least 2"),
         (["world_model.every=2"], "needs world_model.schedule=hierarchical"),
         (["world_model.first_steps=2"], "needs world_model.schedule=world_model_first"),
-        (["lookahead=false", "lookahead_source=truth"], "lookahead_source=truth needs lookahead=true"),
+        (["lookahead=false", "lookahead_source=truth"], "lookahead_source=truth needs lookahead=policy or"),
         (["algo=dapo", "surprise=0.1"], "surprise=0.1 needs algo=dual-lora"),
-        (["world_model.only=true", "world_model.weight=0"], "needs world_model.weight above 0"),
+        (["policy.frozen=true", "world_model.weight=0"], "needs world_model.weight above 0"),
         (["eval.splits="], "eval.every=0 turns evaluation off"),
         (["eval.final_splits=test,val"], "name something twice: val, test, val"),
         (

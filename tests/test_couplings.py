@@ -15,7 +15,7 @@ from lfo.model.couplings import POLICY, WORLD_MODEL, Coupling, coupling_of, name
 from lfo.model.learner import Learner
 from lfo.tools.export import Form, export
 from lfo.types import TrainingSample
-from small_runs import base, randomised, small_config, small_trainer, weights
+from small_runs import base, model_of, randomised, small_config, small_trainer, weights
 from test_export import TOKENS, load_as_the_card_says
 
 # One in which the policy loss moves the world model under the policy, and one with the world model over the policy.
@@ -91,7 +91,7 @@ def test_a_run_is_trained_loaded_and_exported(new: str, form: Form, runs: dict[s
     if not runs[new].exists():
         with torch.enable_grad():
             trainer = small_trainer(f"coupling={new}", "steps=1", f"output_dir={runs[new]}")
-            randomised(trainer.model, scale=0.05)
+            randomised(model_of(trainer), scale=0.05)
             trainer.fit()
     agent = load_agent(runs[new])
     policy = agent.model.logits(TOKENS, agent.model.policy_adapters)

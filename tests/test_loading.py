@@ -101,7 +101,10 @@ class Lost(OracleCodes):
             "OracleCodes has no tool 'phone'",
         ),
         (["env=test_loading:Mistaken"], "world_model.predict=default: the environment Mistaken has no tool 'door'"),
-        (["env=test_loading:Unimaginative"], "has no lookahead_query, so nothing would ever be imagined; write one"),
+        (
+            ["env=test_loading:Unimaginative", "lookahead=environment"],
+            "has no lookahead_query, so nothing would ever be imagined; write one, or set lookahead=policy",
+        ),
         (["env=test_loading:Nameless"], "a task must have an id, which dict has not"),
         (["env=test_loading:Generous"], "tasks() must answer a sequence, such as a list"),
         (["env=test_loading:Terse"], "must open with a list of Message"),

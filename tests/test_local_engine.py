@@ -190,7 +190,7 @@ class Recorder:
         (("world_model.schedule=alternating", "coupling=shared", "world_model.input=inline"), ["w", "p", "w"]),
         (("world_model.schedule=world_model_first", "world_model.first_steps=1"), ["w", "pw", "pw"]),
         (("world_model.schedule=hierarchical", "world_model.every=2"), ["pw", "p", "pw"]),
-        (("world_model.only=true",), ["w", "w", "w"]),
+        (("policy.frozen=true",), ["w", "w", "w"]),
         (("world_model.predict=none",), ["p", "p", "p"]),
         (("world_model.weight=0",), ["p", "p", "p"]),
     ],
@@ -283,9 +283,10 @@ def test_an_evaluation_sets_the_weight_and_only_when_asked(tmp_path: Path, monke
         assert trainer.state.weight == expected
 
 
+@pytest.mark.parametrize("lookahead", ["policy", "environment"])
 @pytest.mark.parametrize("source", ["world_model", "truth", "shuffled"])
-def test_every_source_of_look_ahead_is_heard_and_evaluated(source: str):
-    trainer = small_trainer(f"lookahead_source={source}", "eval.tasks=3")
+def test_every_source_of_look_ahead_is_heard_and_evaluated(source: str, lookahead: str):
+    trainer = small_trainer(f"lookahead={lookahead}", f"lookahead_source={source}", "eval.tasks=3")
     row = trainer.evaluate()
     assert 0.0 <= row["eval/val/success"] <= 1.0
     assert ("eval/val/lookahead_accuracy" in row) == (source != "truth")
@@ -329,7 +330,12 @@ def test_a_context_without_room_for_a_whole_state_still_looks_ahead():
 
 @pytest.mark.parametrize("inquiries", [True, False])
 def test_blind_rollouts_take_turns_in_asking_what_look_ahead_asks(inquiries: bool):
-    settings = ("levels=3", "exploration.blind_share=0.5", "policy.dynamic_sampling=false")
+    settings = (
+        "levels=3",
+        "lookahead=environment",
+        "exploration.blind_share=0.5",
+        "policy.dynamic_sampling=false",
+    )
     trainer = small_trainer(
         f"exploration.inquiries={inquiries}", *settings, environment=partial(FussyCalls, levels=(3,))
     )
@@ -355,6 +361,7 @@ def test_inline_an_inquiry_teaches_the_world_model_and_not_the_policy():
         "levels=3",
         "coupling=shared",
         "world_model.input=inline",
+        "lookahead=environment",
         "lookahead_source=truth",
         "policy.dynamic_sampling=false",
         environment=partial(FussyCalls, levels=(3,)),

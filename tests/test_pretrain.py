@@ -19,7 +19,7 @@ from lfo.env.phone_calls import PhoneCalls
 from lfo.env.tasks import LEVELS
 from lfo.errors import ConfigError
 from lfo.loading import load_tokenizer, model_source
-from lfo.rollout.runner import EXPECTED
+from lfo.rollout.deliberation import EXPECTED
 from lfo.tools.pretrain.check import BlindForm, broken_promises, rule_knowledge
 from lfo.tools.pretrain.corpus import Rows, converse, practice_task
 from lfo.tools.pretrain.recipe import (

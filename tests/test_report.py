@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from lfo.cli import main
 from lfo.errors import UsageError
-from lfo.report.curves import Member, curve, interval, points, training_seconds
+from lfo.evaluation.costs import training_seconds
+from lfo.report.curves import Member, curve, interval, points
 from lfo.report.page import render
 from lfo.report.payload import build, find_runs_and_studies
 from lfo.report.samples import ROLLOUTS_PER_RUN
@@ -69,7 +70,11 @@ def test_a_run_that_does_not_count_is_drawn_but_is_in_no_mean():
 
 
 def test_time_counts_training_and_not_evaluation():
-    rows = [{"seconds/eval": 50.0}, {"seconds/rollout": 2.0, "seconds/update": 1.0}, {"seconds/update": None}]
+    rows = [
+        {"seconds/eval": 50.0},
+        {"seconds/rollout": 2.0, "seconds/update": 1.0, "seconds/seen": 3.0},
+        {"seconds/update": None},
+    ]
     assert training_seconds(rows) == [0.0, 3.0, 3.0]
 
 
@@ -252,11 +257,67 @@ def test_one_way_of_training_is_told_without_a_comparison(tmp_path: Path):
 
 def test_controls_are_never_the_headline(tmp_path: Path):
     write_run(tmp_path / "truth", "lookahead_source=truth", success=lambda step: 1.0 * (step > 0))
-    write_run(tmp_path / "learned", success=lambda step: 0.7 * (step > 10))
-    write_run(tmp_path / "plain", "algo=dapo", success=lambda step: 0.7 * (step > 10))
+    write_run(tmp_path / "frozen", "world_model.only=true", success=lambda step: 1.0 * (step > 0))
+    write_run(tmp_path / "learned", steps=30, success=lambda step: 0.7 * (step > 10))
+    write_run(tmp_path / "plain", "algo=dapo", steps=30, success=lambda step: 0.7 * (step > 10))
     payload = payload_of(tmp_path)
     assert payload["headline"].startswith("Dual-LoRA needs 1.0 times")
-    assert "what was learned: dual-LoRA, true look-ahead." in payload["comparison"][0]["words"][0]
+    controls = "what was learned: dual-LoRA, frozen policy, dual-LoRA, true look-ahead."
+    assert controls in payload["comparison"][0]["words"][0]
+
+
+def test_ratios_stand_in_every_cost_beside_tasks(tmp_path: Path):
+    """Steps of 8 tasks, 8 rollouts each, 2 s; those of plain DAPO sample 100 tokens, those of dual-LoRA 400."""
+    for algo, at, tokens in (("dapo", 40, 100), ("dual-lora", 10, 400)):
+        write_run(
+            tmp_path / algo,
+            f"algo={algo}",
+            steps=50,
+            success=lambda step, at=at: 0.8 * (step >= at),
+            extra=lambda step, tokens=tokens: {"sampled_tokens": tokens, "seconds/seen": 2.0 * step} if step else {},
+        )
+    costs = payload_of(tmp_path)["comparison"][0]["costs"]
+    assert costs["columns"] == ["times less to 70 % of the ceiling", "tasks", "rollouts", "sampled tokens", "seconds"]
+    assert [row["group"] for row in costs["rows"]] == [0], "the baseline is what they are less than"
+    assert [cell["text"] for cell in costs["rows"][0]["cells"]] == ["4.0", "4.0", "1.0", "4.0"]
+    write_run(tmp_path / "alone" / "run")
+    assert payload_of(tmp_path / "alone")["comparison"][0]["costs"]["rows"] == []
+
+
+def test_a_target_met_at_the_last_evaluation_only_is_not_reached_and_it_is_said(tmp_path: Path):
+    write_run(tmp_path / "late", success=lambda step: 0.8 * (step >= 20))
+    table = payload_of(tmp_path)["comparison"][0]
+    assert table["rows"][0]["cells"][1] == {"text": "> 160", "note": "not reached"}
+    assert table["words"][-1].startswith("At 70 % of the ceiling at the last evaluation only, which a second one would")
+    assert table["words"][-1].endswith("not counted as there: late.")
+
+
+def test_blind_success_stands_beside_success(tmp_path: Path):
+    blind = "eval/val/success_blind"
+    write_run(tmp_path / "one", extra=lambda step: {blind: 0.01 * step} if step % 10 == 0 else {})
+    write_run(tmp_path / "plain", "algo=dapo")
+    payload = payload_of(tmp_path)
+    (chart,) = payload["success"]
+    assert [(line["group"], line["runs"][0]["y"]) for line in chart["blind"]] == [(0, [0, 0.1, 0.2])]
+    assert [(row["label"], row["note"]) for row in payload["levels"]][1] == ("blind", "val, without look-ahead")
+    assert [(mark["group"], mark["mean"]) for mark in payload["levels"][1]["marks"]] == [(0, 0.2)]
+    rows = payload["comparison"][0]["rows"]
+    assert [row["cells"][4]["note"] for row in rows] == ["after 160 tasks, blind 20 %", "after 160 tasks"]
+
+
+def test_drafts_are_charted_and_rollouts_tell_which_were_taken_back(tmp_path: Path):
+    record = rollout()
+    record["turns"].insert(0, {**record["turns"][0], "taken_back": True})
+    figures = {"drafts": 1.5, "drafts_kept": 0.4, "eval/val/drafts_informative": 0.3}
+    write_run(tmp_path / "run", extra=lambda step: figures if step % 10 == 0 else {}, rollouts={20: [record]})
+    payload = payload_of(tmp_path)
+    assert [chart["title"] for chart in payload["training"]][-3:] == [
+        "imagined calls a rollout",
+        "imagined calls that were kept",
+        "rollouts with informative calls, val",
+    ]
+    turns = payload["rollouts"]["items"][0]["turns"]
+    assert [(turn["predicted"], turn["taken_back"]) for turn in turns] == [(True, True), (True, False), (False, False)]
 
 
 def test_runs_of_different_tasks_share_neither_chart_nor_table(tmp_path: Path):
@@ -266,8 +327,8 @@ def test_runs_of_different_tasks_share_neither_chart_nor_table(tmp_path: Path):
     write_run(tmp_path / "third", "levels=3", "coupling=shared")
     payload = payload_of(tmp_path)
     assert [(chart["title"], len(chart["lines"])) for chart in payload["success"]] == [
-        ("val: new tasks, known companies (phone-calls, level 2, 100 tasks)", 2),
-        ("val: new tasks, known companies (phone-calls, level 3, 100 tasks)", 3),
+        ("val: new tasks, known companies (phone-calls, level 2, 200 tasks)", 2),
+        ("val: new tasks, known companies (phone-calls, level 3, 200 tasks)", 3),
     ]
     assert [len(table["rows"]) for table in payload["comparison"]] == [2, 3]
     assert "the largest of several sets of runs" in payload["lede"]
@@ -304,7 +365,8 @@ def test_an_ablation_has_its_own_chart_with_failed_and_missing_cells(tmp_path: P
     write_run(study / "0-s0", "world_model.weight=0", success=lambda step: 0.1)
     write_run(study / "1-s0", "world_model.weight=1", success=lambda step: 0.7 * (step >= 10))
     for seed, reached in enumerate((10, 99, 20)):
-        write_run(study / f"3-s{seed}", f"seed={seed}", success=lambda step, reached=reached: 0.7 * (step >= reached))
+        run, own = study / f"3-s{seed}", f"seed={seed}"
+        write_run(run, own, steps=30, success=lambda step, reached=reached: 0.7 * (step >= reached))
     cells = [
         {"value": "0", "seed": 0, "run": "0-s0", "status": "done", "error": ""},
         {"value": "1", "seed": 0, "run": "1-s0", "status": "done", "error": ""},

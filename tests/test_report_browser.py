@@ -32,13 +32,19 @@ def report(tmp_path_factory) -> Path:
         for n, text in enumerate(HOSTILE)
     ]
     plain = [rollout(f"val-{n}", reward=n % 2) for n in range(6)]
+    draft = {**plain[5]["turns"][0], "taken_back": True, "observation": "Who is calling?"}
+    plain[5]["turns"].insert(0, draft)
     for seed in range(3):
         write_run(
             folder / f"dual-{seed}",
             f"seed={seed}",
             steps=60,
             success=lambda step, seed=seed: min(0.8, step / (50 + 10 * seed)),
-            extra=lambda step: world_model_row(step, step / 100) if step % 10 == 0 else {"policy_loss": 0.1},
+            extra=lambda step: (
+                {**world_model_row(step, step / 100), "eval/val/success_blind": step / 600}
+                if step % 10 == 0
+                else {"policy_loss": 0.1, "drafts": 1.0, "drafts_kept": 0.5}
+            ),
             rollouts={60: [*plain, *hostile]} if seed == 0 else None,
             predictions={
                 60: [prediction(HOSTILE[0], HOSTILE[1]), prediction("Your pin and name.", "Your pin and date.")]
@@ -92,6 +98,16 @@ def choose(page: Page, label: str, value: str) -> None:
 def click(page: Page, selector: str) -> None:
     page.evaluate(f"document.querySelector({json.dumps(selector)}).click()")
     page.settle()
+
+
+def point_at(page: Page, x: int) -> None:
+    """Move the pointer to a place of the learning curve."""
+    page.evaluate(
+        f"""(() => {{
+            const svg = document.querySelector("#learning-chart svg"), box = svg.getBoundingClientRect();
+            svg.dispatchEvent(new PointerEvent("pointermove", {{ clientX: box.left + {x}, clientY: box.top + 90 }}));
+        }})()"""
+    )
 
 
 def drawn(page: Page, chart: str) -> list[str]:
@@ -172,12 +188,7 @@ def test_a_name_in_the_legend_hides_and_shows_its_line(browser: Browser, report:
 
 
 def test_pointing_at_a_curve_tells_its_figures(page: Page):
-    page.evaluate(
-        """(() => {
-            const svg = document.querySelector("#learning-chart svg"), box = svg.getBoundingClientRect();
-            svg.dispatchEvent(new PointerEvent("pointermove", { clientX: box.left + 60, clientY: box.top + 90 }));
-        })()"""
-    )
+    point_at(page, 60)
     (tip,) = texts(page, "#learning-chart .tip")
     assert tip.startswith("0 tasks")
     assert "dual-LoRA: 0 %" in tip
@@ -204,7 +215,7 @@ def test_buttons_and_arrow_keys_step_through_turns_and_rollouts(page: Page):
     page.evaluate("document.querySelector('#rollouts').scrollIntoView({ behavior: 'instant' })")
     page.settle()
     now = ".turn.now h4"
-    assert texts(page, now)[0].startswith("1. look-ahead")
+    assert texts(page, now)[0].startswith("1. imagined, not called")
     page.press("ArrowRight")
     assert texts(page, now)[0].startswith("2. make_phone_call")
     assert texts(page, "#turn-count") == ["turn 2 of 2"]
@@ -236,6 +247,39 @@ def test_predicted_and_actual_replies_stand_side_by_side(page: Page):
     assert right > left + 100
     assert texts(page, "#examples .said") == [*HOSTILE[:2], "Your pin and name.", "Your pin and date."]
     assert texts(page, "#examples mark") == ["name.", "date."], "only replies that are mostly alike are marked"
+
+
+def test_what_was_imagined_and_taken_back_is_told_from_what_was_kept(page: Page):
+    choose(page, "outcome", "succeeded")
+    page.evaluate("[...document.querySelectorAll('.list button')].at(-1).click()")
+    titles = [title.partition("call")[0] for title in texts(page, ".turn h4")]
+    assert titles[:2] == ["1. imagined and taken back", "2. imagined, not "]
+    assert texts(page, ".turn.back .expected .said") == ["Who is calling?"]
+    lines = "[...document.querySelectorAll('.turn')].map((turn) => getComputedStyle(turn).borderLeftStyle)"
+    assert page.evaluate(lines) == ["dotted", "solid", "solid"]
+
+
+def test_blind_success_is_a_dotted_line_and_told_at_the_pointer(page: Page):
+    (path,) = page.evaluate(
+        """[...document.querySelectorAll("#learning-chart path.blind")]
+            .map((path) => [path.getBBox().width, path.getBBox().height, getComputedStyle(path).strokeDasharray])"""
+    )
+    assert path[0] > 100
+    assert 10 < path[1] < 60
+    assert path[2] != "none"
+    assert "blind is what the policy's weights know" in texts(page, "#learning .about")[0]
+    point_at(page, 60)
+    assert "dual-LoRA, blind: 0 %" in texts(page, "#learning-chart .tip")[0]
+
+
+def test_the_costs_have_a_table_of_their_own(page: Page):
+    assert len(texts(page, "#comparison table")) == 2
+    assert texts(page, "#comparison .scroll:nth-of-type(2) th")[1:] == [
+        "tasks",
+        "rollouts",
+        "sampled tokens",
+        "seconds",
+    ]
 
 
 def test_hostile_text_is_text(page: Page):

@@ -243,7 +243,7 @@ def logged(tmp_path: Path, count: int = 12) -> Path:
 
 def test_the_world_model_learns_from_logs_without_a_rollout_and_resumes(tmp_path: Path, monkeypatch):
     logs = logged(tmp_path)
-    settings = ("world_model.only=true", f"world_model.from_logs={logs}", "eval.every=2", "eval.tasks=2")
+    settings = ("policy.frozen=true", f"world_model.from_logs={logs}", "eval.every=2", "eval.tasks=2")
 
     def refuse(*_: object) -> None:
         raise AssertionError("nobody may roll out")
@@ -276,7 +276,7 @@ def test_logs_without_a_reply_to_learn_from_are_named(tmp_path: Path):
     logs = tmp_path / "logs.jsonl"
     logs.write_text('{"opening": [], "turns": [{"action": "Hello", "observation": "Hm"}]}\n')
     with pytest.raises(DataError, match=r"holds no reply of a tool that world_model.predict names"):
-        small_trainer("world_model.only=true", f"world_model.from_logs={logs}")
+        small_trainer("policy.frozen=true", f"world_model.from_logs={logs}")
 
 
 # --- the documentation ----------------------------------------------------------------------------------------------

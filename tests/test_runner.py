@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -18,18 +18,11 @@ from lfo.objectives.losses import fused_token_logprobs
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import WorldModelCodec, observed_calls, state_of
+from lfo.rollout.deliberation import EXPECTED, MAX_IMAGINED, LookAhead, Question, is_asked, questions
 from lfo.rollout.predictors import shuffled_predictor, true_reply_predictor, world_model_predictor
 from lfo.rollout.records import rollout_record
-from lfo.rollout.runner import (
-    EXPECTED,
-    MAX_IMAGINED,
-    Question,
-    RolloutRequest,
-    Runner,
-    RunnerSettings,
-    is_asked,
-    questions,
-)
+from lfo.rollout.row import RolloutRequest
+from lfo.rollout.runner import Runner, RunnerSettings
 from lfo.rollout.samples import policy_sample, world_model_sample
 from lfo.types import Message, Origin, Rollout, StepResult, StopReason, ToolCall
 from small_runs import fussy_calls, small_model, tokenizer
@@ -81,6 +74,9 @@ class Script:
         for row, chunk in zip(rows, chunks, strict=True):
             self.rows[row] += chunk
             assert len(self.rows[row]) <= self.context
+
+    def rewind(self, row: int, length: int) -> None:
+        del self.rows[row][length:]
 
     def room(self, row: int) -> int:
         return self.context - len(self.rows[row])
@@ -282,7 +278,7 @@ def look_ahead(query: Callable[[Sequence[Message]], ToolCall | None], *, room: i
         lambda: Curious(query),
         codec,
         settings=RunnerSettings(max_turns=2, environment_retries=0),
-        predictor=lambda questions: ["yes <|im_end|>"] * len(questions),
+        lookahead=LookAhead(predictor=lambda questions: ["yes <|im_end|>"] * len(questions), proposed_by="environment"),
     )
     (rollout,) = runner.run([RolloutRequest(task=Chore(), seeds=(0,))], Script(codec, [CALL] * 2, room=room))
     return rollout
@@ -310,6 +306,7 @@ def test_an_imagined_exchange_that_does_not_fit_ends_it():
 
 # --- inquiries -------------------------------------------------------------------------------------------------
 
+ASKED = LookAhead(predictor=lambda _: [], proposed_by="environment")  # by nobody: these rollouts are blind
 QUESTIONS = [ToolCall(name="say", arguments={"words": words}) for words in ("one?", "two?", "three?")]
 
 
@@ -321,7 +318,7 @@ def each_question_once(transcript: Sequence[Message]) -> ToolCall | None:
 def inquire(number: int, *, room: int = 10_000) -> tuple[Rollout, Script]:
     codec = ChatCodec(tokenizer(), (TOOL,))
     settings = RunnerSettings(max_turns=2, environment_retries=0)
-    runner = Runner(lambda: Curious(each_question_once), codec, settings=settings, predictor=lambda _: [])
+    runner = Runner(lambda: Curious(each_question_once), codec, settings=settings, lookahead=ASKED)
     rows = Script(codec, [CALL] * 2, room=room)
     (rollout,) = runner.run([RolloutRequest(task=Chore(), seeds=(0,), blind=True, inquiry=number)], rows)
     return rollout, rows
@@ -356,7 +353,7 @@ def test_a_question_that_is_asked_again_and_again_is_one_question():
     """So there is no second one to inquire about: the policy acts by itself."""
     codec = ChatCodec(tokenizer(), (TOOL,))
     settings = RunnerSettings(max_turns=2, environment_retries=0)
-    runner = Runner(lambda: Curious(lambda transcript: ASK), codec, settings=settings, predictor=lambda _: [])
+    runner = Runner(lambda: Curious(lambda transcript: ASK), codec, settings=settings, lookahead=ASKED)
     requests = [RolloutRequest(task=Chore(), seeds=(0,), blind=True, inquiry=number) for number in (1, 2)]
     rollouts = runner.run(requests, Script(codec, [CALL] * 2, rows=2))
     assert [[turn.action for turn in rollout.turns] for rollout in rollouts] == [[CALL, CALL]] * 2
@@ -367,7 +364,7 @@ def test_whether_to_inquire_is_decided_once():
     """Three questions at first, so number 3 acts by itself; after its call two are left, and it still does."""
     codec = ChatCodec(tokenizer(), (TOOL,))
     settings = RunnerSettings(max_turns=2, environment_retries=0)
-    runner = Runner(lambda: Curious(each_question_once), codec, settings=settings, predictor=lambda _: [])
+    runner = Runner(lambda: Curious(each_question_once), codec, settings=settings, lookahead=ASKED)
     said = [format_tool_call(QUESTIONS[0]), CALL]
     request = RolloutRequest(task=Chore(), seeds=(0,), blind=True, inquiry=3)
     (rollout,) = runner.run([request], Script(codec, said))
@@ -431,7 +428,8 @@ def test_special_tokens_in_a_prediction_never_become_control_ids():
 class Played:
     """Multi-turn rollouts of the phone-call world on adapters with random weights, half of them with look-ahead."""
 
-    def __init__(self, coupling: str, temperature: float) -> None:
+    def __init__(self, coupling: str, temperature: float, proposed_by: Literal["policy", "environment"]) -> None:
+        self.proposed_by = proposed_by
         self.model = small_model(coupling)
         self.temperature = temperature
         self.codec = ChatCodec(tokenizer(), fussy_calls().tools())
@@ -451,7 +449,8 @@ class Played:
             return predict(questions)
 
         settings = RunnerSettings(max_turns=5, max_turn_tokens=80, temperature=temperature)
-        runner = Runner(fussy_calls, self.codec, settings=settings, predictor=predictor)
+        lookahead = LookAhead(predictor=predictor, proposed_by=proposed_by)
+        runner = Runner(fussy_calls, self.codec, settings=settings, lookahead=lookahead)
         tasks = fussy_calls().tasks("train")[:3]
         requests = [
             RolloutRequest(task=task, seeds=(1, place, member), blind=member == 0)
@@ -463,7 +462,17 @@ class Played:
         self.session_tokens = [rows.tokens(place) for place in range(len(requests))]
 
 
-@pytest.fixture(scope="module", params=[("separate", 1.0), ("shared", 1.0), ("stacked", 1.3)], ids=lambda p: p[0])
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("separate", 1.0, "policy"),
+        ("separate", 1.0, "environment"),
+        ("shared", 1.0, "environment"),
+        ("stacked", 1.3, "policy"),
+        ("stacked", 1.3, "environment"),
+    ],
+    ids=lambda p: f"{p[0]}-{p[2]}",
+)
 def played(request) -> Played:
     return Played(*request.param)
 
@@ -508,13 +517,15 @@ def test_spans_decode_to_what_was_said(played: Played):
             said = "" if not observation else (EXPECTED if turn.predicted else "") + turn.observation
             assert played.codec.decode([rollout.tokens[place] for place in action]) == turn.action
             assert played.codec.decode([rollout.tokens[place] for place in observation]) == said
-            expected = {Origin.PREDICTED} if turn.predicted else {Origin.SAMPLED}
+            named = turn.predicted and played.proposed_by == "environment"  # else the policy's own draft
+            expected = {Origin.PREDICTED} if named else {Origin.SAMPLED}
             assert {rollout.origins[place] for place in action} == expected
             expected = {Origin.PREDICTED} if turn.predicted else {Origin.ENVIRONMENT}
             assert not observation or {rollout.origins[place] for place in observation} == expected
             assert not covered & {*action, *observation}
             covered |= {*action, *observation}
-        ends = {turn.action_end for turn in rollout.turns if not turn.predicted}
+        drafted = played.proposed_by == "policy"
+        ends = {turn.action_end for turn in rollout.turns if drafted or not turn.predicted}
         for place, origin in enumerate(rollout.origins):
             assert place in covered or origin == Origin.PROMPT or (origin == Origin.SAMPLED and place in ends)
 
@@ -562,7 +573,10 @@ def test_blind_rollouts_see_no_imagined_exchange(played: Played):
 def test_a_record_is_json_that_tells_everything_but_the_tokens(played: Played):
     for rollout in played.rollouts:
         record = json.loads(json.dumps(rollout_record(rollout)))
-        assert [turn["action"] for turn in record["turns"]] == [turn.action for turn in rollout.turns]
+        stayed = [turn for turn in record["turns"] if not turn["taken_back"]]
+        assert [turn["action"] for turn in stayed] == [turn.action for turn in rollout.turns]
+        gone = [(turn["action"], turn["observation"]) for turn in record["turns"] if turn["taken_back"]]
+        assert gone == [(turn.action, turn.observation) for turn in rollout.taken_back]
         assert (record["reward"], record["stop"]) == (rollout.reward, rollout.stop.value)
 
 

@@ -13,18 +13,18 @@ import pytest
 from lfo.cli import main
 from lfo.config import load_config, to_yaml
 from lfo.errors import DataError, UsageError
-from lfo.evaluation.comparison_text import as_json, conclusions, level_table, split_table, table
+from lfo.evaluation.comparison_text import as_json, conclusions, cost_table, level_table, split_table, table
+from lfo.evaluation.correlation import correlation, pearson
+from lfo.evaluation.costs import spent
 from lfo.evaluation.grouping import group_names
 from lfo.evaluation.intervals import median_bound, t_interval
-from lfo.evaluation.runs import RunRecord, find_runs
+from lfo.evaluation.runs import RunRecord, find_runs, read_run
 from lfo.evaluation.sample_efficiency import (
     VAL,
     Ratio,
     Reached,
     compare,
-    correlation,
     curve,
-    pearson,
     ratio_to_baseline,
     tasks_to,
 )
@@ -66,18 +66,30 @@ def run_of(points: dict[int, float], *overrides: str, data: Any = DATA, **column
 
 def reaching(tasks: int, *overrides: str, last: int = 2000) -> RunRecord:
     """A run that reaches the target (63 %) at `tasks`, and never after `last`."""
-    return run_of({0: 0.0, tasks: 0.7 if tasks <= last else 0.1}, *overrides)
+    success = 0.7 if tasks <= last else 0.1
+    return run_of({0: 0.0, tasks: success, tasks + 1: success}, *overrides)
 
 
 # Tasks to a target
 
 
-def test_a_target_is_reached_at_the_first_evaluation_at_or_above_it():
-    points = {0: 0.0, 80: 0.5, 160: 0.3, 240: 0.9}
-    assert tasks_to(points, 0.5) == Reached(tasks=80)
-    assert tasks_to(points, 0.51) == Reached(tasks=240)
+def test_a_target_is_reached_at_the_first_of_two_evaluations_in_a_row_at_or_above_it():
+    points = {0: 0.0, 80: 0.6, 160: 0.3, 240: 0.5, 320: 0.9, 400: 0.7}
+    assert tasks_to(points, 0.5) == Reached(tasks=240), "at 80 tasks it was lost again"
+    assert tasks_to(points, 0.51) == Reached(tasks=320)
     assert tasks_to(points, 0.0) == Reached(tasks=0)
-    assert tasks_to(points, 0.91) == Reached(tasks=240, censored=True)
+    assert tasks_to(points, 0.8) == Reached(tasks=400, censored=True), "once is not enough"
+    assert tasks_to(dict(reversed(points.items())), 0.5) == Reached(tasks=240)
+
+
+def test_a_target_met_at_the_last_evaluation_only_is_not_confirmed_and_it_is_said():
+    late = run_of({0: 0.0, 80: 0.1, 160: 0.7})
+    assert tasks_to(curve(late.rows), 0.63) == Reached(tasks=160, censored=True)
+    comparison = compare([late, reaching(80, "algo=dapo")])
+    assert comparison.groups[0].ratio.bound == "at most"
+    (note,) = (note for note in comparison.notes if "last evaluation only" in note)
+    assert note.startswith("dual-lora-0 met 63% at its last evaluation only: a second one would have to confirm it")
+    assert not any("last evaluation only" in note for note in compare([reaching(80)]).notes)
 
 
 def test_a_curve_is_made_of_the_rows_that_have_the_metric():
@@ -90,14 +102,14 @@ def test_a_curve_is_made_of_the_rows_that_have_the_metric():
 
 
 def test_a_group_takes_the_geometric_mean_of_its_seeds_which_is_a_bound_when_one_did_not_get_there():
-    runs = [run_of({0: 0.0, 100: 0.5, 400: 0.9}), run_of({0: 0.0, 400: 0.5}, "seed=1")]
+    runs = [run_of({0: 0.0, 100: 0.5, 400: 0.9, 900: 0.9}), run_of({0: 0.0, 400: 0.5, 900: 0.5}, "seed=1")]
     (group,) = compare(runs).groups
     assert group.tasks_to["success"][0.5] == Reached(tasks=200)  # sqrt(100 * 400)
-    assert group.tasks_to["success"][0.9] == Reached(tasks=400, censored=True)
+    assert group.tasks_to["success"][0.9] == Reached(tasks=600, censored=True)
     assert group.tasks_to["ceiling"][0.5] == Reached(tasks=200)  # 45 %
-    assert group.tasks_to["ceiling"][0.7] == Reached(tasks=400, censored=True)  # 63 %: 400, and more than 400
-    assert group.by_seed == {0: Reached(tasks=400), 1: Reached(tasks=400, censored=True)}
-    assert (group.success, group.tasks_seen) == (pytest.approx(0.7), 400)
+    assert group.tasks_to["ceiling"][0.7] == Reached(tasks=600, censored=True)  # 63 %: 400, and more than 900
+    assert group.by_seed == {0: Reached(tasks=400), 1: Reached(tasks=900, censored=True)}
+    assert (group.success, group.tasks_seen) == (pytest.approx(0.7), 900)
 
 
 # The ratio
@@ -160,6 +172,51 @@ def test_nothing_is_made_up_where_neither_got_there():
 def test_a_target_reached_before_training_has_no_ratio():
     ratio = ratio_to_baseline(exact(800), exact(0))
     assert (ratio.value, ratio.note) == (None, "the target was reached before any training")
+
+
+# The other costs
+
+
+def test_the_four_costs_have_a_ratio_each_and_the_same_bounds(folder: Path):
+    """dapo: 160 tasks, 8 rollouts each, 2 x 1,000 tokens, 2 x 10 s, and not there; dual-lora: 80, 4, 4,000, 10 s."""
+    comparison = compare([read_run(path) for path in find_runs([folder])])
+    dapo, dual = comparison.groups
+    assert dual.costs["rollouts"].by_seed == {0: 320, 1: 320}, "as the run counts them"
+    assert dapo.costs["rollouts"].by_seed == {0: 1280, 1: 1280}, "of a run that does not count them, tasks x group size"
+    ratios = {cost: each.ratio for cost, each in dual.costs.items()}
+    assert {cost: ratio.value for cost, ratio in ratios.items()} == pytest.approx(
+        {"tasks": 2, "rollouts": 4, "sampled_tokens": 0.5, "seconds": 2}
+    )
+    assert {ratio.bound for ratio in ratios.values()} == {"at least"}
+    assert ratios["tasks"] == dual.ratio
+    assert cost_table(comparison) == [
+        ("group", "tasks", "rollouts", "sampled tokens", "seconds"),
+        ("dual-lora", "≥ 2.0", "≥ 4.0", "≥ 0.5", "≥ 2.0"),
+    ]
+    assert cost_table(compare([reaching(80)])) == [], "without a baseline there is nothing to be less than"
+
+
+def test_a_cost_that_a_run_does_not_tell_is_left_out_and_its_cell_empty():
+    comparison = compare([reaching(800, "algo=dapo"), reaching(200)])
+    assert list(comparison.groups[1].costs) == ["tasks", "rollouts"]
+    assert cost_table(comparison)[1] == ("dual-lora", "4.0", "4.0", "-", "-")
+
+
+def test_what_is_spent_is_counted_by_the_run_or_summed_over_its_steps():
+    old = [{"tasks_seen": 8 * n, "sampled_tokens": 100, "seconds/update": 1.0, "seconds/eval": 9.0} for n in (1, 2)]
+    assert spent(old, group_size=8) == {
+        "tasks": {8: 8, 16: 16},
+        "rollouts": {8: 64, 16: 128},
+        "sampled_tokens": {8: 100, 16: 200},
+        "seconds": {8: 1, 16: 2},
+    }
+    new = {"rollouts_seen": 7, "sampled_tokens_seen": 5000, "seconds/seen": 60.0}
+    assert {cost: each[16] for cost, each in spent([old[0], {**old[1], **new}], group_size=8).items()} == {
+        "tasks": 16,
+        "rollouts": 7,
+        "sampled_tokens": 5000,
+        "seconds": 60,
+    }
 
 
 # Do the intervals cover?
@@ -244,10 +301,16 @@ def test_groups_are_named_by_what_sets_them_apart():
 
     assert named("algo=dapo", "seed=3") == ["dapo", "dual-lora"]
     assert named("algo=dapo steps=7", "steps=9") == ["dapo", "dual-lora"]  # constant within its algorithm
-    assert named("coupling=separate", "coupling=shared lookahead=false") == [
+    assert named("coupling=separate", "coupling=shared lookahead=off") == [
         "dual-lora",
-        "dual-lora coupling=shared lookahead=false",
+        "dual-lora coupling=shared lookahead=off",
     ]
+    assert named("", "policy.frozen=true", "world_model.only=true lora.rank=8") == [
+        "dual-lora",
+        "dual-lora frozen-policy",
+        "dual-lora frozen-policy rank=8",
+    ]
+    assert named("algo=dapo", "policy.frozen=true") == ["dapo", "dual-lora frozen-policy"], "also where it is alone"
     assert named("world_model.weight=0.5", "world_model.weight=1", "world_model.weight=2") == [
         "dual-lora weight=0.5",
         "dual-lora",
@@ -300,7 +363,7 @@ def test_the_baseline_is_plain_dapo_unless_another_is_named():
 
 
 def test_runs_that_were_looked_at_more_or_less_often_are_compared_and_it_is_said():
-    runs = [run_of({0: 0.0, 80: 0.9}, f"seed={seed}", f"eval.every={every}") for seed, every in ((0, 5), (1, 20))]
+    runs = [run_of({0: 0.0, 80: 0.1}, f"seed={seed}", f"eval.every={every}") for seed, every in ((0, 5), (1, 20))]
     comparison = compare(runs)
     assert len(comparison.groups) == 1
     assert "evaluated every 5 or 20 steps" in comparison.notes[-1]
@@ -347,6 +410,7 @@ def test_success_at_the_end_is_told_for_every_split_and_level_with_its_interval(
     def run(seed: int, success: float) -> RunRecord:
         made = run_of({0: 0.0, 80: success}, f"seed={seed}", "eval.final_splits=test_unseen_rules", unseen=[0.0, 0.5])
         last = {"eval/test_unseen_rules/success": 0.25, "eval/val/success_by_level": {"2": success, "3": 0.0}}
+        last["eval/val/success_blind"] = success / 10
         return dataclasses.replace(made, rows=(made.rows[0], {**made.rows[1], **last}))
 
     comparison = compare([run(seed, success) for seed, success in enumerate((0.5, 0.6, 0.7))])
@@ -357,8 +421,8 @@ def test_success_at_the_end_is_told_for_every_split_and_level_with_its_interval(
     assert (group.at_the_end["test_unseen_companies"].mean, group.at_the_end["test_unseen_rules"].mean) == (0.5, 0.25)
     assert group.at_the_end["test_unseen_rules"].interval is None, "three seeds that agree tell no deviation"
     assert split_table(comparison) == [
-        ("group", "val", "companies", "rules"),
-        ("dual-lora", "60% ±25", "50%", "25%"),
+        ("group", "val", "companies", "rules", "val blind"),
+        ("dual-lora", "60% ±25", "50%", "25%", "6% ±2"),
     ]
     assert level_table(comparison) == [("group", "2", "3"), ("dual-lora", "60% ±25", "0%")]
     assert level_table(compare([run_of({0: 0.5})])) == []
@@ -491,7 +555,7 @@ def test_runs_that_cannot_be_used_are_named():
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Real folders: two seeds each, plain DAPO never gets there, dual-LoRA does."""
-    for algo, points in (("dapo", {0: 0.0, 80: 0.1, 160: 0.1}), ("dual-lora", {0: 0.0, 80: 0.9})):
+    for algo, points in (("dapo", {0: 0.0, 80: 0.1, 160: 0.1}), ("dual-lora", {0: 0.0, 80: 0.9, 88: 0.9})):
         for seed in (0, 1):
             run = tmp_path / f"{algo}-{seed}"
             run.mkdir()
@@ -499,6 +563,14 @@ def folder(tmp_path: Path) -> Path:
             (run / "config.yaml").write_text(to_yaml(config))
             (run / "data.json").write_text(json.dumps(DATA))
             rows = rows_of(points, unseen=list(points.values()))
+            for row in rows[1:]:
+                row |= {
+                    "sampled_tokens": 1000 if algo == "dapo" else 4000,
+                    "seconds/rollout": 10.0,
+                    "seconds/eval": 99.0,
+                }
+                if algo == "dual-lora":
+                    row |= {"rollouts_seen": 4 * row["tasks_seen"], "eval/val/success_blind": 0.25}
             (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return tmp_path
 
@@ -522,8 +594,11 @@ def test_the_command_shows_bounds_as_bounds(lfo, folder: Path):
     assert "> 160" in out
     assert "≥ 2.0" in out
     assert "dapo needed at least 2.0 times as many tasks as dual-lora to reach 63% on val, over 2 paired seeds" in out
-    assert "On test_unseen_companies after 80 tasks: dual-lora 90%, dapo 10%." in out
-    assert "dual-lora-0 has not ended: step 10 of 20" in out
+    assert "On test_unseen_companies after 88 tasks: dual-lora 90%, dapo 10%." in out
+    assert "dapo-0 has not ended" not in out
+    assert "Times less than dapo to 63% on val" in out
+    assert "val blind" in out
+    assert "Blind, without look-ahead, is what the policy's weights know." in out
 
 
 def test_the_command_answers_programs(lfo, folder: Path):
@@ -538,6 +613,10 @@ def test_the_command_answers_programs(lfo, folder: Path):
     assert (group["ratio_to_baseline"], group["interval"]) == (pytest.approx(2), None)
     assert (group["censored"], group["bound"], group["paired_seeds"]) == (True, "at least", [0, 1])
     assert (group["zero_shot"], group["zero_shot_ratio"]) == (0.9, pytest.approx(9))
+    assert group["blind"]["val"]["by_seed"] == {"0": 0.25, "1": 0.25}
+    assert result["groups"][0]["blind"] == {}
+    assert group["costs"]["seconds"]["by_seed"] == {"0": 10.0, "1": 10.0}, "at 80 tasks, evaluation not counted"
+    assert result["groups"][0]["costs"]["tasks"]["value"] is None
 
 
 def test_runs_are_found_in_all_folders_below_and_not_inside_runs(lfo, folder: Path):

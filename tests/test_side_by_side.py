@@ -33,7 +33,7 @@ def run_of(algo: str, curve: dict[int, float], *, unseen: float | None, seconds:
 
 
 PLAIN = run_of("dapo", {0: 0.0, 80: 0.05, 160: 0.1}, unseen=0.04, seconds=30.4)
-DUAL = run_of("dual-lora", {0: 0.0, 80: 0.63, 160: 0.5}, unseen=None, seconds=50.0)
+DUAL = run_of("dual-lora", {0: 0.0, 80: 0.63, 120: 0.7, 160: 0.5}, unseen=None, seconds=50.0)
 
 
 def written(folder: Path, *rows: dict, torn: str = "") -> Path:
@@ -48,7 +48,14 @@ def test_an_arm_is_told_from_the_rows_that_hold_an_evaluation(tmp_path: Path):
     run = written(
         tmp_path / "run",
         {"step": 0, "tasks_seen": 0, VAL: 0.0, UNSEEN: 0.01, "seconds/eval": 2.0},
-        {"step": 1, "tasks_seen": 8, "success": 0.9, "seconds/rollout": 1.0, "seconds/update": 0.5},
+        {
+            "step": 1,
+            "tasks_seen": 8,
+            "success": 0.9,
+            "seconds/rollout": 1.0,
+            "seconds/update": 0.5,
+            "seconds/seen": 1.5,
+        },
         {"step": 2, "tasks_seen": 16, VAL: 0.25, UNSEEN: 0.125, "seconds/eval": 2.0, "tokens_per_second": 1000.0},
         {"step": 3, "tasks_seen": 24, "success": 1.0, "seconds/rollout": 1.0},
         torn='{"step": 4, "tasks_',
@@ -78,6 +85,7 @@ def test_the_table_has_a_row_for_every_evaluation_of_either_arm():
     assert table(compare([DUAL, longer])) == [
         ("val after 0 tasks", "0%", "2%"),
         ("val after 80 tasks", "63%", "-"),
+        ("val after 120 tasks", "70%", "-"),
         ("val after 160 tasks", "50%", "-"),
         ("val after 240 tasks", "-", "30%"),
         ("unseen companies, zero-shot", "-", "50%"),

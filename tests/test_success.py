@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from lfo.evaluation.success import rollout_metrics
+from lfo.evaluation.success import draft_metrics, rollout_metrics
 from lfo.types import Rollout, StopReason, Turn
 
 
@@ -45,3 +47,12 @@ def test_means_levels_and_stops():
 
 def test_an_environment_without_levels_has_none():
     assert "success_by_level" not in rollout_metrics([rollout(1.0)])
+
+
+def test_drafts_are_counted_over_rollouts_that_look_ahead_and_none_is_told_as_none():
+    kept, blind = rollout(1.0, imagined=2), replace(rollout(0.0), blind=True)
+    (turn, *_) = rollout(0.0, turns=0, imagined=1).turns
+    back = replace(rollout(0.0), taken_back=(replace(turn, taken_back=True), replace(turn, taken_back=True)))
+    assert draft_metrics([kept, back, blind]) == {"drafts": 2.0, "drafts_kept": 0.5}
+    assert draft_metrics([rollout(1.0), blind]) == {"drafts": 0.0}
+    assert draft_metrics([blind]) == {}, "nobody could"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from lfo.rollout.runner import RolloutRequest
+from lfo.rollout.row import RolloutRequest
 from lfo.rundir import latest_checkpoint, read_metrics
 from lfo.training import Trainer
 from lfo.types import Rollout
@@ -42,17 +42,28 @@ def results(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "results.json").read_text())
 
 
+def numbers_of(rollout: Rollout) -> Iterator[tuple[int, ...]]:
+    """What names the random numbers of each of a rollout's messages: its turn, and which draft after the first."""
+    turn = look = 0
+    for each in rollout.turns:
+        yield (turn, look) if look else (turn,)
+        turn, look = (turn, look + 1) if each.predicted else (turn + 1, 0)
+
+
 def gap_of_draw(trainer: Trainer, request: RolloutRequest, rollout: Rollout, other: Sequence[int]) -> float:
     """How far the number that drew the first token that differs lies from the boundary between the two tokens.
 
     Engines round differently, so a number on the boundary may fall to either side; anything else is a difference.
     """
     place = next(at for at, pair in enumerate(zip(rollout.tokens, other, strict=False)) if pair[0] != pair[1])
-    spoken = [turn for turn in rollout.turns if not turn.predicted]
-    found = [(number, turn) for number, turn in enumerate(spoken) if turn.action_start <= place <= turn.action_end]
+    found = [
+        (numbers, turn)
+        for numbers, turn in zip(numbers_of(rollout), rollout.turns, strict=True)
+        if turn.action_start <= place <= turn.action_end
+    ]
     assert found, "what was not drawn must not differ"
-    ((number, turn),) = found
-    uniforms = np.random.default_rng([*request.seeds, number]).random(trainer.backend.agent.settings.max_turn_tokens)
+    ((numbers, turn),) = found
+    uniforms = np.random.default_rng([*request.seeds, *numbers]).random(trainer.backend.agent.settings.max_turn_tokens)
     with torch.no_grad():
         hidden = model_of(trainer).hidden(torch.tensor([rollout.tokens[:place]]), model_of(trainer).policy_adapters)[
             0, -1
@@ -157,9 +168,16 @@ def test_verls_tools_would_cut_replies_and_that_shows(results):
 
 
 def test_an_inquiry_reaches_the_agent_loop_and_comes_back(results):
-    inquired, asked = results["inquiry"]
-    assert inquired
-    assert any(asked)
+    assert {inquiry for inquiry, _, _ in results["inquiries"]} == {0, 1}
+    for inquiry, inquired, asked in results["inquiries"]:
+        assert inquired == bool(inquiry)
+        assert not inquired or asked[0]
+
+
+def test_what_an_explorer_may_imagine_reaches_the_agent_loop_and_comes_back(results):
+    sent, came_back = results["imagine"]
+    assert sent == came_back
+    assert set(sent) == {None, 1}
 
 
 def test_another_environment_trains_on_two_ranks(results, folder: Path):

@@ -19,16 +19,13 @@ from typing import Any, cast
 from lfo.config import RunConfig, load_config
 from lfo.engines import create_trainer
 from lfo.engines.verl import settings
-from lfo.env.oracle import OracleCodes
-from lfo.env.phone_calls import PhoneCalls
 from lfo.errors import WorkError
 from lfo.protocol.world_model import WorldModelCodec
 from lfo.rollout.records import rollout_record
-from lfo.rollout.runner import RolloutRequest
 from lfo.rollout.tasks import draw_requests
 from lfo.types import Rollout
 from small_runs import SMALL, tokenizer
-from verl_worlds import TalkativeWorld, ToolWorld
+from verl_worlds import TalkativeWorld, ToolWorld, TwoQuestions
 
 FOLDER = Path(sys.argv[1])
 RESULTS: dict[str, Any] = {}
@@ -80,10 +77,8 @@ def steps_beside_the_local_engine() -> None:
         except WorkError as error:
             RESULTS["stale"] = str(error)
         RESULTS["through_tools"] = rollouts_through_verls_tools(trainer, cluster)
-        (two_departments, *_) = PhoneCalls(levels=(3,)).tasks("train")
-        request = RolloutRequest(task=two_departments, seeds=(0, 0), blind=True, inquiry=1)
-        (rollout,) = roll_out([request])
-        RESULTS["inquiry"] = [rollout.inquired, [turn.asked for turn in rollout.turns]]
+        requests = draw_requests(trainer.config, trainer.environment(), 0, 0)
+        RESULTS["imagine"] = [[request.imagine for request in requests], [each.imagine for each in roll_out(requests)]]
 
 
 def rollouts_through_verls_tools(trainer: Any, cluster: Any) -> dict[str, list[dict[str, Any]]]:
@@ -117,6 +112,7 @@ def rollouts_through_verls_tools(trainer: Any, cluster: Any) -> dict[str, list[d
                     "task": request.task,
                     "seeds": [request.seeds],
                     "blind": [request.blind],
+                    "imagine": [request.imagine],
                     "inquiry": [request.inquiry],
                 }
             ]
@@ -125,7 +121,9 @@ def rollouts_through_verls_tools(trainer: Any, cluster: Any) -> dict[str, list[d
 
 
 def two_ranks_in_another_world() -> None:
+    """With the environment's own questions, some of which are asked for real."""
     chosen = config(
+        "lookahead=environment",
         "coupling=shared",
         "world_model.predict=all",
         "policy.dynamic_sampling=false",  # every group trains, so that log-probs are compared in every step
@@ -134,7 +132,19 @@ def two_ranks_in_another_world() -> None:
         "verl.trainer.n_gpus_per_node=2",
         f"output_dir={FOLDER / 'oracle'}",
     )
-    RESULTS["oracle"] = create_trainer(chosen, OracleCodes, tokenizer()).fit()
+    trainer = create_trainer(chosen, TwoQuestions, tokenizer())
+    roll_out, rollouts = trainer.backend.roll_out, []
+
+    def noting(requests: Sequence[Any], **options: Any) -> list[Any]:
+        found = roll_out(requests, **options)
+        rollouts.extend(zip(requests, found, strict=True))
+        return found
+
+    trainer.backend.roll_out = noting  # type: ignore[method-assign]
+    RESULTS["oracle"] = trainer.fit()
+    RESULTS["inquiries"] = [
+        [request.inquiry, rollout.inquired, [turn.asked for turn in rollout.turns]] for request, rollout in rollouts
+    ]
 
 
 if __name__ == "__main__":

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
-from lfo.types import StepResult
+from lfo.types import Message, StepResult, ToolCall
 
 LONG = "The line is bad. " * 20  # 340 characters: verl's own tools would cut a reply at 256, in its middle
 
@@ -33,6 +35,15 @@ class TalkativeWorld(FussyWorld):
         if "make_phone_call" not in message:
             return result
         return replace(result, observation=LONG + result.observation)
+
+
+class TwoQuestions(OracleCodes):
+    """Names two calls before the first turn, so that there is a second one to inquire about."""
+
+    def lookahead_query(self, transcript: Sequence[Message]) -> ToolCall | None:
+        asked = sum(message.predicted and message.role == "tool" for message in transcript)
+        calls = [ToolCall(name="open_door", arguments={"words": words}) for words in ([], ["ash"])]
+        return calls[asked] if asked < len(calls) else None
 
 
 class ToolWorld(TalkativeWorld):

@@ -27,9 +27,11 @@ from lfo.model.adapters import DualAdapterModel
 from lfo.model.sampler import Sampler
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.world_model import WorldModelCodec, WorldModelState
-from lfo.rollout.predictors import make_predictor, world_model_codec
+from lfo.rollout.deliberation import LookAhead
+from lfo.rollout.predictors import make_lookahead, world_model_codec
 from lfo.rollout.reply_memory import ReplyMemory
-from lfo.rollout.runner import Predictor, RolloutRequest, Runner, RunnerSettings
+from lfo.rollout.row import RolloutRequest
+from lfo.rollout.runner import Runner, RunnerSettings
 from lfo.rundir import best_checkpoint, latest_checkpoint
 from lfo.types import Rollout, ToolCall, Turn
 
@@ -52,7 +54,7 @@ class Agent:
     model: DualAdapterModel
     sampler: Sampler
     settings: RunnerSettings
-    predictor: Predictor | None = None  # who answers look-ahead; None: the run has none
+    lookahead: LookAhead | None = None  # None: the run has none
     memory: ReplyMemory | None = None  # where look-ahead is answered from one
     weights: Path | None = None  # the folder that the adapters were read from; None: they are fresh
 
@@ -73,8 +75,8 @@ class Agent:
         sampler, adapters = self.sampler, self.model.policy_adapters
         if untrained:  # a sampler of its own: the base's merged weights are needed nowhere else
             sampler, adapters = _sampler(self.model, self.codec, self.config), ()
-        predictor = self.predictor if lookahead and not untrained else None
-        runner = Runner(self.environment, self.codec, settings=self.settings, predictor=predictor)
+        used = self.lookahead if lookahead and not untrained else None
+        runner = Runner(self.environment, self.codec, settings=self.settings, lookahead=used)
         rows = sampler.session(rows=len(requests), adapters=adapters)
         return runner.run(requests, rows, temperature=temperature, watch=watch)
 
@@ -152,8 +154,8 @@ def build_agent(
         settings=RunnerSettings.of_run(config),
         memory=memory,
     )
-    predictor = make_predictor(config, environment, agent.world_model_codec, agent.complete, memory)
-    return dataclasses.replace(agent, predictor=predictor)
+    lookahead = make_lookahead(config, environment, agent.world_model_codec, agent.complete, memory)
+    return dataclasses.replace(agent, lookahead=lookahead)
 
 
 def _sampler(model: DualAdapterModel, codec: ChatCodec, config: RunConfig) -> Sampler:

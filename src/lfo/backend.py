@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from lfo.rollout.reply_memory import ReplyMemory
-from lfo.rollout.runner import RolloutRequest
+from lfo.rollout.row import RolloutRequest
 from lfo.types import ReplyScore, Rollout, TrainingSample
 
 

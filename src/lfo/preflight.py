@@ -8,6 +8,7 @@ from lfo.config import RunConfig, validate
 from lfo.env.interface import EnvironmentFactory, OffersLookahead, flaw_of, predicted_tools, tasks_of
 from lfo.errors import ConfigError
 from lfo.rollout.patience import call_all
+from lfo.rollout.predictors import imagined_tools
 from lfo.tracking import require_trackers
 
 
@@ -22,11 +23,12 @@ def check_run(config: RunConfig, environment: EnvironmentFactory) -> None:
     if isinstance(flaw, str):
         raise ConfigError(flaw)
     made = environment()
-    if config.lookahead and not isinstance(made, OffersLookahead):
+    if config.lookahead == "environment" and not isinstance(made, OffersLookahead):
         raise ConfigError(
             f"the environment {type(made).__name__} has no lookahead_query, so nothing would ever be "
-            "imagined; write one, or set lookahead=false"
+            "imagined; write one, or set lookahead=policy"
         )
     predicted_tools(made, config.world_model.predict)
+    imagined_tools(made, config)
     for split in config.eval.final_splits:
         tasks_of(made, split)  # an unknown split is better found now than after the last step

@@ -39,6 +39,7 @@ from lfo.rollout.samples import (
     inline_rows,
     is_the_policys,
     logged_replies,
+    mark_imagined,
     policy_rows,
     world_model_sample,
 )
@@ -62,6 +63,9 @@ class State:
     tasks_seen: int = 0
     weight: float = 0.0  # of the world-model loss
     best: float | None = None  # success on val
+    rollouts: int = 0  # these three: what the run has cost so far, besides tasks
+    sampled_tokens: int = 0
+    seconds: float = 0.0
 
 
 class Collected(NamedTuple):
@@ -159,8 +163,14 @@ class Trainer:
         with clock("sync"):
             self.backend.sync(step + 1)
         row, watched = self.row(step, collected), mean_of_each(learnt)
+        self.state.rollouts += len(collected.rollouts)
+        self.state.sampled_tokens += row["sampled_tokens"]
+        self.state.seconds += sum(clock.seconds.values())
         return {
             **row,
+            "rollouts_seen": self.state.rollouts,
+            "sampled_tokens_seen": self.state.sampled_tokens,
+            "seconds/seen": self.state.seconds,
             **watched,
             **gradient_balance({**row, **watched}),
             **({} if self.backend.memory is None else {"memory_size": len(self.backend.memory)}),
@@ -196,10 +206,11 @@ class Trainer:
         requests, size = draw_requests(self.config, self.environment(), step, draw), self.config.rollout.group_size
         rollouts = tuple(self.backend.roll_out(requests))
         refuse_dead_environment(rollouts)
-        return [
+        groups = [
             RolloutGroup(task_id=str(requests[first].task.id), rollouts=rollouts[first : first + size])
             for first in range(0, len(requests), size)
         ]
+        return list(map(mark_imagined, groups)) if self.config.lookahead == "policy" else groups
 
     def shaped(self, group: RolloutGroup) -> RolloutGroup:
         """The group as the policy is trained on it: its own rollouts, with shaped rewards."""
@@ -238,7 +249,7 @@ class Trainer:
         weight = self.state.weight if active.world_model and world.predict != "none" else 0.0
         rate = learning_rate(step, base=1.0, warmup=config.optimizer.warmup_steps, total=config.steps, floor=RATE_FLOOR)
         count = config.rollout.prompts // config.rollout.mini_batch_prompts
-        kept = collected.kept if active.policy and not world.only else {}
+        kept = collected.kept if active.policy and not config.policy.frozen else {}
         inline = world.input == "inline"
         # The policy's own rows carry what they heard where the world model is trained inline.
         row = {
@@ -262,7 +273,7 @@ class Trainer:
         """The world-model examples of one mini-batch: of all that was ever heard, or of what is new."""
         world, seeds = self.config.world_model, (self.config.seed, step, index)
         if world.replay:
-            return self.replay.draw(world.examples_per_mini_batch, seeds, asked_first=self.config.lookahead)
+            return self.replay.draw(world.examples_per_mini_batch, seeds, asked_first=self.config.looks_ahead)
         return ReplayBuffer({each.key: each for each in fresh}).draw(world.examples_per_mini_batch, seeds)
 
     def _world_rows(self, examples: Sequence[WorldModelExample]) -> list[TrainingSample]:

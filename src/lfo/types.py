@@ -92,7 +92,8 @@ class Turn:
 
     The spans are half-open token ranges in the rollout's row: `tokens[action_start:action_end]` is the
     assistant's message without the template around it, and likewise the observation.
-    `predicted` marks an imagined exchange; its observation was written by the world model.
+    `predicted` marks an imagined exchange; its observation was written by the world model. One that was taken back
+    is not in the row: its spans are empty, and say where it was.
     """
 
     action: str
@@ -103,6 +104,7 @@ class Turn:
     observation_start: int
     observation_end: int
     predicted: bool = False
+    taken_back: bool = False
     asked: bool = False  # a real call that look-ahead asks about at this point
     facts: ReplyFacts | None = None  # of a real observation, when the environment can tell
 
@@ -125,7 +127,10 @@ class Rollout:
     reward: float
     stop: StopReason
     error: str = ""  # one sentence, when the environment failed
+    taken_back: tuple[Turn, ...] = ()  # exchanges that were imagined and left the row again
+    discarded_tokens: int = 0  # sampled, and taken back with them
     blind: bool = False  # explored without look-ahead
+    imagine: int | None = None  # exchanges that it might imagine; None: as many as the run allows
     inquired: bool = False  # explored by asking what look-ahead would have imagined: not the policy's own doing
     info: Mapping[str, Any] = field(default_factory=dict)  # the environment's last words: level, mistakes, ...
 
@@ -135,7 +140,8 @@ class Rollout:
 
     @property
     def sampled_count(self) -> int:
-        return sum(origin == Origin.SAMPLED for origin in self.origins)
+        """Tokens that the policy sampled, those that left the row included."""
+        return sum(origin == Origin.SAMPLED for origin in self.origins) + self.discarded_tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,9 +156,9 @@ class RolloutGroup:
         return tuple(rollout.reward for rollout in self.rollouts)
 
     @property
-    def conditions(self) -> tuple[bool, ...]:
-        """Which rollouts may be compared: those that look-ahead was shown to, and those that acted without."""
-        return tuple(rollout.blind for rollout in self.rollouts)
+    def conditions(self) -> tuple[tuple[bool, int | None], ...]:
+        """Which rollouts may be compared: those that may imagine equally much."""
+        return tuple((rollout.blind, rollout.imagine) for rollout in self.rollouts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

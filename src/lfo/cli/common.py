@@ -143,10 +143,12 @@ def print_opening(console: Console, opening: Sequence[Message]) -> None:
 
 
 def print_turn(console: Console, turn: Turn) -> None:
-    """One exchange; an imagined one stands apart and says what it is."""
+    """One exchange; an imagined one stands apart and says what it is, and whether it was taken back."""
     said = call_in_words(turn.call) if turn.call else turn.action
     if turn.predicted:
-        print_lines(console, ("imagines", said, "dim"), ("expects", turn.observation, "italic magenta"))
+        back = [("", "imagined and taken back", "dim")] if turn.taken_back else []
+        heard = "dim italic" if turn.taken_back else "italic magenta"
+        print_lines(console, ("imagined", said, "dim"), ("expects", turn.observation, heard), *back)
     else:
         heard = [("world", turn.observation, "green")] if turn.observation else []
         print_lines(console, ("agent", said, "cyan"), *heard)
@@ -157,6 +159,10 @@ def print_outcome(console: Console, rollout: Rollout) -> None:
     from lfo.evaluation.repeated_tasks import solved
 
     facts = [counted(sum(not turn.predicted for turn in rollout.turns), "turn")]
+    if kept := sum(turn.predicted for turn in rollout.turns):
+        facts.append(f"{kept} imagined")
+    if rollout.taken_back:
+        facts.append(f"{len(rollout.taken_back)} imagined and taken back")
     facts += [counted(rollout.info[f"{name}s"], name) for name in ("call", "mistake") if f"{name}s" in rollout.info]
     facts.append(f"ended by {END_IN_WORDS[rollout.stop.value]}")
     line = Text("Success" if solved(rollout) else "Failed", style="bold green" if solved(rollout) else "bold red")

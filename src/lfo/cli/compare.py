@@ -19,7 +19,10 @@ def compare(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare how many tasks runs needed, grouped by their settings: lfo compare runs/level2/*"""
+    """Compare what runs needed to a target, grouped by their settings: lfo compare runs/level2/*
+
+    A target is reached at the first of two evaluations in a row at or above it.
+    """
     from lfo.evaluation import comparison_text
     from lfo.evaluation.runs import find_runs, read_run
     from lfo.evaluation.sample_efficiency import compare as compare_runs
@@ -32,11 +35,15 @@ def compare(
     of = "success" if comparison.ceiling is None else f"the ceiling ({comparison.ceiling:.1%})"
     tables = {
         f"Tasks to a share of {of}": comparison_text.table(comparison),
+        f"Times less than {comparison.baseline} to {comparison.target:.0%} on val": comparison_text.cost_table(
+            comparison
+        ),
         "Success at the end: mean and 95 % interval, or the seeds": comparison_text.split_table(comparison),
         "Success on val at the end, by level": comparison_text.level_table(comparison),
     }
     for title, rows in tables.items():
         if rows:
             console.print(figures_table(title, rows, min_width=16, overflow="fold"))
-    for line in (*comparison_text.conclusions(comparison), *comparison.notes):
+    blind = [comparison_text.BLIND] if any(group.blind for group in comparison.groups) else []
+    for line in (*blind, *comparison_text.conclusions(comparison), *comparison.notes):
         console.print(line, highlight=False, markup=False)

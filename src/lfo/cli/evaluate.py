@@ -46,7 +46,7 @@ def evaluate(
     from lfo.evaluation.fixed_tasks import evaluate as evaluate_agent
 
     chosen = agent.tasks(split)[: tasks or agent.config.eval.tasks]
-    lookahead = agent.predictor is not None and not no_lookahead
+    lookahead = agent.lookahead is not None and not no_lookahead
     with common.progress_bar(f"{len(chosen)} tasks of {split}", len(chosen) * (1 + k), hidden=as_json) as advance:
         figures = evaluate_agent(agent, chosen, k=k, lookahead=lookahead, seed=seed, on_rollouts=advance)
     result = {

@@ -56,12 +56,13 @@ def rollouts(
 
 def _show(played: list[Rollout], title: str, output: Path | None) -> None:
     from lfo.evaluation.repeated_tasks import solved
+    from lfo.rollout.records import in_order
 
     console = common.titled(title)
     for number, rollout in enumerate(played, start=1):
         common.print_rule(console, f"{number} of {len(played)}: {rollout.task_id}")
         common.print_opening(console, rollout.opening)
-        for turn in rollout.turns:
+        for turn in in_order(rollout):
             common.print_turn(console, turn)
         common.print_outcome(console, rollout)
     saved = f"; saved in {output}" if output else ""

@@ -32,8 +32,9 @@ def run(
 ) -> None:
     """Watch a trained agent at work on one task: lfo run runs/x --level 2
 
-    What it imagines and expects to hear is written by its world model, before it
-    acts; what the world says is real.
+    A call that it imagined was not made, and the reply that it expects is written by
+    its world model; where that changes nothing, the call is taken back. What the
+    world says is real.
     """
     agent = common.open_agent(run, adapter=adapter, device=device, levels=None if level is None else (level,))
     chosen = _choose(agent, split, task, level, seed)

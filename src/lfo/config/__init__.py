@@ -21,7 +21,17 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lfo.config.checks import validate
-from lfo.config.knobs import LEAVES, OLD_VALUES, PARTS, SHIPPED_ENVIRONMENTS, SHORT_FORMS, RunConfig, by_name, flatten
+from lfo.config.knobs import (
+    LEAVES,
+    OLD_NAMES,
+    OLD_VALUES,
+    PARTS,
+    SHIPPED_ENVIRONMENTS,
+    SHORT_FORMS,
+    RunConfig,
+    by_name,
+    flatten,
+)
 from lfo.config.presets import ALGORITHMS, PRESETS
 from lfo.errors import ConfigError
 from lfo.settings import assign, dotted, hints_of, nearest, parse, read_yaml, typed
@@ -140,13 +150,18 @@ def _spelled_out(assignments: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, 
             yield from ((f"env_args.{key}", argument) for key, argument in value.items())
         else:
             old = OLD_VALUES.get(name, {})
-            yield name, old.get(value, value) if isinstance(value, str) else value
+            word = str(value).lower() if isinstance(value, bool) else value
+            yield OLD_NAMES.get(name, name), old.get(word, value) if isinstance(word, str) else value
 
 
 def _read_assignments(path: Path, *, known_only: bool = False) -> list[tuple[str, Any]]:
     tree = read_yaml(path)
+    if tree.get("lookahead") is True and "lookahead_source" in tree and "imagine" not in tree:
+        tree["lookahead"] = "environment"  # a run of an older version, where nobody else could propose
     settings = by_name(tree) if known_only else _merging(by_name(tree))
-    assignments = [(name, value) for name, value in settings if name in (*LEAVES, *SHORT_FORMS) or not known_only]
+    assignments = [
+        (name, value) for name, value in settings if name in (*LEAVES, *SHORT_FORMS, *OLD_NAMES) or not known_only
+    ]
     for name, _ in assignments:
         try:
             _annotation(name)
@@ -162,6 +177,7 @@ def _merging(settings: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
 
 
 def _annotation(name: str) -> Any:
+    name = OLD_NAMES.get(name, name)
     if name in LEAVES:
         return LEAVES[name]
     if name in SHORT_FORMS:

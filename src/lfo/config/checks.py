@@ -88,11 +88,11 @@ def _of_the_world_model(c: RunConfig) -> Iterator[tuple[bool, str]]:
     yield (
         w.input != "inline" or coupling.reads_inline,
         "world_model.input=inline needs "
-        f"{' or '.join(f'coupling={name}' for name in names_where(lambda row: row.reads_inline))}, and lookahead=false",
+        f"{' or '.join(f'coupling={name}' for name in names_where(lambda row: row.reads_inline))}, and lookahead=off",
     )
     yield (
-        w.input != "inline" or not c.lookahead or c.lookahead_source != "world_model",
-        "world_model.input=inline trains no world model that look-ahead could ask: it needs lookahead=false",
+        w.input != "inline" or not c.looks_ahead or c.lookahead_source != "world_model",
+        "world_model.input=inline trains no world model that look-ahead could ask: it needs lookahead=off",
     )
     yield (
         w.schedule != "world_model_first" or 1 <= w.first_steps <= c.steps,
@@ -108,11 +108,14 @@ def _of_the_world_model(c: RunConfig) -> Iterator[tuple[bool, str]]:
     )
     yield w.every == 1 or w.schedule == "hierarchical", "world_model.every needs world_model.schedule=hierarchical"
     yield not w.adaptive_weight or c.eval.every > 0, "world_model.adaptive_weight=true needs eval.every above 0"
-    yield not w.only or w.weight > 0, "world_model.only=true needs world_model.weight above 0"
-    yield not w.only or w.predict != "none", "world_model.only=true has nothing to learn with world_model.predict=none"
+    yield not c.policy.frozen or w.weight > 0, "policy.frozen=true needs world_model.weight above 0"
     yield (
-        w.from_logs is None or w.only,
-        "world_model.from_logs needs world_model.only=true: logs teach the world model and not the policy",
+        not c.policy.frozen or w.predict != "none",
+        "policy.frozen=true has nothing to learn with world_model.predict=none",
+    )
+    yield (
+        w.from_logs is None or c.policy.frozen,
+        "world_model.from_logs needs policy.frozen=true: logs teach the world model and not the policy",
     )
     yield (
         w.from_logs is None or (w.replay and w.input == "state"),
@@ -124,22 +127,22 @@ def _of_lookahead(c: RunConfig) -> Iterator[tuple[bool, str]]:
     r, w = c.rollout, c.world_model
     sighted = r.group_size - round(r.group_size * c.exploration.blind_share)
     yield (
-        not c.lookahead or w.only or sighted != 1,
+        not c.looks_ahead or c.policy.frozen or sighted != 1,
         f"rollout.group_size={r.group_size} with exploration.blind_share={c.exploration.blind_share:g} leaves one "
         "rollout with look-ahead, which has none to be compared with; use a larger group or a smaller share",
     )
     yield (
-        c.lookahead_source == "world_model" or c.lookahead,
-        f"lookahead_source={c.lookahead_source} needs lookahead=true",
+        c.lookahead_source == "world_model" or c.looks_ahead,
+        f"lookahead_source={c.lookahead_source} needs lookahead=policy or lookahead=environment",
     )
     yield (
         c.lookahead_source != "memory" or w.from_logs is None,
         "lookahead_source=memory hears nothing with world_model.from_logs, which rolls nothing out",
     )
     for name, used in (
-        ("lookahead=true", c.lookahead),
+        (f"lookahead={c.lookahead}", c.looks_ahead),
         (f"world_model.weight={w.weight:g}", w.weight > 0),
-        ("world_model.only=true", w.only),
+        ("policy.frozen=true", c.policy.frozen),
         ("world_model.adaptive_weight=true", w.adaptive_weight),
         (f"surprise={c.surprise:g}", c.surprise > 0),
     ):

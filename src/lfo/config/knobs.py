@@ -47,6 +47,7 @@ class RolloutConfig:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyConfig:
     learning_rate: float = 1e-4
+    frozen: bool = False  # leave the policy as it is, and train the world model alone: the control of what RL adds
     clip_low: float = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
     clip_high: float = 0.28
     entropy: float = 0.0  # coefficient of the entropy bonus
@@ -72,15 +73,23 @@ class WorldModelConfig:
     first_steps: int = 0  # world_model_first: steps before the policy begins to learn
     every: int = 1  # hierarchical: the world model learns in every so many-th step
     adaptive_weight: bool = False  # let prediction accuracy and success set the weight
-    only: bool = False  # train the world model and leave the policy as it is
-    from_logs: str | None = None  # with `only`: a file of rollouts to learn from, instead of rolling out
+    from_logs: str | None = None  # with policy.frozen: a file of rollouts to learn from, instead of rolling out
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImagineConfig:
+    """Look-ahead that the policy proposes."""
+
+    tools: str = "default"  # whose calls may be imagined: those whose replies are predicted, all, or names with commas
+    most: int = 2  # imagined exchanges that stay in one rollout
+    drafts: int = 1  # candidates for a turn, until the expected reply to one changes what is said
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExplorationConfig:
     blind_share: float = 0.5  # share of each group that acts without look-ahead
     blind_steps: int = 0  # first steps in which every rollout does
-    inquiries: bool = True  # where look-ahead has several questions, blind rollouts take turns in really asking them
+    inquiries: bool = True  # explorers take turns in really making the first, second, ... call that others imagine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +104,7 @@ class OptimizerConfig:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalConfig:
     every: int = 10  # steps between evaluations; 0 = never
-    tasks: int = 100  # fixed tasks of each split
+    tasks: int = 200  # fixed tasks of each split
     splits: tuple[str, ...] = ("val",)
     final_splits: tuple[str, ...] = ()  # evaluated after the last step only, beside `splits`
 
@@ -112,7 +121,7 @@ class RunConfig:
     # Given to the environment's class; `levels=2,3` is short for env_args.levels=[2,3].
     env_args: Mapping[str, Any] = field(default_factory=lambda: dict(SHIPPED_ENVIRONMENTS["phone-calls"]))
     coupling: str = "separate"  # how the adapters meet: separate, shared or stacked (model/couplings.py)
-    lookahead: bool = True  # show the policy what the world model expects to hear
+    lookahead: Literal["policy", "environment", "off"] = "policy"  # who proposes what to imagine; true: policy
     lookahead_source: Literal["world_model", "truth", "shuffled", "memory"] = "world_model"  # all others are controls
     surprise: float = 0.0  # coefficient of the reward for prediction error
     steps: int = 100
@@ -128,10 +137,15 @@ class RunConfig:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     world_model: WorldModelConfig = field(default_factory=WorldModelConfig)
+    imagine: ImagineConfig = field(default_factory=ImagineConfig)
     exploration: ExplorationConfig = field(default_factory=ExplorationConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     verl: Mapping[str, Any] = field(default_factory=dict)  # engine=verl: its own settings, beside those made of ours
+
+    @property
+    def looks_ahead(self) -> bool:
+        return self.lookahead != "off"
 
 
 ABOVE_0 = 5e-324  # the smallest number that is
@@ -170,6 +184,8 @@ RANGES: Mapping[str, tuple[float, float | None]] = {
     "world_model.examples_per_mini_batch": (1, None),
     "world_model.first_steps": (0, None),
     "world_model.every": (1, None),
+    "imagine.most": (1, 8),
+    "imagine.drafts": (1, 16),
     "exploration.blind_share": (0, 1),
     "exploration.blind_steps": (0, None),
     "optimizer.betas": (0, 0.999999),
@@ -188,8 +204,13 @@ PARTS = frozenset(name.partition(".")[0] for name in LEAVES if "." in name)
 SHORT_FORMS: Mapping[str, tuple[str, Any]] = {"levels": ("env_args.levels", tuple[int, ...])}
 # Values that are written otherwise today; older files and command lines have them.
 OLD_VALUES: Mapping[str, Mapping[str, str]] = {
+    "lookahead": {"true": "policy", "True": "policy", "false": "off", "False": "off"},
     "world_model.predict": {"phone": "default", "phone_form": "make_phone_call,auth_info_form"},
 }
+
+
+# Settings that have another name today.
+OLD_NAMES: Mapping[str, str] = {"world_model.only": "policy.frozen"}
 
 
 def flatten(config: RunConfig) -> dict[str, Any]:

@@ -38,7 +38,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     # LoRA does not learn.
     "documents": {
         "coupling": "separate",
-        "lookahead": False,
+        "lookahead": "off",
         "lora.targets": "q_proj,v_proj,o_proj",
         "policy.learning_rate": 1e-6,
         "world_model.learning_rate": 1e-6,
@@ -78,7 +78,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 ALGORITHMS: Mapping[str, Mapping[str, Any]] = {
     "dual-lora": {},
     "dapo": {
-        "lookahead": False,
+        "lookahead": "off",
         "world_model.weight": 0.0,
         "world_model.replay": False,
         "exploration.blind_share": 0.0,

@@ -20,7 +20,7 @@ from lfo.errors import WorkError
 from lfo.loading import load_base, pick_device
 from lfo.model.learner import Learner
 from lfo.rollout.reply_memory import ReplyMemory
-from lfo.rollout.runner import RolloutRequest
+from lfo.rollout.row import RolloutRequest
 from lfo.types import ReplyScore, Rollout, TrainingSample
 
 OPTIMIZER = "optimizer.safetensors"

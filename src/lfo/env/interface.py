@@ -97,8 +97,10 @@ def tasks_of(environment: Environment, split: str) -> Sequence[Any]:
     return tasks
 
 
-def predicted_tools(environment: Environment, setting: str = "default") -> frozenset[str] | None:
-    """The tools that `world_model.predict` means here: `default`, `all`, `none` or names with commas; None is all."""
+def predicted_tools(
+    environment: Environment, setting: str = "default", *, name_of_setting: str = "world_model.predict"
+) -> frozenset[str] | None:
+    """The tools that a setting means here: `default`, `all`, `none` or names with commas; None is all."""
     if setting in ("all", "none"):
         return None if setting == "all" else frozenset()
     if setting != "default":
@@ -112,7 +114,7 @@ def predicted_tools(environment: Environment, setting: str = "default") -> froze
         if name not in tools:
             close = get_close_matches(name, tools, n=1, cutoff=0.0)[0]
             raise ConfigError(
-                f"world_model.predict={setting}: the environment {type(environment).__name__} has no tool {name!r}; "
+                f"{name_of_setting}={setting}: the environment {type(environment).__name__} has no tool {name!r}; "
                 f"the nearest is {close}"
             )
     return frozenset(names)

@@ -31,7 +31,7 @@ from lfo.protocol.hermes import read_tool_call
 from lfo.types import Message, ReplyFacts, ToolCall
 
 SYSTEM = "You make phone calls for your user. Search the company, ask the user once for details, then call."
-DEFAULT_COUNTS = {"train": 500, "val": 100} | {split: 100 for split in SPLITS if split.startswith("test")}
+DEFAULT_COUNTS = {"train": 500, "val": 300} | {split: 300 for split in SPLITS if split.startswith("test")}
 
 
 @dataclass(frozen=True, slots=True)

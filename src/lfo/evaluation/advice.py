@@ -17,7 +17,7 @@ from typing import Any
 
 from lfo.config import RunConfig
 from lfo.evaluation.balance import MOST
-from lfo.evaluation.sample_efficiency import ACCURACY_KEYS, LOOKAHEAD, VAL
+from lfo.evaluation.correlation import ACCURACY_KEYS, LOOKAHEAD, VAL
 from lfo.evaluation.success import FAR, evaluated_tasks, far_below
 from lfo.model.couplings import coupling_of, names_where
 
@@ -42,6 +42,8 @@ HIGH_WEIGHT = 0.1
 LOST = 0.1  # success on val below its best, well outside the noise of 100 tasks
 LATELY = 3  # evaluations that must all be far below the best one (`success.far_below`): one may be bad luck
 BROKEN = 0.05  # share of rollouts that the environment broke off: one in twenty is more than bad luck
+FEW_DRAFTS = 0.05  # imagined calls of a rollout that looks ahead: fewer are as good as none
+FEW_KEPT = 0.1  # share of imagined calls that were kept: below, what is expected hardly ever changes what is done
 
 BROKEN_OFF = ("environment_error", "environment_timeout")
 
@@ -97,7 +99,7 @@ class _Run:
 
     @property
     def learns_policy(self) -> bool:
-        return not self.config.world_model.only
+        return not self.config.policy.frozen
 
     @property
     def learns_world_model(self) -> bool:
@@ -130,7 +132,7 @@ def _nothing_to_learn_from(run: _Run) -> Trouble | None:
         how = f"in {failed / groups:.0%} of the last {groups:.0f} groups every rollout failed"
         knob = (
             "begin with easier levels, or raise rollout.group_size or policy.max_resamples"
-            if run.config.lookahead
+            if run.config.looks_ahead
             else "train with look-ahead (algo=dual-lora), begin with easier levels, or raise rollout.group_size"
         )
     else:
@@ -158,7 +160,7 @@ def _entropy_collapse(run: _Run) -> Trouble | None:
 def _world_model_not_learning(run: _Run) -> Trouble | None:
     config = run.config
     if not run.learns_world_model:
-        if not config.lookahead or config.lookahead_source != "world_model":
+        if not config.looks_ahead or config.lookahead_source != "world_model":
             return None
         setting = "world_model.weight=0" if config.world_model.weight == 0 else "world_model.predict=none"
         return Trouble(
@@ -183,6 +185,38 @@ def _world_model_not_learning(run: _Run) -> Trouble | None:
         knob="raise world_model.learning_rate or world_model.examples_per_mini_batch, keep world_model.replay=true, "
         "and let more rollouts explore (exploration.blind_share)",
     )
+
+
+def _imagines_nothing(run: _Run) -> Trouble | None:
+    drafts, _ = _drafts(run)
+    if not drafts or fmean(drafts) >= FEW_DRAFTS or run.success >= SOLVED:
+        return None
+    return Trouble(
+        name="imagines nothing",
+        figure=f"rollouts that look ahead imagine {fmean(drafts):.2f} calls each, at {run.success:.0%} success",
+        knob="the policy calls no tool that may be imagined; check imagine.tools and world_model.predict",
+    )
+
+
+def _takes_back(run: _Run) -> Trouble | None:
+    drafts, kept = _drafts(run)
+    if not drafts or fmean(drafts) < FEW_DRAFTS or not kept or fmean(kept) >= FEW_KEPT or run.success >= SOLVED:
+        return None
+    return Trouble(
+        name="takes back what it imagines",
+        figure=f"of {fmean(drafts):.1f} calls that a rollout imagines {fmean(kept):.0%} are kept, at {run.success:.0%} "
+        "success: what the world model expects does not change what the policy does",
+        knob="read some with lfo rollouts; name in imagine.tools only tools whose replies matter, raise "
+        "imagine.drafts, or let more rollouts explore (exploration.blind_share) where expected replies are wrong",
+    )
+
+
+def _drafts(run: _Run) -> tuple[list[float], list[float]]:
+    """Imagined calls of a rollout, and the share of them that was kept, lately; nothing where others propose them."""
+    if run.config.lookahead != "policy":
+        return [], []
+    where = "eval/val/" if run.lately("eval/val/drafts") else ""
+    return run.lately(f"{where}drafts"), run.lately(f"{where}drafts_kept")
 
 
 def _weight_too_high(run: _Run) -> Trouble | None:
@@ -275,6 +309,8 @@ _LOOKS: Sequence[Callable[[_Run], Trouble | None]] = (
     _entropy_collapse,
     _losses_flat,
     _world_model_not_learning,
+    _imagines_nothing,
+    _takes_back,
     _weight_too_high,
     _success_lost,
     _gradient_imbalance,
@@ -283,6 +319,7 @@ _LOOKS: Sequence[Callable[[_Run], Trouble | None]] = (
 # A trouble is not told again by its consequence.
 _EXPLAINED_BY: Mapping[str, set[str]] = {
     "world model not learning": {"both losses flat"},
+    "takes back what it imagines": {"world model not learning"},
     "success lost": {"environment errors", "entropy collapse", "weight too high"},
     "gradient imbalance": {"nothing to learn from", "success lost"},
 }

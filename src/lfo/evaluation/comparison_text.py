@@ -1,6 +1,6 @@
 """A comparison for programs and people: as JSON, as tables and in sentences.
 
-as_json(comparison), table(comparison), conclusions(comparison)
+as_json(comparison), table(comparison), cost_table(comparison), conclusions(comparison)
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from lfo.evaluation.costs import COSTS
 from lfo.evaluation.intervals import CONFIDENCE
 from lfo.evaluation.sample_efficiency import SHARES, Comparison, Difference, Ratio, Spread
 
 FEWEST_SEEDS = 3  # that have an interval worth showing, and that allow to say that two groups cannot be told apart
 TELLS_NOTHING = 50  # points: half an interval that covers most of what success can be; the seeds themselves say more
+BLIND = "Blind, without look-ahead, is what the policy's weights know."
 SIGNS = {"at least": "≥ ", "at most": "≤ ", None: ""}  # of a ratio that is a bound
 
 
@@ -35,6 +37,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
                 },
                 "success": group.success,
                 "at_the_end": {split: asdict(each) for split, each in group.at_the_end.items()},
+                "blind": {split: asdict(each) for split, each in group.blind.items()},
                 "by_level": {level: asdict(each) for level, each in group.by_level.items()},
                 "difference_to_baseline": group.difference
                 and {"tasks": group.difference.tasks, **asdict(group.difference.points)},
@@ -45,6 +48,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
                 "bound": group.ratio.bound,
                 "paired_seeds": list(group.ratio.seeds),
                 "note": group.ratio.note,
+                "costs": {cost: {"by_seed": each.by_seed, **asdict(each.ratio)} for cost, each in group.costs.items()},
                 "zero_shot": group.zero_shot.success if group.zero_shot else None,
                 "zero_shot_tasks": group.zero_shot.tasks if group.zero_shot else None,
                 "zero_shot_baseline": group.zero_shot.baseline if group.zero_shot else None,
@@ -58,8 +62,13 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def split_table(comparison: Comparison) -> list[tuple[str, ...]]:
-    """Success at the last evaluation on each split."""
-    rows = _spread_table([(group.name, group.at_the_end) for group in comparison.groups])
+    """Success at the last evaluation on each split, with look-ahead and blind where a run looks ahead."""
+    rows = _spread_table(
+        [
+            (group.name, {**group.at_the_end, **{f"{split} blind": each for split, each in group.blind.items()}})
+            for group in comparison.groups
+        ]
+    )
     return [tuple(heading.removeprefix("test_unseen_") for heading in rows[0]), *rows[1:]]
 
 
@@ -103,6 +112,18 @@ def table(comparison: Comparison) -> list[tuple[str, ...]]:
                 "-" if group.zero_shot is None else f"{group.zero_shot.success:.0%}",
             )
         )
+    return rows
+
+
+def cost_table(comparison: Comparison) -> list[tuple[str, ...]]:
+    """How many times less than the baseline each group spent to the target; empty where nobody is compared."""
+    others = [group for group in comparison.groups if group.name != comparison.baseline]
+    if comparison.baseline is None or not others:
+        return []
+    rows = [("group", *(cost.replace("_", " ") for cost in COSTS))]
+    for group in others:
+        ratios = [group.costs[cost].ratio if cost in group.costs else Ratio() for cost in COSTS]
+        rows.append((group.name, *map(_ratio_in_words, ratios)))
     return rows
 
 

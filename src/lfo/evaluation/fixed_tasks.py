@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any, Protocol
 
 from lfo.config import RunConfig
-from lfo.env.interface import DescribesReplies, EnvironmentFactory, tasks_of
+from lfo.env.interface import DescribesReplies, Environment, EnvironmentFactory, OffersLookahead, tasks_of
 from lfo.evaluation.repeated_tasks import judge
-from lfo.evaluation.success import rollout_metrics
+from lfo.evaluation.success import draft_metrics, rollout_metrics
 from lfo.evaluation.world_model import same_meaning
-from lfo.protocol.world_model import state_of
+from lfo.rollout.deliberation import imagined, questions
 from lfo.rollout.predictors import true_reply_predictor
-from lfo.rollout.records import rollout_record
-from lfo.rollout.runner import Question, RolloutRequest, RunnerSettings, refuse_dead_environment
+from lfo.rollout.records import rollout_record, transcript_at
+from lfo.rollout.row import RolloutRequest
+from lfo.rollout.runner import RunnerSettings, refuse_dead_environment
 from lfo.types import Rollout, RolloutGroup
 
 SAMPLE_ROLLOUTS = 4  # kept of each split, for a person to read
@@ -40,20 +42,43 @@ class Acts(Protocol):
 def evaluate_splits(
     config: RunConfig, environment: EnvironmentFactory, splits: Sequence[str], roll_out: RollsOut
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Greedy success on the fixed tasks of each split, as metrics, and some rollouts to read."""
+    """Greedy success on the fixed tasks of each split, as metrics, and some rollouts to read.
+
+    A run that looks ahead is also evaluated blind: that is what the policy's weights know.
+    """
     row: dict[str, Any] = {}
     records: list[dict[str, Any]] = []
     for split in splits:
         tasks = tasks_of(environment(), split)[: config.eval.tasks]
-        requests = [RolloutRequest(task=task, seeds=(0,), blind=not config.lookahead) for task in tasks]
+        requests = [RolloutRequest(task=task, seeds=(0,), blind=not config.looks_ahead) for task in tasks]
         rollouts = roll_out(requests, temperature=0.0)
         refuse_dead_environment(rollouts)
-        metrics = rollout_metrics(rollouts)
-        if config.lookahead and config.lookahead_source != "truth":
+        metrics = rollout_metrics(rollouts) | draft_metrics(rollouts)
+        if config.looks_ahead:
+            blind = roll_out([replace(request, blind=True) for request in requests], temperature=0.0)
+            metrics["success_blind"] = fmean(rollout.reward for rollout in blind)
+        if config.lookahead == "policy":
+            metrics["drafts_informative"] = informative_drafts(environment(), rollouts)
+        if config.looks_ahead and config.lookahead_source != "truth":
             metrics["lookahead_accuracy"] = lookahead_accuracy(config, environment, tasks, rollouts)
         row |= {f"eval/{split}/{name}": value for name, value in metrics.items()}
         records += [{"split": split, **rollout_record(rollout)} for rollout in rollouts[:SAMPLE_ROLLOUTS]]
     return row, records
+
+
+def informative_drafts(environment: Environment, rollouts: Sequence[Rollout]) -> float | None:
+    """Share of rollouts that have imagined a call which the environment itself would have asked about; None where it
+    asks nothing. Nothing is trained on it."""
+    if not isinstance(environment, OffersLookahead):
+        return None
+    return fmean(
+        any(
+            turn.call in questions(environment, transcript_at(rollout, index))
+            for index, turn in enumerate(rollout.turns)
+            if turn.predicted
+        )
+        for rollout in rollouts
+    )
 
 
 def evaluate(
@@ -71,7 +96,7 @@ def evaluate(
     refuse_dead_environment(greedy)
     config = agent.config
     accuracy = None
-    if lookahead and config.lookahead and config.lookahead_source != "truth":
+    if lookahead and config.looks_ahead and config.lookahead_source != "truth":
         accuracy = lookahead_accuracy(config, agent.environment, tasks, greedy)
     sampled = agent.roll_out(tasks, greedy=False, lookahead=lookahead, samples=k, seed=seed, on_batch=on_rollouts)
     refuse_dead_environment(sampled)
@@ -86,7 +111,7 @@ def lookahead_accuracy(
 ) -> float | None:
     """How often an imagined reply means what would really have been said; None where nobody can tell."""
     judge_of_replies = environment()
-    asked = [pair for task, rollout in zip(tasks, rollouts, strict=True) for pair in _imagined(task, rollout)]
+    asked = [pair for task, rollout in zip(tasks, rollouts, strict=True) for pair in imagined(rollout, task)]
     if not asked or not isinstance(judge_of_replies, DescribesReplies):
         return None
     truth = true_reply_predictor(environment, RunnerSettings.of_run(config))([question for question, _ in asked])
@@ -95,16 +120,6 @@ def lookahead_accuracy(
     ]
     known = [verdict for verdict in verdicts if verdict is not None]
     return fmean(known) if known else None
-
-
-def _imagined(task: Any, rollout: Rollout) -> Iterator[tuple[Question, str]]:
-    """What look-ahead asked in a rollout, and the reply that it was given."""
-    for index, turn in enumerate(rollout.turns):
-        if turn.predicted and turn.call is not None:
-            before = rollout.turns[:index]
-            said = tuple(each.action for each in before if not each.predicted)
-            state = state_of(rollout.opening, before)
-            yield Question(task=task, state=state, call=turn.call, messages=said), turn.observation
 
 
 def _groups(rollouts: Sequence[Rollout], size: int) -> list[RolloutGroup]:

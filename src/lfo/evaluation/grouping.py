@@ -13,6 +13,8 @@ from lfo.config import BESIDE_THE_EXPERIMENT, LEAVES, RunConfig, differences, ex
 from lfo.errors import UsageError
 from lfo.evaluation.runs import RunRecord
 
+FROZEN, FROZEN_POLICY = "policy.frozen", "frozen-policy"  # the setting, and its name among those of groups
+
 
 def config_of(run: RunRecord) -> RunConfig:
     assert run.config is not None, "unusable runs are refused before"
@@ -33,17 +35,20 @@ def grouped(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
 def group_names(configs: Sequence[RunConfig]) -> list[str]:
     """A short name for each group: its algorithm, and those settings in which it stands out from groups of the same.
 
-    "dapo", "dual-lora", "dual-lora coupling=shared lookahead=false"
+    "dapo", "dual-lora", "dual-lora frozen-policy", "dual-lora coupling=shared lookahead=off"
 
-    No two groups have one name: those that no setting tells apart are numbered.
+    A frozen policy is a control and always called so. No two groups have one name: those that no setting tells apart
+    are numbered.
     """
     names: list[str] = []
     for config in configs:
         usual = load_config([f"preset={configs[0].preset}", f"algo={config.algo}"])
         alike = [other for other in configs if other.algo == config.algo]
         varying = {name for other in alike for name in _telling(config, other)}
-        own = {name: value for name, (value, _) in differences(config, usual).items() if name in varying}
-        names.append(" ".join([config.algo, *(f"{_short(name)}={_in_words(value)}" for name, value in own.items())]))
+        own = {name: value for name, (value, _) in differences(config, usual).items() if name in varying - {FROZEN}}
+        control = [FROZEN_POLICY] if config.policy.frozen else []
+        settings = [f"{_short(name)}={_in_words(value)}" for name, value in own.items()]
+        names.append(" ".join([config.algo, *control, *settings]))
     return [
         name if names.count(name) == 1 else f"{name} #{names[: place + 1].count(name)}"
         for place, name in enumerate(names)

@@ -27,9 +27,11 @@ from lfo.errors import EnvironmentFailed
 from lfo.evaluation.world_model import OTHER, Prediction, describe_with, prediction_metrics, same_meaning
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import ObservedCall, WorldModelCodec, observed_calls, render_state, state_of
+from lfo.rollout.deliberation import Question
 from lfo.rollout.predictors import true_reply_predictor
 from lfo.rollout.records import rollout_from_texts, transcripts
-from lfo.rollout.runner import Question, RolloutRequest, RunnerSettings
+from lfo.rollout.row import RolloutRequest
+from lfo.rollout.runner import RunnerSettings
 from lfo.rollout.samples import world_model_sample
 from lfo.types import Rollout, StepResult
 

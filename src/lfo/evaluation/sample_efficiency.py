@@ -4,11 +4,13 @@
     lfo compare runs/level2/* --json
 
 Runs that agree in every setting but the seed are one group. A run needs as many tasks to a target as it had seen at
-the first evaluation on val that reached it, so answers are as fine as evaluations are frequent, and reaching it once
-counts. `ratio_to_baseline` is the baseline's tasks over the group's tasks to 70 % of the information ceiling, paired by
-seed: the geometric mean over seeds, with a t-interval on the logarithm.
+the first of two evaluations on val in a row that were at or above it, so answers are as fine as evaluations are
+frequent, and one lucky evaluation does not count. `ratio_to_baseline` is the baseline's tasks over the group's tasks to
+70 % of the information ceiling, paired by seed: the geometric mean over seeds, with a t-interval on the logarithm.
+The other costs, rollouts, sampled tokens and seconds, are those that had been spent when these tasks had been seen.
 
-A run that ended before it reached the target is censored: all that is known is that it needs more tasks than it saw.
+A run that ended before it reached the target is censored, also one that met it at its very last evaluation, which no
+second one confirms: all that is known is that it needs more tasks than it saw.
 Its ratio is then a bound, the ratio of the group the mean of such bounds, itself a bound and marked so. No mean and no
 deviation can be estimated from bounds; what holds whatever the distribution is a bound on the median (which for the
 log-normal ratios that the t-interval assumes is the geometric mean): of n seeds the smallest bound lies below the
@@ -21,23 +23,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
 from lfo.errors import DataError, UsageError
+from lfo.evaluation.correlation import VAL, Correlation, correlation
+from lfo.evaluation.costs import spent
 from lfo.evaluation.grouping import baseline_name, config_of, group_names, grouped, refuse_different_data
 from lfo.evaluation.intervals import median_bound, t_interval
 from lfo.evaluation.runs import NO_METRICS, RunRecord
 
 SHARES = (0.5, 0.7, 0.9)  # of 1 and of the ceiling: the targets
 TARGET_SHARE = 0.7  # of the ceiling: where "good" begins, and where groups are compared
-GAIN_STEPS = 50  # how much later the policy's gain is looked at
-VAL, LEVELS = "eval/val/success", "eval/val/success_by_level"
-LOOKAHEAD = "eval/val/lookahead_accuracy"
-# What tells how good the world model was at an evaluation, the best witness first.
-ACCURACY_KEYS = ("world_model_eval/semantic_accuracy", LOOKAHEAD)
+LEVELS = "eval/val/success_by_level"
 
 Curve = Mapping[int, float]  # tasks seen -> success, at each evaluation
 
@@ -52,7 +51,7 @@ class Reached:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ratio:
-    """How many times fewer tasks than the baseline.
+    """How many times fewer tasks than the baseline, or how many times less of another cost.
 
     `bound` is "at least" or "at most" where runs that never got there allow no more; None with `censored` means that
     they allow nothing at all. An interval has None on the side on which nothing is known.
@@ -67,14 +66,11 @@ class Ratio:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Correlation:
-    """World-model accuracy at a step against what the policy did in the `steps` after it, over `n` pairs."""
+class Cost:
+    """What the target of the comparison cost: tasks, rollouts, sampled tokens or seconds."""
 
-    accuracy: str  # the metric that was taken
-    steps: int
-    n: int
-    with_gain: float | None  # in success on val
-    with_success: float | None  # on val, `steps` later
+    by_seed: Mapping[int, float]  # spent when it was reached, or by the end of a run that never got there
+    ratio: Ratio
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,9 +114,11 @@ class Group:
     by_seed: Mapping[int, Reached]  # tasks of each run to the target of the comparison
     success: float  # on val at the last evaluation of each run
     at_the_end: Mapping[str, Spread]  # split -> success at the last evaluation on it
+    blind: Mapping[str, Spread]  # the same without look-ahead, where a run looks ahead: what the policy's weights know
     by_level: Mapping[str, Spread]  # level -> success on its part of val at the last evaluation; empty for one level
     tasks_seen: int  # of the shortest run
     ratio: Ratio
+    costs: Mapping[str, Cost]  # of COSTS, those that all runs of the group tell
     difference: Difference | None
     zero_shot: ZeroShot | None
     correlation: Correlation | None
@@ -160,6 +158,11 @@ def compare(runs: Sequence[RunRecord], *, baseline: str | None = None) -> Compar
         notes.append(
             f"runs were evaluated every {', '.join(others)} or {last} steps: no finer is known what each of them needed"
         )
+    notes += [
+        f"{run.path} met {target:.0%} at its last evaluation only: a second one would have to confirm it, so it does "
+        "not count as reached"
+        for run in unconfirmed(runs, target)
+    ]
     return Comparison(
         groups=tuple(_group(name, group, base, ceiling, target) for name, group in zip(names, members, strict=True)),
         baseline=baseline,
@@ -172,13 +175,10 @@ def compare(runs: Sequence[RunRecord], *, baseline: str | None = None) -> Compar
 def _group(
     name: str, runs: Sequence[RunRecord], base: Sequence[RunRecord] | None, ceiling: float | None, target: float
 ) -> Group:
-    by_seed = {seed: tasks_to(each, target) for seed, each in _curves(runs).items()}
+    by_seed = _reached(runs, target)
     curves = list(_curves(runs).values())
     tops = {"success": 1.0} if ceiling is None else {"success": 1.0, "ceiling": ceiling}
-    ratio, difference = Ratio(note="there is no baseline" if base is None else "the baseline itself"), None
-    if base is not None and base is not runs:
-        ratio = ratio_to_baseline({seed: tasks_to(each, target) for seed, each in _curves(base).items()}, by_seed)
-        difference = _difference(_curves(runs), _curves(base))
+    costs = _costs(runs, base, target)
     return Group(
         name=name,
         runs=tuple(runs),
@@ -188,11 +188,13 @@ def _group(
         },
         by_seed=by_seed,
         success=fmean(each[max(each)] for each in curves),
-        at_the_end=_at_the_end(runs),
+        at_the_end=_at_the_end(runs, "success"),
+        blind=_at_the_end(runs, "success_blind"),
         by_level=_by_level(runs),
         tasks_seen=min(max(each) for each in curves),
-        ratio=ratio,
-        difference=difference,
+        ratio=costs["tasks"].ratio if costs else Ratio(note="no task has been seen yet"),
+        costs=costs,
+        difference=None if base is None or base is runs else _difference(_curves(runs), _curves(base)),
         zero_shot=_zero_shot(runs, base),
         correlation=correlation([run.rows for run in runs]),
     )
@@ -211,9 +213,23 @@ def curve(rows: Sequence[Mapping[str, Any]], key: str = VAL) -> dict[int, float]
 
 
 def tasks_to(points: Curve, success: float) -> Reached:
-    """Tasks seen at the first evaluation that reached `success`, or how many were not enough."""
-    tasks = min((tasks for tasks, reached in points.items() if reached >= success), default=None)
-    return Reached(tasks=max(points), censored=True) if tasks is None else Reached(tasks=tasks)
+    """Tasks seen at the first of two evaluations in a row that reached `success`, or how many were not enough.
+
+    >>> tasks_to({80: 0.6, 160: 0.4, 240: 0.5, 320: 0.7}, 0.5), tasks_to({80: 0.4, 160: 0.7}, 0.5)
+    (Reached(tasks=240, censored=False), Reached(tasks=160, censored=True))
+    """
+    there = [tasks for tasks, next_ in pairwise(sorted(points)) if min(points[tasks], points[next_]) >= success]
+    return Reached(tasks=there[0]) if there else Reached(tasks=max(points), censored=True)
+
+
+def unconfirmed(runs: Sequence[RunRecord], success: float) -> list[RunRecord]:
+    """Runs that met a target at their last evaluation and never before for good."""
+    curves = {run.path: curve(run.rows) for run in runs}
+    return [
+        run
+        for run in runs
+        if (points := curves[run.path])[max(points)] >= success and tasks_to(points, success).censored
+    ]
 
 
 def _typical(each: Sequence[Reached]) -> Reached:
@@ -228,11 +244,48 @@ def _curves(runs: Sequence[RunRecord], key: str = VAL) -> dict[int, Curve]:
     return {config_of(run).seed: curve(run.rows, key) for run in runs}
 
 
+def _reached(runs: Sequence[RunRecord], target: float) -> dict[int, Reached]:
+    return {seed: tasks_to(each, target) for seed, each in _curves(runs).items()}
+
+
 # The ratio and what is known about it
 
 
-def ratio_to_baseline(baseline: Mapping[int, Reached], group: Mapping[int, Reached]) -> Ratio:
-    """The baseline's tasks over the group's, paired by seed.
+def _costs(runs: Sequence[RunRecord], base: Sequence[RunRecord] | None, target: float) -> dict[str, Cost]:
+    own, reached = _spent(runs, target), _reached(runs, target)
+    if base is None or base is runs:
+        itself = Ratio(note="there is no baseline" if base is None else "the baseline itself")
+        return {cost: Cost(by_seed=amounts, ratio=itself) for cost, amounts in own.items()}
+    others, needed = _spent(base, target), _reached(base, target)
+    unknown = Ratio(note="not every run of the two tells it")
+    return {
+        cost: Cost(
+            by_seed=amounts,
+            ratio=ratio_to_baseline(needed, reached, (others[cost], amounts)) if cost in others else unknown,
+        )
+        for cost, amounts in own.items()
+    }
+
+
+def _spent(runs: Sequence[RunRecord], target: float) -> dict[str, dict[int, float]]:
+    """Cost -> seed -> how much of it a run needed to a target; only those costs that all runs tell."""
+    reached, found = _reached(runs, target), {}
+    for run in runs:
+        config = config_of(run)
+        tasks = int(reached[config.seed].tasks)
+        for cost, amounts in spent(run.rows, group_size=config.rollout.group_size).items():
+            if amounts[tasks] or not tasks:  # tasks that cost nothing were not measured
+                found.setdefault(cost, {})[config.seed] = amounts[tasks]
+    return {cost: by_seed for cost, by_seed in found.items() if len(by_seed) == len(runs)}
+
+
+def ratio_to_baseline(
+    baseline: Mapping[int, Reached],
+    group: Mapping[int, Reached],
+    spent: tuple[Mapping[int, float], Mapping[int, float]] | None = None,
+) -> Ratio:
+    """The baseline's tasks over the group's, paired by seed; with `spent`, what each seed of the two had spent of
+    another cost by then.
 
     >>> ratio_to_baseline({0: Reached(tasks=800)}, {0: Reached(tasks=200)}).value
     4.0
@@ -245,7 +298,11 @@ def ratio_to_baseline(baseline: Mapping[int, Reached], group: Mapping[int, Reach
     pairs = [(baseline[seed], group[seed]) for seed in seeds]
     if any(reached.tasks == 0 for pair in pairs for reached in pair):
         return Ratio(seeds=seeds, note="the target was reached before any training")
-    logs = [math.log(base.tasks / own.tasks) for base, own in pairs]
+    theirs, ours = spent or (
+        {seed: baseline[seed].tasks for seed in seeds},
+        {seed: group[seed].tasks for seed in seeds},
+    )
+    logs = [math.log(theirs[seed] / ours[seed]) for seed in seeds]
     at_least = any(base.censored for base, _ in pairs)
     at_most = any(own.censored for _, own in pairs)
     if not (at_least or at_most):
@@ -280,11 +337,11 @@ def spread(by_seed: Mapping[int, float]) -> Spread:
     return Spread(by_seed=by_seed, mean=float(mean), interval=interval)
 
 
-def _at_the_end(runs: Sequence[RunRecord]) -> dict[str, Spread]:
+def _at_the_end(runs: Sequence[RunRecord], metric: str) -> dict[str, Spread]:
     settings = config_of(runs[0]).eval
     found = {}
     for split in (*settings.splits, *settings.final_splits):
-        curves = _curves(runs, f"eval/{split}/success")
+        curves = _curves(runs, f"eval/{split}/{metric}")
         if all(curves.values()):
             found[split] = spread({seed: points[max(points)] for seed, points in curves.items()})
     return found
@@ -313,7 +370,7 @@ def _difference(own: Mapping[int, Curve], others: Mapping[int, Curve]) -> Differ
     return Difference(tasks=tasks, points=spread(points))
 
 
-# Unseen companies, and what prediction has to do with it
+# Unseen companies
 
 
 def _zero_shot(runs: Sequence[RunRecord], base: Sequence[RunRecord] | None) -> ZeroShot | None:
@@ -338,41 +395,6 @@ def _at(points: Curve, tasks: int) -> float:
     """At the last evaluation that had seen no more than `tasks`."""
     before = [seen for seen in points if seen <= tasks]
     return points[max(before) if before else min(points)]
-
-
-def correlation(runs: Sequence[Sequence[Mapping[str, Any]]]) -> Correlation | None:
-    """Does a world model that predicts well come before a policy that gains? Pearson, over all evaluations of all runs.
-
-    The gain is looked at 50 steps later, or in shorter runs half a run later. Evaluations of one run are not
-    independent, so there is a number of points and no significance. A policy that has reached the ceiling gains
-    nothing more however well its world model predicts, which is why the correlation with success itself stands beside.
-    """
-    key = next((key for key in ACCURACY_KEYS if all(any(key in row for row in rows) for rows in runs)), None)
-    if key is None:
-        return None
-    steps = min(GAIN_STEPS, min(rows[-1]["step"] for rows in runs) // 2)
-    pairs = []
-    for rows in runs:
-        points = [row for row in rows if isinstance(row.get(VAL), int | float)]
-        for row in points:
-            later = next((other for other in points if other["step"] >= row["step"] + steps), None)
-            if later is not None and isinstance(row.get(key), int | float):
-                pairs.append((row[key], later[VAL] - row[VAL], later[VAL]))
-    columns = list(zip(*pairs, strict=True)) or [(), (), ()]
-    return Correlation(
-        accuracy=key,
-        steps=steps,
-        n=len(pairs),
-        with_gain=pearson(columns[0], columns[1]),
-        with_success=pearson(columns[0], columns[2]),
-    )
-
-
-def pearson(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """None where it says nothing: fewer than three points, or one side that does not vary."""
-    if len(one) < 3 or np.ptp(one) < 1e-12 or np.ptp(other) < 1e-12:
-        return None
-    return float(np.corrcoef(one, other)[0, 1])
 
 
 def _refuse_unusable(runs: Sequence[RunRecord]) -> None:

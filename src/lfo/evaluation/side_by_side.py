@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lfo.evaluation.costs import all_seconds
 from lfo.evaluation.sample_efficiency import TARGET_SHARE, Comparison, Group, Reached, curve
 
 
@@ -23,7 +24,7 @@ def table(comparison: Comparison) -> list[tuple[str, ...]]:
     rows.append(("unseen companies, zero-shot", *(_percent(_unseen(arm)) for arm in arms)))
     rows.append(("information ceiling", *(ceiling for _ in arms)))
     rows.append((f"tasks to {TARGET_SHARE:.0%} of the ceiling", *(_tasks(_reached(arm)) for arm in arms)))
-    rows.append(("seconds", *(f"{_seconds(arm):.0f}" for arm in arms)))
+    rows.append(("seconds", *(f"{all_seconds(arm.runs[0].rows):.0f}" for arm in arms)))
     return rows
 
 
@@ -53,7 +54,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
                 "test_unseen_companies": _unseen(arm),
                 "tasks_to_target": None if _reached(arm).censored else _reached(arm).tasks,
                 "tasks_seen": arm.tasks_seen,
-                "seconds": _seconds(arm),
+                "seconds": all_seconds(arm.runs[0].rows),
             }
             for arm in comparison.groups
         },
@@ -69,11 +70,6 @@ def _unseen(arm: Group) -> float | None:
     """Success on companies that no training task was about, at the last evaluation of it."""
     found = arm.at_the_end.get("test_unseen_companies")
     return None if found is None else found.mean
-
-
-def _seconds(arm: Group) -> float:
-    """Of rollouts, updates and evaluations."""
-    return sum(value for row in arm.runs[0].rows for key, value in row.items() if key.startswith("seconds/"))
 
 
 def _percent(value: float | None) -> str:

@@ -40,12 +40,25 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     return {**metrics, "stops": dict(sorted(stops.items()))}
 
 
+def draft_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """How much sighted rollouts imagine, and what share of it stays: another call followed the expected reply.
+
+    Nothing where nobody looks ahead.
+    """
+    sighted = [rollout for rollout in rollouts if not rollout.blind]
+    if not sighted:
+        return {}
+    kept = sum(turn.predicted for rollout in sighted for turn in rollout.turns)
+    drafts = kept + sum(len(rollout.taken_back) for rollout in sighted)
+    return {"drafts": drafts / len(sighted), **({"drafts_kept": kept / drafts} if drafts else {})}
+
+
 def step_metrics(rollouts: Sequence[Rollout], tools: Collection[str]) -> tuple[dict[str, Any], list[str]]:
     """What the rollouts of a training step show, and what a person should be warned of."""
     own = [rollout for rollout in rollouts if not rollout.inquired]
     sighted = [rollout.reward for rollout in own if not rollout.blind]
     blind = [rollout.reward for rollout in own if rollout.blind]
-    metrics = rollout_metrics(own)
+    metrics = rollout_metrics(own) | draft_metrics(own)
     if sighted and blind:
         metrics |= {"success_sighted": fmean(sighted), "success_blind": fmean(blind)}
     if rollouts:

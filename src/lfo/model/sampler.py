@@ -131,6 +131,12 @@ class Session:
         """How many more tokens fit."""
         return self._context - len(self._tokens[row])
 
+    def rewind(self, row: int, length: int) -> None:
+        """Keep the first `length` tokens of a row."""
+        del self._tokens[row][length:]
+        # The last token is computed when the row decodes, as after `decode`.
+        self._computed[row] = max(0, min(self._computed[row], length - 1))
+
     def extend(self, rows: Sequence[int], chunks: Sequence[Sequence[int]]) -> None:
         """Append tokens to rows."""
         for row, chunk in zip(rows, chunks, strict=True):

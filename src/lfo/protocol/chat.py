@@ -115,13 +115,13 @@ class ChatCodec:
             self._frames[roles] = [self._encode_glue(piece) for piece in self._pieces(roles)]
         return _weave(self._frames[roles], [self.encode(message.content) for message in messages], Origin.PROMPT)
 
-    def after_action(self, observation: str, *, stopped: bool) -> Tokens:
+    def after_action(self, observation: str, *, stopped: bool, origin: Origin = Origin.ENVIRONMENT) -> Tokens:
         """What follows a sampled message; `stopped`: its end-of-turn token was sampled too.
 
         A row that ends with this observation is cut at `content_end`.
         """
         before = self._to_observation if stopped else [self.end_of_turn, *self._to_observation]
-        return _weave([before, self._to_prompt], [self.encode(observation)], Origin.ENVIRONMENT)
+        return _weave([before, self._to_prompt], [self.encode(observation)], origin)
 
     def imagined(self, action: str, observation: str) -> Tokens:
         """A whole exchange that never happened, in the shape of a real one."""

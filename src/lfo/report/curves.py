@@ -8,15 +8,15 @@ time. Pure functions of rows; which runs count is the caller's choice.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
+from lfo.evaluation.costs import Rows, number
 from lfo.evaluation.intervals import t_interval
 
-Rows = Sequence[Mapping[str, Any]]
 POINTS = 200  # on one line; more are not seen, and are drawn as means of neighbouring steps
 SMALL_CHART_POINTS = 64
 
@@ -38,28 +38,6 @@ class Point:
     tasks: float
     seconds: float
     value: float
-
-
-def number(value: Any) -> float | None:
-    """A finite number, or None for anything else that a file may hold."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
-    return None
-
-
-def training_seconds(rows: Rows) -> list[float]:
-    """Seconds of training up to each row, evaluation not counted.
-
-    >>> training_seconds([{"seconds/eval": 9.0}, {"seconds/rollout": 2.0, "seconds/update": 1.0}, {"step": 2}])
-    [0.0, 3.0, 3.0]
-    """
-    total, sums = 0.0, []
-    for row in rows:
-        for key, value in row.items():
-            if key.startswith("seconds/") and key != "seconds/eval":
-                total += number(value) or 0.0
-        sums.append(total)
-    return sums
 
 
 def points(rows: Rows, times: Sequence[float], key: str, limit: int = POINTS) -> list[Point]:

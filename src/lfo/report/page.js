@@ -121,6 +121,7 @@ function lineChart({ curve, axis, height, labels }) {
   return responsive(function draw(box, width) {
     const spec = curve();
     const lines = spec.lines.filter((line) => !hidden.has(line.group));
+    const blind = (spec.blind || []).filter((line) => !hidden.has(line.group));
     const x_axis = axis();
     const format = FORMATS[spec.format];
     const direct = labels && width >= 620;
@@ -138,6 +139,7 @@ function lineChart({ curve, axis, height, labels }) {
     };
     const several = (line) => line.runs.length > 1 && line.mean.y.length > 0;
     const drawn = (line) => (several(line) ? line.mean : line.runs[0]);
+    const points = (stream) => stream.y.map((value, i) => [x(stream[x_axis][i]), y(value)]);
     const lengthOf = (line) => textWidth(nameOf(line), 600) + 12;
     if (direct) {
       // As wide as the plot can be while each name still fits behind the end of its line.
@@ -169,7 +171,6 @@ function lineChart({ curve, axis, height, labels }) {
     for (const line of lines) {
       const group = shape("g", { class: colour(line.group) });
       const { mean } = line;
-      const points = (stream) => stream.y.map((value, i) => [x(stream[x_axis][i]), y(value)]);
       if (labels && several(line) && mean.low.some((value) => value !== null)) {
         const clamp = (value) => y(Math.min(Math.max(value, lowY), highY));
         const upper = mean.y.map((value, i) => [x(mean[x_axis][i]), clamp(mean.high[i] ?? value)]);
@@ -184,6 +185,7 @@ function lineChart({ curve, axis, height, labels }) {
       svg.append(group);
       paths.push({ line, points: points(drawn(line)) });
     }
+    for (const line of blind) svg.append(shape("g", { class: colour(line.group) }, shape("path", { class: "blind", d: pathOf(points(drawn(line))) })));
     if (direct) placeNames(svg, paths, { nameOf, lengthOf, bottom: margin.top + inner.height });
     const toggle = (group) => {
       if (!hidden.delete(group)) hidden.add(group);
@@ -191,7 +193,7 @@ function lineChart({ curve, axis, height, labels }) {
     };
     const crowded = labels && (!direct || spec.lines.length > 8);
     box.replaceChildren(...(crowded ? [legend(spec.lines.map((line) => line.group), hidden, toggle)] : []), svg);
-    pointAt(box, svg, { lines, axis: x_axis, format, x, y, margin, inner, width });
+    pointAt(box, svg, { lines, blind, axis: x_axis, format, x, y, margin, inner, width });
   });
 }
 
@@ -217,11 +219,12 @@ const crosses = (points, left, right, at) => points.some(([x, y], i) => {
 });
 
 /** What the lines say where the pointer is. */
-function pointAt(box, svg, { lines, axis, format, x, y, margin, inner, width }) {
-  const series = lines.map((line) => {
+function pointAt(box, svg, { lines, blind, axis, format, x, y, margin, inner, width }) {
+  const seriesOf = (known) => known.map((line) => {
     const several = line.runs.length > 1 && line.mean.y.length > 0;
-    return { group: line.group, from: several ? line.mean : line.runs[0], several };
+    return { group: line.group, from: several ? line.mean : line.runs[0], several, words: known === blind ? ", blind" : "" };
   });
+  const series = seriesOf(lines).concat(seriesOf(blind));
   const places = [...new Set(series.flatMap((each) => each.from[axis]))].sort((one, other) => one - other);
   if (!places.length) return;
   const cross = shape("line", { class: "cross", y1: margin.top, y2: margin.top + inner.height, visibility: "hidden" });
@@ -241,13 +244,13 @@ function pointAt(box, svg, { lines, axis, format, x, y, margin, inner, width }) 
     const span = places[places.length - 1] / 60;
     const rows = [];
     dots.replaceChildren();
-    for (const { group, from, several } of series) {
+    for (const { group, from, several, words } of series) {
       const index = from[axis].reduce((best, value, i) => (Math.abs(value - place) < Math.abs(from[axis][best] - place) ? i : best), 0);
       if (Math.abs(from[axis][index] - place) > span) continue;
       const low = several ? from.low[index] : null;
       const interval = low === null || low === undefined ? "" : ` (${format(low)} to ${format(from.high[index])})`;
       dots.append(shape("circle", { class: `dot ${colour(group)}`, cx: x(from[axis][index]), cy: y(from.y[index]), r: 4 }));
-      rows.push(element("div", { class: colour(group) }, element("i"), `${data.groups[group].name}: ${format(from.y[index])}${interval}`));
+      rows.push(element("div", { class: colour(group) }, element("i"), `${data.groups[group].name}${words}: ${format(from.y[index])}${interval}`));
     }
     cross.setAttribute("x1", x(place));
     cross.setAttribute("x2", x(place));
@@ -333,10 +336,11 @@ function head() {
 }
 
 const INTERVAL = "Thin lines are single runs, thick ones the mean of their seeds; the band is the 95 % t-interval of the mean over seeds. ";
+const BLIND = "Dotted: the same tasks blind, without look-ahead; blind is what the policy's weights know. ";
 
 function learning() {
   const node = section("learning", "Learning", data.success.length
-    ? `${INTERVAL}A mean goes as far as all of its runs. The ceiling is the best chance of an agent that knows the rules but no exception to them.`
+    ? `${INTERVAL}${data.success.some((curve) => curve.blind.length) ? BLIND : ""}A mean goes as far as all of its runs. The ceiling is the best chance of an agent that knows the rules but no exception to them.`
     : null);
   if (!data.success.length) return node.append(empty("No run has been evaluated yet: a learning curve needs at least one evaluation (eval.every)."));
   let split = 0;
@@ -351,16 +355,19 @@ function learning() {
 
 function comparison() {
   const node = section("comparison", "Comparison", data.comparison.length
-    ? "Tasks to a target: the geometric mean over seeds of the tasks seen at the first evaluation that reached it. Where a run ended before, the figure is a bound, marked >, ≥ or ≤. Times fewer tasks: to 70 % of the ceiling, or of all where no ceiling is known, paired by seed."
+    ? "Tasks to a target: the geometric mean over seeds of the tasks seen at the first of two evaluations in a row that were at or above it. Where a run ended before, the figure is a bound, marked >, ≥ or ≤. Times fewer tasks: to 70 % of the ceiling, or of all where no ceiling is known, paired by seed. The smaller table says the same in every cost of training, evaluation not counted."
     : null);
   if (!data.comparison.length) return node.append(empty("A comparison needs runs that were evaluated on val after some training."));
-  for (const { title, columns, rows, words } of data.comparison) {
-    if (data.comparison.length > 1) node.append(element("h3", { class: "apart" }, title));
+  const groupTable = ({ columns, rows }) => {
     const head = columns.map((column, index) => element("th", { class: index ? "number" : null, scope: "col" }, column));
     const body = rows.map((row) => element("tr", { class: colour(row.group) },
       element("td", {}, element("span", { class: "swatch" }), data.groups[row.group].name, element("small", {}, row.note)),
       row.cells.map((cell) => element("td", { class: "number" }, cell.text, cell.note ? element("small", {}, cell.note) : null))));
-    if (rows.length) node.append(element("div", { class: "scroll" }, element("table", {}, element("thead", {}, element("tr", {}, head)), element("tbody", {}, body))));
+    return element("div", { class: "scroll" }, element("table", {}, element("thead", {}, element("tr", {}, head)), element("tbody", {}, body)));
+  };
+  for (const { title, columns, rows, words, costs } of data.comparison) {
+    if (data.comparison.length > 1) node.append(element("h3", { class: "apart" }, title));
+    node.append(...[{ columns, rows }, costs].filter((each) => each && each.rows.length).map(groupTable));
     node.append(...words.map((sentence) => element("p", { class: "quiet" }, sentence)));
   }
 }
@@ -572,7 +579,7 @@ function rolloutBrowser() {
   }
 
   function drawTurn(item, each, index) {
-    const title = each.predicted ? "look-ahead: imagined, not called" : each.tool || "message without a call";
+    const title = each.taken_back ? "imagined and taken back" : each.predicted ? "imagined, not called" : each.tool || "message without a call";
     const body = [call(text(each.action))];
     if (each.predicted) {
       const real = item.turns.slice(index + 1).find((other) => !other.predicted && other.tool === each.tool);
@@ -582,7 +589,7 @@ function rolloutBrowser() {
     } else {
       body.push(element("p", { class: "said" }, text(each.observation)));
     }
-    return element("div", { class: `turn${index === turn ? " now" : ""}${each.predicted ? " ahead" : ""}`, click: () => { turn = index; drawStage(); } },
+    return element("div", { class: `turn${index === turn ? " now" : ""}${each.predicted ? " ahead" : ""}${each.taken_back ? " back" : ""}`, click: () => { turn = index; drawStage(); } },
       element("h4", {}, `${index + 1}. ${title}`, each.category ? element("span", { class: "chip" }, each.category) : null,
         each.facts.length ? element("span", {}, each.facts.join(", ")) : null), body);
   }

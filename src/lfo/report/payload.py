@@ -18,11 +18,12 @@ from typing import Any
 from lfo import __version__
 from lfo.config import RunConfig, experiment
 from lfo.errors import LfoError, UsageError
+from lfo.evaluation.costs import number, training_seconds
 from lfo.evaluation.grouping import config_of, group_names
 from lfo.evaluation.runs import RunRecord, find_runs, folders, holds_run, read_run
 from lfo.evaluation.sample_efficiency import Comparison, compare
 from lfo.evaluation.sample_efficiency import curve as curve_of
-from lfo.report.curves import POINTS, SMALL_CHART_POINTS, Member, curve, mark, number, training_seconds
+from lfo.report.curves import POINTS, SMALL_CHART_POINTS, Member, curve, mark
 from lfo.report.samples import BUDGET, ROLLOUTS_PER_RUN, Texts, read_predictions, read_rollouts
 from lfo.report.studies import ABLATION_FILE, Study, described
 from lfo.report.text import shown
@@ -64,6 +65,9 @@ TRAINING = {
     "clip_fraction": ("clipped tokens", "fraction"),
     "groups_kept": ("groups that taught the policy", "number"),
     "turns": ("turns of a rollout", "number"),
+    "drafts": ("imagined calls a rollout", "number"),
+    "drafts_kept": ("imagined calls that were kept", "share"),
+    "eval/val/drafts_informative": ("rollouts with informative calls, val", "share"),
     "tokens_per_second": ("sampled tokens a second", "number"),
 }
 
@@ -216,11 +220,12 @@ class _Page:
         settings = [self._config(member.run).eval for member in self.members]
         at_the_end = {split for each in settings for split in each.final_splits}
         at_the_end -= {split for each in settings for split in each.splits}
-        charts = [
-            curve(title, f"eval/{split}/success", members, "share", ceiling=ceiling)
-            for split, title, ceiling, members in self._evaluations()
-            if split not in at_the_end
-        ]
+        charts = []
+        for split, title, ceiling, members in self._evaluations():
+            if split not in at_the_end:
+                blind = curve(title, f"eval/{split}/success_blind", members, "share")
+                chart = curve(title, f"eval/{split}/success", members, "share", ceiling=ceiling)
+                charts.append({**chart, "blind": blind["lines"]})
         return [chart for chart in charts if chart["lines"]]
 
     def curves(self, metrics: Mapping[str, tuple[str, str]], limit: int) -> list[dict[str, Any]]:
@@ -237,6 +242,8 @@ class _Page:
             one = f"level {levels[0]}" if len(levels) == 1 else "all levels" if levels else ""
             note = ", ".join(filter(None, (about, one)))
             rows.append({"label": label, "note": note, "ceiling": ceiling, "marks": self._marks(members, key)})
+            blind = self._marks(members, f"{key}_blind")
+            rows.append({"label": "blind", "note": f"{label}, without look-ahead", "ceiling": None, "marks": blind})
             for level in levels if len(levels) > 1 else ():
                 marks = self._marks(members, by_level, level)
                 rows.append({"label": "", "note": shown(f"level {level}", 60), "ceiling": None, "marks": marks})
@@ -298,7 +305,8 @@ class _Page:
             examples += read_predictions(path, index, self.problems)
             cut += left_out
         about = "Sample rollouts, the latest step of each run first. "
-        about += "Look-ahead is what the world model expects to hear."
+        about += "An imagined exchange is a call that was not made, with the reply that the world model expects. It is "
+        about += "kept where the policy then calls something else, and otherwise taken back."
         if cut:
             about += (
                 f" To keep the page small, at most {ROLLOUTS_PER_RUN} rollouts of a run are here, from steps spread "
@@ -361,7 +369,8 @@ def _group_key(record: RunRecord) -> str:
 
 def _order(config: RunConfig, seeds: int) -> tuple[bool, bool, int]:
     """What was learned first, then controls, the baseline last; groups of more seeds before others."""
-    return config.algo == "dapo", config.lookahead_source != "world_model", -seeds
+    control = config.lookahead_source != "world_model" or config.policy.frozen
+    return config.algo == "dapo", control, -seeds
 
 
 def _colour_place(group: int, configs: Sequence[RunConfig]) -> int:

@@ -12,13 +12,27 @@ from collections.abc import Sequence
 from typing import Any
 
 from lfo.evaluation.comparison_text import SIGNS, interval_in_words
-from lfo.evaluation.sample_efficiency import SHARES, TARGET_SHARE, Comparison, Group, Ratio, Reached, curve, tasks_to
+from lfo.evaluation.costs import COSTS
+from lfo.evaluation.grouping import FROZEN_POLICY
+from lfo.evaluation.sample_efficiency import (
+    SHARES,
+    TARGET_SHARE,
+    Comparison,
+    Group,
+    Ratio,
+    Reached,
+    curve,
+    tasks_to,
+    unconfirmed,
+)
 
 # Words of `group_names` that have a better one; settings without one stay `name=value`.
 SPOKEN = {
     "dapo": "plain DAPO",
     "dual-lora": "dual-LoRA",
-    "lookahead=false": "no look-ahead",
+    FROZEN_POLICY: "frozen policy",
+    "lookahead=off": "no look-ahead",
+    "lookahead=environment": "look-ahead asked by the environment",
     "lookahead_source=truth": "true look-ahead",
     "lookahead_source=shuffled": "shuffled look-ahead",
     "lookahead_source=memory": "look-ahead from a plain memory",
@@ -31,13 +45,13 @@ def page_names(names: Sequence[str]) -> list[str]:
     """Names of groups as people would say them, without what tells nothing apart: steps, and how to explore blindly
     where nobody looks ahead.
 
-    >>> page_names(["dapo", "dual-lora steps=60", "dual-lora lookahead=false rank=8 blind_share=0 steps=60"])
+    >>> page_names(["dapo", "dual-lora steps=60", "dual-lora lookahead=off rank=8 blind_share=0 steps=60"])
     ['plain DAPO', 'dual-LoRA', 'dual-LoRA, no look-ahead, rank=8']
     """
     full = [[SPOKEN.get(word, word) for word in name.split(" ")] for name in names]
     brief = []
     for words in full:
-        idle = ("steps=", "blind_") if SPOKEN["lookahead=false"] in words else ("steps=",)
+        idle = ("steps=", "blind_") if SPOKEN["lookahead=off"] in words else ("steps=",)
         brief.append([word for word in words if not word.startswith(idle)])
     chosen = [short if brief.count(short) == 1 else words for short, words in zip(brief, full, strict=True)]
     return [", ".join(words) for words in chosen]
@@ -52,7 +66,7 @@ def headline(comparison: Comparison) -> tuple[str, str]:
         return _capital(_alone(base or comparison.groups[0], comparison)), ""
     if base is None:
         return _capital(_alone(best, comparison)), _choice(others, best)
-    target = f"{percent(TARGET_SHARE)} {'success' if comparison.ceiling is None else 'of the ceiling'}"
+    target = _target_words(comparison)
     if best.ratio.value is not None and not best.ratio.censored:
         ratio = best.ratio.value
         how = f"{ratio:.1f} times fewer" if ratio >= 1 else f"{1 / ratio:.1f} times more"
@@ -80,8 +94,10 @@ def table(comparison: Comparison, numbers: dict[str, int]) -> dict[str, Any]:
     for group in comparison.groups:
         highest = comparison.ceiling or 1.0
         cells = [_reached_cell(group, group.tasks_to[of][share], share * highest) for share in SHARES]
-        cells.append(_ratio_cell(group, comparison))
-        cells.append({"text": percent(group.success), "note": f"after {group.tasks_seen:,} tasks"})
+        baseline = group.name == comparison.baseline
+        cells.append({"text": "1", "note": "baseline"} if baseline else _ratio_cell(group.ratio))
+        blind = f", blind {percent(group.blind['val'].mean)}" if "val" in group.blind else ""
+        cells.append({"text": percent(group.success), "note": f"after {group.tasks_seen:,} tasks{blind}"})
         if unseen:
             zero = group.zero_shot
             other = zero.baseline if zero and group.name != comparison.baseline else None
@@ -94,13 +110,30 @@ def table(comparison: Comparison, numbers: dict[str, int]) -> dict[str, Any]:
     controls = [group.name for group in comparison.groups if is_control(group)]
     if controls:
         words.insert(0, f"Controls, which show what is possible and not what was learned: {', '.join(controls)}.")
-    return {"columns": columns, "rows": rows, "words": words}
+    late = [run.name for group in comparison.groups for run in unconfirmed(group.runs, comparison.target)]
+    if late:
+        words.append(
+            f"At {_target_words(comparison)} at the last evaluation only, which a second one would have to confirm, so "
+            f"not counted as there: {', '.join(late)}."
+        )
+    return {"columns": columns, "rows": rows, "words": words, "costs": _costs(comparison, numbers)}
+
+
+def _costs(comparison: Comparison, numbers: dict[str, int]) -> dict[str, Any]:
+    """How many times less than the baseline each group spent to the target; no rows without a baseline."""
+    others = [group for group in comparison.groups if comparison.baseline not in (None, group.name)]
+    columns = [f"times less to {_target_words(comparison)}", *(cost.replace("_", " ") for cost in COSTS)]
+    rows = []
+    for group in others:
+        ratios = [group.costs[cost].ratio if cost in group.costs else Ratio(note="not measured") for cost in COSTS]
+        rows.append({"group": numbers[group.name], "note": "", "cells": [_ratio_cell(ratio) for ratio in ratios]})
+    return {"columns": columns, "rows": rows}
 
 
 def is_control(group: Group) -> bool:
-    """Look-ahead that tells the truth or lies by design says what is possible, not what was learned."""
+    """Look-ahead that tells the truth or lies by design, and a policy that learns nothing, say what is possible."""
     config = group.runs[0].config
-    return config is not None and config.lookahead_source in ("truth", "shuffled")
+    return config is not None and (config.lookahead_source in ("truth", "shuffled") or config.policy.frozen)
 
 
 def percent(value: float) -> str:
@@ -110,6 +143,11 @@ def percent(value: float) -> str:
 def _eagerness(group: Group) -> tuple[bool, float, float]:
     found = group.by_seed.values()
     return any(each.censored for each in found), max(each.tasks for each in found), -group.success
+
+
+def _target_words(comparison: Comparison) -> str:
+    share = percent(TARGET_SHARE)
+    return f"{share} success" if comparison.ceiling is None else f"{share} of the ceiling"
 
 
 def _got_there(group: Group) -> bool:
@@ -197,10 +235,7 @@ def _reached_cell(group: Group, reached: Reached, target: float) -> dict[str, st
     return {"text": f"> {reached.tasks:,.0f}", "note": note}
 
 
-def _ratio_cell(group: Group, comparison: Comparison) -> dict[str, str]:
-    ratio = group.ratio
-    if group.name == comparison.baseline:
-        return {"text": "1", "note": "baseline"}
+def _ratio_cell(ratio: Ratio) -> dict[str, str]:
     if ratio.value is None:
         return {"text": "-", "note": "both fell short" if ratio.censored else ratio.note}
     note = _seeds(len(ratio.seeds), "paired ")

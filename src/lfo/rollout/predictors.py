@@ -8,17 +8,18 @@ memory        what was heard in the most similar situation so far: what a user w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from lfo.config import RunConfig
-from lfo.env.interface import EnvironmentFactory
+from lfo.env.interface import Environment, EnvironmentFactory, predicted_tools
 from lfo.errors import EnvironmentFailed
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import WorldModelCodec
+from lfo.rollout.deliberation import LookAhead, Predictor, Question
 from lfo.rollout.reply_memory import ReplyMemory
-from lfo.rollout.runner import Predictor, Question, RunnerSettings
+from lfo.rollout.runner import RunnerSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,16 +27,39 @@ if TYPE_CHECKING:
 Complete = Callable[[Sequence[Sequence[int]]], Sequence[Sequence[int]]]  # prompts -> what follows them, greedily
 
 
-def make_predictor(
+def make_lookahead(
     config: RunConfig,
     environment: EnvironmentFactory,
     codec: WorldModelCodec,
     complete: Complete,
     memory: ReplyMemory | None = None,
-) -> Predictor | None:
-    """Who answers look-ahead in a run, by its settings; None where it does not look ahead."""
-    if not config.lookahead:
+) -> LookAhead | None:
+    """How a run looks ahead, by its settings; None where it does not."""
+    if config.lookahead == "off":
         return None
+    return LookAhead(
+        predictor=_predictor(config, environment, codec, complete, memory),
+        proposed_by=config.lookahead,
+        tools=imagined_tools(environment(), config),
+        most=config.imagine.most,
+        drafts=config.imagine.drafts,
+    )
+
+
+def imagined_tools(environment: Environment, config: RunConfig) -> frozenset[str] | None:
+    """The tools whose calls the policy may imagine: unless named, those whose replies are predicted; None: all."""
+    if config.imagine.tools == "default":
+        return predicted_tools(environment, config.world_model.predict)
+    return predicted_tools(environment, config.imagine.tools, name_of_setting="imagine.tools")
+
+
+def _predictor(
+    config: RunConfig,
+    environment: EnvironmentFactory,
+    codec: WorldModelCodec,
+    complete: Complete,
+    memory: ReplyMemory | None,
+) -> Predictor:
     if config.lookahead_source == "truth":
         return true_reply_predictor(environment, RunnerSettings.of_run(config))
     if memory is not None:
@@ -67,18 +91,12 @@ def _each_once(answer: Predictor) -> Predictor:
     """The rollouts of one task mostly ask the same: `answer` is given distinct questions."""
 
     def predict(questions: Sequence[Question]) -> list[str]:
-        keys = [_key(question) for question in questions]
+        keys = [question.key for question in questions]
         distinct = dict(zip(keys, questions, strict=True))
         replies = dict(zip(distinct, answer(list(distinct.values())), strict=True))
         return [replies[key] for key in keys]
 
     return predict
-
-
-def _key(question: Question) -> Hashable:
-    """Equal exactly where the prompts are."""
-    state = question.state
-    return format_tool_call(question.call), state.task, state.step, state.actions, tuple(state.collected.items())
 
 
 def true_reply_predictor(environment: EnvironmentFactory, settings: RunnerSettings) -> Predictor:

@@ -17,7 +17,7 @@ from typing import Any
 from lfo.env.interface import Environment, describe_with
 from lfo.errors import DataError
 from lfo.protocol.hermes import read_tool_call
-from lfo.rollout.runner import is_asked
+from lfo.rollout.deliberation import is_asked
 from lfo.types import Message, Rollout, StopReason, Turn
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -36,15 +36,21 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "turns": [
             {
                 "predicted": turn.predicted,
+                "taken_back": turn.taken_back,
                 "action": turn.action,
                 "observation": turn.observation,
                 "tool": turn.call.name if turn.call else None,
                 "category": turn.facts.category if turn.facts else None,
                 "facts": list(turn.facts.facts) if turn.facts else [],
             }
-            for turn in rollout.turns
+            for turn in in_order(rollout)
         ],
     }
+
+
+def in_order(rollout: Rollout) -> list[Turn]:
+    """All turns, those that were taken back where they were imagined."""
+    return sorted((*rollout.taken_back, *rollout.turns), key=lambda turn: (turn.action_start, not turn.taken_back))
 
 
 def read_rollouts(path: str | Path, environment: Environment) -> list[Rollout]:
@@ -92,10 +98,15 @@ def rollout_from_texts(
 
 def transcripts(rollout: Rollout) -> Iterator[tuple[tuple[Turn, ...], tuple[Message, ...]]]:
     """The real turns before each moment of a rollout, and all messages so far; imagined exchanges are left out."""
-    real = [turn for turn in rollout.turns if not turn.predicted]
-    for count in range(len(real) + 1):
-        said = [message for turn in real[:count] for message in _messages(turn)]
-        yield tuple(real[:count]), (*rollout.opening, *said)
+    real = [index for index, turn in enumerate(rollout.turns) if not turn.predicted]
+    for index in (*real, len(rollout.turns)):
+        yield tuple(turn for turn in rollout.turns[:index] if not turn.predicted), transcript_at(rollout, index)
+
+
+def transcript_at(rollout: Rollout, index: int) -> tuple[Message, ...]:
+    """All real messages before a turn."""
+    said = (message for turn in rollout.turns[:index] if not turn.predicted for message in _messages(turn))
+    return (*rollout.opening, *said)
 
 
 def _messages(turn: Turn) -> tuple[Message, Message]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -18,6 +18,7 @@ from lfo.env.interface import Environment
 from lfo.errors import DataError
 from lfo.objectives.advantages import group_advantages
 from lfo.protocol.world_model import WorldModelCodec, WorldModelExample
+from lfo.rollout.deliberation import asked_at, imagined
 from lfo.rollout.records import read_rollouts
 from lfo.rollout.runner import BROKEN_OFF
 from lfo.types import Origin, Rollout, RolloutGroup, TrainingSample
@@ -64,6 +65,27 @@ def policy_sample(
 def is_the_policys(rollout: Rollout) -> bool:
     """Whether the policy is judged by a rollout: not where its environment broke off, or a call was dictated."""
     return rollout.stop not in BROKEN_OFF and not rollout.inquired
+
+
+def mark_imagined(group: RolloutGroup) -> RolloutGroup:
+    """The group with those real calls marked as asked about that some rollout of it has imagined in the same state.
+
+    Calls that were imagined and taken back count too: an expectation that is wrong misleads whoever is shown it.
+    """
+    drafted = {question.key for rollout in group.rollouts for question, _ in imagined(rollout)}
+
+    def is_asked(rollout: Rollout, index: int) -> bool:
+        turn = rollout.turns[index]
+        if turn.call is None or turn.predicted:
+            return False
+        taken_back = any(each.action_start == turn.action_start for each in rollout.taken_back)
+        return taken_back or asked_at(rollout, index).key in drafted
+
+    def marked(rollout: Rollout) -> Rollout:
+        turns = enumerate(rollout.turns)
+        return replace(rollout, turns=tuple(replace(turn, asked=is_asked(rollout, index)) for index, turn in turns))
+
+    return replace(group, rollouts=tuple(map(marked, group.rollouts)))
 
 
 def policy_rows(

@@ -9,7 +9,7 @@ import numpy as np
 
 from lfo.config import RunConfig
 from lfo.env.interface import Environment, tasks_of
-from lfo.rollout.runner import RolloutRequest
+from lfo.rollout.row import RolloutRequest
 
 
 def draw_tasks(config: RunConfig, environment: Environment, step: int, draw: int) -> Sequence[Any]:
@@ -28,20 +28,32 @@ def draw_tasks(config: RunConfig, environment: Environment, step: int, draw: int
 
 
 def draw_requests(config: RunConfig, environment: Environment, step: int, draw: int) -> list[RolloutRequest]:
-    """The rollouts of one draw: those of one task side by side, the blind ones of each first.
-
-    A blind policy that cannot go on after a failed call only ever hears the first of look-ahead's questions
-    answered. So where there are several, the blind rollouts of a task take turns in asking them.
-    """
+    """The rollouts of one draw: those of one task side by side, the explorers of each first."""
     size = config.rollout.group_size
-    blind = size if step < config.exploration.blind_steps else round(size * config.exploration.blind_share)
+    explorers, climb = round(size * config.exploration.blind_share), config.exploration.inquiries
+    if step < config.exploration.blind_steps:
+        explorers, climb = size, climb and config.lookahead == "environment"  # proposed by the policy, it looks ahead
     return [
         RolloutRequest(
             task=task,
             seeds=(config.seed, step, draw, place, member),
-            blind=not config.lookahead or member < blind,
-            inquiry=member if config.exploration.inquiries and member < blind else 0,
+            **_sight(config, member, explorers=explorers, climb=climb),
         )
         for place, task in enumerate(draw_tasks(config, environment, step, draw))
         for member in range(size)
     ]
+
+
+def _sight(config: RunConfig, member: int, *, explorers: int, climb: bool) -> dict[str, Any]:
+    """What one rollout of a group may imagine.
+
+    A blind policy that cannot go on after a failed call only ever hears the reply to the first call that others
+    imagine. So explorers take turns: they imagine 0, 1, ... calls and then make the next one for real. Proposed by the
+    policy, they say it in its own words; proposed by the environment, the call is made for them.
+    """
+    if not config.looks_ahead or member >= explorers:
+        return {"blind": not config.looks_ahead}
+    if config.lookahead == "environment":
+        return {"blind": True, "inquiry": member if climb else 0}
+    imagined = member % config.imagine.most if climb else 0
+    return {"blind": imagined == 0, "imagine": imagined or None}

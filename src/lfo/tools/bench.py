@@ -10,8 +10,10 @@ at least, by what the machine can do at best, measured in the same run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from typing import Any, cast
 
@@ -33,7 +35,7 @@ from lfo.training import Collected, Trainer
 from lfo.types import RolloutGroup, ToolCall
 
 # What each variant adds to the settings of the run; look-ahead is the only one that rolls out differently.
-_NO_WORLD_MODEL = ("world_model.weight=0", "world_model.only=false", "world_model.adaptive_weight=false", "surprise=0")
+_NO_WORLD_MODEL = ("world_model.weight=0", "policy.frozen=false", "world_model.adaptive_weight=false", "surprise=0")
 VARIANTS: dict[str, tuple[str, ...]] = {
     "dapo": ("algo=dapo", "lookahead=false", *_NO_WORLD_MODEL),
     "dual": ("algo=dual-lora", "lookahead=false", "world_model.input=state"),
@@ -225,25 +227,16 @@ def bench_rollout(
     room = max(map(len, prompts)) + max(max_new_tokens, *FIXED)
     natural = Sampler(dual, max_context=room, eos_ids=[codec.end_of_turn])
     endless = Sampler(dual, max_context=room, eos_ids=[])
-    times: dict[str, list[float]] = {}
-    speeds: dict[str, list[float]] = {}
-    for repeat in range(repeats + 1):
-        turns = {
-            "ours": lambda limit, seed=repeat: _sample(natural, prompts, limit, seed),
-            "generate": lambda limit, seed=repeat: _generate(dual, codec, prompts, limit, seed, fixed=False),
-            "ours_short": lambda limit, seed=repeat: _sample(endless, prompts, limit, seed),
-            "ours_fixed": lambda limit, seed=repeat: _sample(endless, prompts, limit, seed),
-            "generate_fixed": lambda limit, seed=repeat: _generate(dual, codec, prompts, limit, seed, fixed=True),
-        }
-        limits = dict.fromkeys(turns, max_new_tokens) | {"ours_short": FIXED[0]}
-        limits |= dict.fromkeys(("ours_fixed", "generate_fixed"), FIXED[1])
-        for name, work in turns.items():
-            warming = repeat == 0
-            limit = 4 if warming and name.startswith("generate") else limits[name]
-            seconds, tokens = speed.seconds_of(lambda work=work, limit=limit: work(limit), place)
-            if not warming:
-                times.setdefault(name, []).append(seconds)
-                speeds.setdefault(name, []).append(tokens / seconds)
+    samplers = {"ours": natural, "ours_short": endless, "ours_fixed": endless}
+    limits = {"ours": max_new_tokens, "generate": max_new_tokens, "ours_short": FIXED[0]}
+    limits |= dict.fromkeys(("ours_fixed", "generate_fixed"), FIXED[1])
+
+    def speak(name: str, limit: int, seed: int) -> int:
+        if name in samplers:
+            return _sample(samplers[name], prompts, limit, seed)
+        return _generate(dual, codec, prompts, limit, seed, fixed=name == "generate_fixed")
+
+    times, speeds = _in_turns(speak, limits, repeats, place)
     rate = {name: median(values) for name, values in speeds.items()}
     step = (median(times["ours_fixed"]) - median(times["ours_short"])) / (FIXED[1] - FIXED[0])
     cached = sum(map(len, prompts)) + len(prompts) * sum(FIXED) / 2
@@ -269,6 +262,22 @@ def bench_rollout(
         "prompt_tokens": sum(map(len, prompts)) / len(prompts),
         "max_new_tokens": max_new_tokens,
     }
+
+
+def _in_turns(
+    speak: Callable[[str, int, int], int], limits: Mapping[str, int], repeats: int, place: torch.device
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Seconds, and tokens a second, of each way to speak; the first repetition warms up and does not count."""
+    times: dict[str, list[float]] = defaultdict(list)
+    speeds: dict[str, list[float]] = defaultdict(list)
+    for repeat in range(repeats + 1):
+        for name, limit in limits.items():
+            short = 4 if repeat == 0 and name.startswith("generate") else limit
+            seconds, tokens = speed.seconds_of(partial(speak, name, short, repeat), place)
+            if repeat:
+                times[name].append(seconds)
+                speeds[name].append(tokens / seconds)
+    return times, speeds
 
 
 def _prompts(codec: ChatCodec, tasks: int) -> list[list[int]]:

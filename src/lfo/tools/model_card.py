@@ -13,7 +13,7 @@ from lfo.loading import EMBEDDED
 from lfo.model.couplings import POLICY, WORLD_MODEL
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import WorldModelState, render_prompt, render_target
-from lfo.rollout.runner import EXPECTED
+from lfo.rollout.deliberation import EXPECTED
 from lfo.statistics import wilson
 from lfo.types import ToolCall
 
@@ -76,7 +76,7 @@ def _what_it_is(agent: Agent, name: str, form: str) -> str:
     rows = {
         "environment": f"`{config.env}`" + (f", levels {levels}" if (levels := config.env_args.get("levels")) else ""),
         "algorithm": f"{config.algo}, coupling={config.coupling}",
-        "look-ahead in training": f"yes, from {config.lookahead_source}" if config.lookahead else "no",
+        "look-ahead in training": f"yes, from {config.lookahead_source}" if config.looks_ahead else "no",
         "LoRA": f"rank {config.lora.rank}, alpha {config.lora.alpha:g}, targets {config.lora.targets}",
         "world-model weight": f"{config.world_model.weight:g}, `world_model.predict={config.world_model.predict}`",
         "sampling temperature": f"{config.rollout.temperature:g}",
@@ -189,7 +189,7 @@ def _lookahead(agent: Agent, run: Path, own_world_model: bool) -> str:
     ]
     asked = (
         "The policy was trained with look-ahead and expects it."
-        if agent.config.lookahead
+        if agent.config.looks_ahead
         else "The policy of this run was trained without look-ahead; showing it one is an experiment."
     )
     answers = f"`{WORLD_MODEL}`" if own_world_model else "the model"

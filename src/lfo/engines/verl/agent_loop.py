@@ -26,8 +26,9 @@ from lfo.loading import environment_factory
 from lfo.model.adapters import POLICY, WORLD_MODEL
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.world_model import WorldModelCodec
-from lfo.rollout.predictors import make_predictor, world_model_codec
-from lfo.rollout.runner import RolloutRequest, Runner, RunnerSettings
+from lfo.rollout.predictors import make_lookahead, world_model_codec
+from lfo.rollout.row import RolloutRequest
+from lfo.rollout.runner import Runner, RunnerSettings
 from lfo.types import Origin, Rollout
 
 
@@ -58,6 +59,9 @@ class ServedRows:
 
     def room(self, row: int) -> int:
         return self._loop.run_config.rollout.max_context - len(self._tokens)
+
+    def rewind(self, row: int, length: int) -> None:
+        del self._tokens[length:]
 
     def extend(self, rows: Sequence[int], chunks: Sequence[Sequence[int]]) -> None:
         for chunk in chunks:
@@ -124,6 +128,7 @@ class RunnerLoop(AgentLoopBase):
             task=fields["task"],
             seeds=tuple(fields["seeds"][member]),
             blind=bool(fields["blind"][member]),
+            imagine=fields["imagine"][member],
             inquiry=int(fields["inquiry"][member]),
         )
         rollout = await asyncio.to_thread(self._play, request, fields["temperature"])
@@ -131,10 +136,10 @@ class RunnerLoop(AgentLoopBase):
 
     def _play(self, request: RolloutRequest, temperature: float | None) -> Rollout:
         parts = self._parts
-        predictor = None
+        lookahead = None
         if self.adapter != BASE:
-            predictor = make_predictor(parts.config, parts.environment, parts.world_model_codec, self._complete)
-        runner = Runner(parts.environment, parts.codec, settings=parts.settings, predictor=predictor)
+            lookahead = make_lookahead(parts.config, parts.environment, parts.world_model_codec, self._complete)
+        runner = Runner(parts.environment, parts.codec, settings=parts.settings, lookahead=lookahead)
         (rollout,) = runner.run([request], ServedRows(self), temperature=temperature)
         return dataclasses.replace(rollout, info=_scalars(rollout.info))
 

@@ -27,7 +27,7 @@ from lfo.config import RunConfig
 from lfo.engines.verl.settings import SAMPLER, is_cpu, verl_config
 from lfo.env.interface import EnvironmentFactory
 from lfo.errors import ConfigError, WorkError
-from lfo.rollout.runner import RolloutRequest
+from lfo.rollout.row import RolloutRequest
 from lfo.types import ReplyScore, Rollout, TrainingSample
 
 CHECKED_ROWS = 4  # rows of each step whose sampled log-probs are compared with the trainer's

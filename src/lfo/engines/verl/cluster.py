@@ -29,7 +29,7 @@ from lfo.engines.verl.settings import BASE
 from lfo.engines.verl.worker import DualLoraWorker
 from lfo.errors import WorkError
 from lfo.model.adapters import POLICY, WORLD_MODEL
-from lfo.rollout.runner import RolloutRequest
+from lfo.rollout.row import RolloutRequest
 from lfo.types import ReplyScore, Rollout, TrainingSample
 
 POLL_SECONDS = 0.05
@@ -106,6 +106,7 @@ class Cluster:
                 "task": [group[0].task for group in groups],
                 "seeds": [[list(request.seeds) for request in group] for group in groups],
                 "blind": [[request.blind for request in group] for group in groups],
+                "imagine": [[request.imagine for request in group] for group in groups],
                 "inquiry": [[request.inquiry for request in group] for group in groups],
                 "adapter": [BASE if untrained else POLICY] * len(groups),
                 "temperature": [temperature] * len(groups),

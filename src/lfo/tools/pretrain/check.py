@@ -26,8 +26,10 @@ from lfo.loading import load_base, load_tokenizer
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.sampler import Sampler
 from lfo.protocol.chat import ChatCodec
+from lfo.rollout.deliberation import LookAhead
 from lfo.rollout.predictors import true_reply_predictor
-from lfo.rollout.runner import RolloutRequest, Runner, RunnerSettings
+from lfo.rollout.row import RolloutRequest
+from lfo.rollout.runner import Runner, RunnerSettings
 from lfo.statistics import wilson
 from lfo.types import Rollout
 
@@ -64,8 +66,10 @@ class Player:
     ) -> list[Rollout]:
         environment = PhoneCalls
         settings = RunnerSettings()
-        predictor = true_reply_predictor(environment, settings) if with_true_replies else None
-        runner = Runner(environment, self._codec, settings=settings, predictor=predictor)
+        lookahead = None
+        if with_true_replies:
+            lookahead = LookAhead(predictor=true_reply_predictor(environment, settings), proposed_by="environment")
+        runner = Runner(environment, self._codec, settings=settings, lookahead=lookahead)
         rollouts: list[Rollout] = []
         for start in range(0, len(tasks), batch):
             part = tasks[start : start + batch]

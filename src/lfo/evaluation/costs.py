@@ -1,0 +1,66 @@
+"""What training has cost so far, from a run's rows of metrics: tasks, rollouts, sampled tokens and seconds.
+
+Rows count all four. Those of older runs count tasks alone: their rollouts are tasks times the size of a group, their
+tokens and seconds the sums over steps. Evaluation is no cost of training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+Rows = Sequence[Mapping[str, Any]]
+# Cost -> where a row says how much of it has been spent.
+COSTS = {
+    "tasks": "tasks_seen",
+    "rollouts": "rollouts_seen",
+    "sampled_tokens": "sampled_tokens_seen",
+    "seconds": "seconds/seen",
+}
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None for anything else that a file may hold."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    return None
+
+
+def training_seconds(rows: Rows) -> list[float]:
+    """Seconds of training up to each row, evaluation not counted.
+
+    >>> training_seconds([{"seconds/eval": 9.0}, {"seconds/rollout": 2.0, "seconds/update": 1.0}, {"step": 2}])
+    [0.0, 3.0, 3.0]
+    """
+    return list(accumulate(sum(_seconds(row).values()) - _seconds(row).get("seconds/eval", 0.0) for row in rows))
+
+
+def all_seconds(rows: Rows) -> float:
+    """Seconds of rollouts, updates and evaluations."""
+    return sum(sum(_seconds(row).values()) for row in rows)
+
+
+def _seconds(row: Mapping[str, Any]) -> dict[str, float]:
+    """What one step took, by phase."""
+    phases = (key for key in row if key.startswith("seconds/") and key != COSTS["seconds"])
+    return {key: number(row[key]) or 0.0 for key in phases}
+
+
+def spent(rows: Rows, *, group_size: int) -> dict[str, dict[int, float]]:
+    """Cost -> tasks seen -> how much had been spent by then; a cost of which a run tells nothing is left out.
+
+    >>> spent([{"tasks_seen": 0}, {"tasks_seen": 8, "seconds/update": 2.0}], group_size=4)
+    {'tasks': {0: 0.0, 8: 8.0}, 'rollouts': {0: 0, 8: 32}, 'seconds': {0: 0.0, 8: 2.0}}
+    """
+    found: dict[str, dict[int, float]] = {cost: {} for cost in COSTS}
+    tokens = accumulate(number(row.get("sampled_tokens")) or 0.0 for row in rows)
+    for row, sampled, seconds in zip(rows, tokens, training_seconds(rows), strict=True):
+        tasks = row.get("tasks_seen")
+        if isinstance(tasks, int):
+            derived = {"rollouts": tasks * group_size, "sampled_tokens": sampled, "seconds": seconds}
+            for cost, key in COSTS.items():
+                own = number(row.get(key))
+                found[cost][tasks] = derived[cost] if own is None else own
+    return {cost: amounts for cost, amounts in found.items() if any(amounts.values())}

@@ -1,0 +1,338 @@
+"""Look-ahead: what the policy is shown before it commits to a turn. Who proposes what to imagine:
+
+policy        The policy drafts its turn. If the draft calls a tool that may be imagined, the predictor says what would
+              be heard, and the policy speaks again after the expected reply. If it now makes another call, the exchange
+              stays and the new call is its draft; else the exchange is taken back and the first draft is its turn.
+environment   The environment names calls (`lookahead_query`, a function of the transcript); each is shown with its
+              expected reply before the policy speaks. A control, and an option for who knows the right question.
+
+    P0  D0 (expected) I0  A0  E0 ...       D0 drafted and answered by the world model; A0 said after that, for real
+    P0  D0  E0 ...                         the same after D0 was taken up: what was said after I0 was not another call
+
+An imagined exchange stands in the row in the shape of a real one, marked in words. The environment never hears of it.
+Expected replies are trained by no loss; a draft was sampled by the policy and is trained as any other message of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+
+from lfo.env.interface import Environment, OffersLookahead
+from lfo.errors import EnvironmentFailed
+from lfo.protocol.chat import ChatCodec, Tokens
+from lfo.protocol.hermes import format_tool_call, read_tool_call
+from lfo.protocol.world_model import WorldModelState, state_of
+from lfo.rollout.row import Dictated, Row, Rows, Speech
+from lfo.types import Message, Origin, Rollout, StopReason, ToolCall, Turn
+
+EXPECTED = "(expected) "  # how an imagined reply is marked
+MAX_IMAGINED = 8  # exchanges before one turn; an environment that never has enough is cut off here
+
+CallAll = Callable[[Sequence[Callable[[], Any]]], list[Any]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """What look-ahead asks: what will be heard, in this state, after this call?
+
+    `messages` are what the rollout has said for real so far, so that a control can ask the environment itself.
+    """
+
+    task: Any
+    state: WorldModelState
+    call: ToolCall
+    messages: tuple[str, ...]
+
+    @property
+    def key(self) -> Hashable:
+        """Equal exactly where the world model's prompts are."""
+        state = self.state
+        return format_tool_call(self.call), state.task, state.step, state.actions, tuple(state.collected.items())
+
+
+Predictor = Callable[[Sequence[Question]], Sequence[str]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LookAhead:
+    """How the rollouts of a run look ahead."""
+
+    predictor: Predictor
+    proposed_by: Literal["policy", "environment"] = "policy"
+    tools: Collection[str] | None = None  # whose calls the policy may imagine; None: all
+    most: int = 2  # exchanges in one rollout, proposed by the policy
+    drafts: int = 1  # candidates for a turn, tried one after the other until one is worth imagining
+
+
+class Deliberation:
+    """Look-ahead in one batch of rollouts."""
+
+    def __init__(
+        self, lookahead: LookAhead, codec: ChatCodec, rows: Rows, *, max_turn_tokens: int, call_all: CallAll
+    ) -> None:
+        self._lookahead, self._codec, self._rows = lookahead, codec, rows
+        self._max_turn_tokens, self._call_all = max_turn_tokens, call_all
+
+    # --- proposed by the policy ----------------------------------------------------------------------------------
+
+    def reconsider(self, batch: Sequence[Row], turn: int, temperature: float) -> None:
+        """Let rows imagine what would be heard after the turn that they have just said, and say another one."""
+        undecided = [row for row in batch if not row.request.blind and self._allowance(row) > 0]
+        starts = {row.index: row.mark() for row in undecided}
+        for row in undecided:
+            assert row.speech is not None
+            starts[row.index] = row.mark()._replace(tokens=len(row.tokens) - len(row.speech.tokens))
+        tried: dict[int, list[ToolCall | None]] = {row.index: [] for row in undecided}
+        undecided = self._imagine_drafts(undecided, tried, (turn, 0), temperature)
+        for candidate in range(1, self._lookahead.drafts):
+            if not undecided:
+                break
+            first = {row.index: row.speech for row in undecided}
+            for row in undecided:
+                row.take_back(starts[row.index])
+            # A greedy candidate would be the first one again.
+            others = self._decode(undecided, (turn, MAX_IMAGINED * candidate), temperature or 1.0)
+            for row, speech in zip(undecided, others, strict=True):
+                row.say(speech)
+            trying, numbers = undecided, (turn, MAX_IMAGINED * candidate)
+            undecided = self._imagine_drafts(trying, tried, numbers, temperature)
+            for row in trying:
+                speech = first[row.index]
+                assert speech is not None
+                if row not in undecided:
+                    row.discarded_tokens += len(speech.tokens)
+                    continue
+                self._discard(row, starts[row.index])
+                self._rows.extend([row.index], [speech.tokens])
+                row.say(speech)
+
+    def _allowance(self, row: Row) -> int:
+        """How many exchanges this row may still imagine."""
+        most = self._lookahead.most if row.request.imagine is None else row.request.imagine
+        return most - row.imagined
+
+    def _imagine_drafts(
+        self,
+        batch: Sequence[Row],
+        tried: dict[int, list[ToolCall | None]],
+        numbers: tuple[int, int],
+        temperature: float,
+    ) -> list[Row]:
+        """Imagine the drafts of these rows while other calls follow; returns the rows in which nothing was kept."""
+        turn, first = numbers
+        unchanged = list(batch)
+        for look in range(1, MAX_IMAGINED):
+            asking = [(row, call) for row in batch if (call := self._imaginable(row)) not in (None, *tried[row.index])]
+            if not asking:
+                break
+            for row, call in asking:
+                tried[row.index].append(call)
+            questions = [_question(row, call) for row, call in asking if call is not None]
+            replies = self._lookahead.predictor(questions)
+            marks = {row.index: row.mark() for row, _ in asking}
+            shown = [
+                (row, call, reply)
+                for (row, call), reply in zip(asking, replies, strict=True)
+                if call is not None and self._show(row, call, reply)
+            ]
+            speeches = self._decode([row for row, _, _ in shown], (turn, first + look), temperature)
+            batch = []
+            for (row, call, reply), speech in zip(shown, speeches, strict=True):
+                row.say(speech)
+                if self._call(speech) in (None, call):
+                    self._give_up(row, marks[row.index], reply)
+                    continue
+                batch.append(row)
+                if row in unchanged:
+                    unchanged.remove(row)
+                if row.watch is not None:
+                    row.watch(row.turns[-1])
+        return unchanged
+
+    def _imaginable(self, row: Row) -> ToolCall | None:
+        """The call that a row has drafted, if it may be imagined."""
+        call = self._call(row.speech)
+        tools = self._lookahead.tools
+        allowed = call is not None and (tools is None or call.name in tools) and self._allowance(row) > 0
+        return call if allowed else None
+
+    def _call(self, speech: Speech | None) -> ToolCall | None:
+        return read_tool_call(self._codec.decode(speech.tokens)) if speech is not None and speech.stopped else None
+
+    def _show(self, row: Row, call: ToolCall, reply: str) -> bool:
+        """Write the expected reply to a row's draft behind it; False where there is no room, and nothing changes."""
+        assert row.speech is not None
+        action, observation = self._codec.decode(row.speech.tokens), EXPECTED + reply
+        piece = self._codec.after_action(observation, stopped=True, origin=Origin.PREDICTED)
+        end = len(row.tokens)
+        start = row.write(piece)
+        if start is None:
+            return False
+        row.transcript.append(Message(role="assistant", content=action, predicted=True))
+        row.transcript.append(Message(role="tool", content=observation, name=call.name, predicted=True))
+        row.turns.append(
+            Turn(
+                action=action,
+                observation=reply,
+                call=call,
+                action_start=end - len(row.speech.tokens),
+                action_end=end - 1,
+                observation_start=start + piece.content_start,
+                observation_end=start + piece.content_end,
+                predicted=True,
+            )
+        )
+        return True
+
+    def _give_up(self, row: Row, mark: Any, reply: str) -> None:
+        """Take back the exchange that a row has imagined last: its draft is its turn."""
+        imagined = row.turns[-1]
+        draft = Dictated(
+            tokens=tuple(row.tokens[imagined.action_start : mark.tokens]),
+            logprobs=tuple(row.logprobs[imagined.action_start : mark.tokens]),
+        )
+        self._discard(row, mark)
+        row.speech = draft
+        empty = {"action_end": imagined.action_start, "observation_start": imagined.action_start}
+        turn = replace(imagined, **empty, observation_end=imagined.action_start, taken_back=True)
+        row.taken_back.append(turn)
+        if row.watch is not None:
+            row.watch(turn)
+
+    def _discard(self, row: Row, mark: Any) -> None:
+        row.discarded_tokens += sum(origin == Origin.SAMPLED for origin in row.origins[mark.tokens :])
+        row.take_back(mark)
+
+    def _decode(self, batch: Sequence[Row], numbers: tuple[int, int], temperature: float) -> Sequence[Speech]:
+        if not batch:
+            return ()
+        limit = self._max_turn_tokens
+        return self._rows.decode(
+            [row.index for row in batch],
+            max_new_tokens=[limit] * len(batch),
+            temperature=temperature,
+            uniforms=[np.random.default_rng([*row.request.seeds, *numbers]).random(limit) for row in batch],
+        )
+
+    # --- proposed by the environment -----------------------------------------------------------------------------
+
+    def look_ahead(self, batch: Sequence[Row]) -> None:
+        """Show rows what is expected after the calls that their environments name."""
+        asking = [row for row in batch if not row.request.blind and isinstance(row.environment, OffersLookahead)]
+        for _ in range(MAX_IMAGINED):
+            questions: list[tuple[Row, Question]] = []
+            for row, outcome in zip(asking, self._call_all([partial(_named, row) for row in asking]), strict=True):
+                if isinstance(outcome, EnvironmentFailed):
+                    row.fail(outcome)
+                elif outcome is not None:
+                    questions.append((row, outcome))
+            if not questions:
+                return
+            replies = self._lookahead.predictor([question for _, question in questions])
+            for (row, question), reply in zip(questions, replies, strict=True):
+                self._imagine(row, question.call, reply)
+            asking = [row for row, _ in questions if row.stop is None]
+
+    def _imagine(self, row: Row, call: ToolCall, reply: str) -> None:
+        action, observation = format_tool_call(call), EXPECTED + reply
+        piece = self._codec.imagined(action, observation)
+        start = row.write(piece)
+        if start is None:
+            row.stop = StopReason.CONTEXT_OVERFLOW
+            return
+        (action_span, observation_span) = piece.spans
+        row.transcript.append(Message(role="assistant", content=action, predicted=True))
+        row.transcript.append(Message(role="tool", content=observation, name=call.name, predicted=True))
+        row.add(
+            Turn(
+                action=action,
+                observation=reply,
+                call=call,
+                action_start=start + action_span[0],
+                action_end=start + action_span[1],
+                observation_start=start + observation_span[0],
+                observation_end=start + observation_span[1],
+                predicted=True,
+            )
+        )
+
+    def inquire(self, batch: Sequence[Row]) -> set[int]:
+        """Where look-ahead has questions for the first time, let explorers ask for real what others only imagine;
+        returns the indices of the rows that do. The first question is left to the policy. The words are not its own,
+        and never trained on."""
+        inquiring: set[int] = set()
+        asking = [row for row in batch if row.request.inquiry and row.inquired is None]
+        asking = [row for row in asking if isinstance(row.environment, OffersLookahead)]
+        outcomes = self._call_all([partial(_questions_of, row) for row in asking])
+        for row, outcome in zip(asking, outcomes, strict=True):
+            if isinstance(outcome, EnvironmentFailed):
+                row.fail(outcome)
+            elif outcome:
+                place = row.request.inquiry % len(outcome)
+                row.inquired = place > 0
+                if row.inquired:
+                    message = (*self._codec.encode(format_tool_call(outcome[place])), self._codec.end_of_turn)
+                    piece = Tokens(ids=message, origins=(int(Origin.PROMPT),) * len(message), spans=())
+                    if row.write(piece) is None:
+                        row.stop = StopReason.CONTEXT_OVERFLOW
+                    row.speech = Dictated(tokens=message)
+                    inquiring.add(row.index)
+        return inquiring
+
+
+def _question(row: Row, call: ToolCall) -> Question:
+    said = tuple(turn.action for turn in row.turns if not turn.predicted)
+    return Question(task=row.request.task, state=state_of(row.opening, row.turns), call=call, messages=said)
+
+
+def imagined(rollout: Rollout, task: Any = None) -> Iterator[tuple[Question, str]]:
+    """What was imagined in a rollout and stayed in it, with the expected reply."""
+    for index, turn in enumerate(rollout.turns):
+        if turn.predicted and turn.call is not None:
+            yield asked_at(rollout, index, task), turn.observation
+
+
+def asked_at(rollout: Rollout, index: int, task: Any = None) -> Question:
+    """The call of a rollout's turn as a question."""
+    turn, before = rollout.turns[index], rollout.turns[:index]
+    assert turn.call is not None
+    said = tuple(each.action for each in before if not each.predicted)
+    return Question(task=task, state=state_of(rollout.opening, before), call=turn.call, messages=said)
+
+
+def _named(row: Row) -> Question | None:
+    assert isinstance(row.environment, OffersLookahead)
+    call = row.environment.lookahead_query(tuple(row.transcript))
+    return None if call is None else _question(row, call)
+
+
+def _questions_of(row: Row) -> list[ToolCall]:
+    assert row.environment is not None
+    return questions(row.environment, row.transcript)
+
+
+def questions(environment: Environment, transcript: Sequence[Message]) -> list[ToolCall]:
+    """What an environment asks one after the other at this point, each once, as if every reply were empty."""
+    found: list[ToolCall] = []
+    if not isinstance(environment, OffersLookahead):
+        return found
+    imagined = [message for message in transcript if not message.predicted]
+    while len(found) < MAX_IMAGINED:
+        call = environment.lookahead_query(tuple(imagined))
+        if call is None or call in found:
+            break
+        found.append(call)
+        imagined.append(Message(role="assistant", content=format_tool_call(call), predicted=True))
+        imagined.append(Message(role="tool", content=EXPECTED, name=call.name, predicted=True))
+    return found
+
+
+def is_asked(environment: Environment, transcript: Sequence[Message], message: str) -> bool:
+    """Whether a message makes a call that an environment's look-ahead would ask about if nothing had been imagined."""
+    call = read_tool_call(message)
+    return call is not None and call in questions(environment, transcript)

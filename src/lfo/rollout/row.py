@@ -1,0 +1,156 @@
+"""A rollout in progress, and what a sampler must offer to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from lfo.env.interface import Environment
+from lfo.errors import EnvironmentFailed
+from lfo.protocol.chat import Tokens
+from lfo.rollout.patience import EnvironmentTimedOut
+from lfo.types import Message, Origin, Rollout, StopReason, Turn
+
+
+class Speech(Protocol):
+    """What one row said."""
+
+    @property
+    def tokens(self) -> tuple[int, ...]: ...
+    @property
+    def logprobs(self) -> tuple[float, ...]: ...
+    @property
+    def stopped(self) -> bool: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dictated:
+    """What was said for a row."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()
+    stopped: bool = True
+
+
+class Rows(Protocol):
+    """Rows of tokens that a sampler continues; `lfo.model.sampler.Session` is one."""
+
+    def extend(self, rows: Sequence[int], chunks: Sequence[Sequence[int]]) -> None: ...
+    def rewind(self, row: int, length: int) -> None: ...
+    def room(self, row: int) -> int: ...
+    def decode(
+        self, rows: Sequence[int], *, max_new_tokens: Sequence[int], temperature: float, uniforms: Any
+    ) -> Sequence[Speech]: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutRequest:
+    """One rollout to run; `seeds` name its random numbers: `RolloutRequest(task=task, seeds=(0, 17, 3, 5))`."""
+
+    task: Any
+    seeds: tuple[int, ...]
+    blind: bool = False  # no look-ahead
+    imagine: int | None = None  # exchanges that it may imagine; None: as many as the run allows
+    inquiry: int = 0  # of a blind rollout: which of look-ahead's questions, counted in turns, is asked for real in it
+
+
+class Mark(NamedTuple):
+    """A point of a row to which it can be taken back."""
+
+    tokens: int
+    turns: int
+    messages: int
+
+
+@dataclass(slots=True)
+class Row:
+    index: int  # in the sampler's rows
+    request: RolloutRequest
+    rows: Rows
+    environment: Environment | None = None
+    opening: tuple[Message, ...] = ()
+    transcript: list[Message] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    origins: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    info: dict[str, Any] = field(default_factory=dict)
+    reward: float = 0.0
+    stop: StopReason | None = None
+    error: str = ""
+    speech: Speech | None = None
+    asked: bool = False  # whether the call in `speech` is one that look-ahead asks about
+    inquired: bool | None = None  # whether a question of look-ahead was asked for real; None = there was none yet
+    taken_back: list[Turn] = field(default_factory=list)
+    discarded_tokens: int = 0
+    watch: Callable[[Turn], None] | None = None
+
+    @property
+    def imagined(self) -> int:
+        """Imagined exchanges in the row."""
+        return sum(turn.predicted for turn in self.turns)
+
+    def add(self, turn: Turn) -> None:
+        self.turns.append(turn)
+        if self.watch is not None:
+            self.watch(turn)
+
+    def write(self, piece: Tokens) -> int | None:
+        """Write a piece at the end of the row and of the sampler's; returns where it starts, None where the policy
+        would have no room left to speak."""
+        if len(piece.ids) >= self.rows.room(self.index):
+            return None
+        self.rows.extend([self.index], [piece.ids])
+        return self.append(piece)
+
+    def append(self, piece: Tokens) -> int:
+        """Write a piece at the end of the row alone, after which nobody speaks; returns where it starts."""
+        start = len(self.tokens)
+        self.tokens += piece.ids
+        self.origins += piece.origins
+        self.logprobs += [0.0] * len(piece.ids)
+        return start
+
+    def say(self, speech: Speech) -> None:
+        """Note what the sampler has written into its row."""
+        self.speech = speech
+        self.tokens += speech.tokens
+        self.origins += [int(Origin.SAMPLED)] * len(speech.tokens)
+        self.logprobs += speech.logprobs
+
+    def mark(self) -> Mark:
+        return Mark(len(self.tokens), len(self.turns), len(self.transcript))
+
+    def take_back(self, mark: Mark) -> None:
+        """Forget everything after a mark, in the sampler too."""
+        self.rows.rewind(self.index, mark.tokens)
+        for stream in (self.tokens, self.origins, self.logprobs):
+            del stream[mark.tokens :]
+        del self.turns[mark.turns :], self.transcript[mark.messages :]
+
+    def fail(self, error: EnvironmentFailed) -> None:
+        timed_out = isinstance(error, EnvironmentTimedOut)
+        self.stop = StopReason.ENVIRONMENT_TIMEOUT if timed_out else StopReason.ENVIRONMENT_ERROR
+        self.error = str(error)
+
+    def finished(self) -> Rollout:
+        assert self.stop is not None
+        level = getattr(self.request.task, "level", None)  # a rollout that ends early failed on its level too
+        return Rollout(
+            task_id=str(self.request.task.id),
+            opening=self.opening,
+            tokens=tuple(self.tokens),
+            origins=tuple(self.origins),
+            logprobs=tuple(self.logprobs),
+            turns=tuple(self.turns),
+            taken_back=tuple(self.taken_back),
+            discarded_tokens=self.discarded_tokens,
+            reward=self.reward,
+            stop=self.stop,
+            error=self.error,
+            blind=self.request.blind,
+            imagine=self.request.imagine,
+            inquired=bool(self.inquired),
+            info=({} if level is None else {"level": level}) | self.info,
+        )
