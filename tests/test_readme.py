@@ -26,9 +26,8 @@ def test_the_environment_of_the_readme_plays(tmp_path: Path, monkeypatch):
     environment = environment_factory(load_config(["env=my_world:Safes"]))
     for code, reward in (("17", 1.0), ("42", 0.0), ("", 0.0)):
         safes = environment()
-        opening = safes.reset(safes.tasks("train")[0])
-        assert isinstance(safes, OffersLookahead)
-        assert safes.lookahead_query(opening) == ToolCall(name="type_code", arguments={"code": ""})
+        assert safes.reset(safes.tasks("train")[0])
+        assert not isinstance(safes, OffersLookahead), "look-ahead needs no question of the environment's author"
         result = safes.step(format_tool_call(ToolCall(name="type_code", arguments={"code": code})))
         assert (result.reward, result.done) == (reward, True)
         assert result.observation == ("It opens." if reward else "It stays shut; it wanted 17.")
