@@ -743,8 +743,9 @@ def test_a_run_of_an_older_version_is_read_as_what_it_was(tmp_path: Path, known_
     for value in ("policy", "environment", "off"):
         path.write_text(to_yaml(load_config(["preset=tiny", f"lookahead={value}"])))
         assert read(path).lookahead == value
-    path.write_text("lookahead: true\n")
-    assert read(path).lookahead == "policy", "written today, by hand"
+    for rest in ("", "lookahead_source: world_model\nimagine: {most: 1}\n"):
+        path.write_text(f"lookahead: true\n{rest}")
+        assert read(path).lookahead == "policy", "written today, by hand"
 
 
 @pytest.mark.parametrize(

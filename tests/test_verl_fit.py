@@ -82,7 +82,12 @@ def test_three_steps_are_those_of_the_local_engine(results):
     All but a rollout at most that goes another way from a draw on the very boundary of two tokens.
     """
     trainer = small_trainer(
-        "coupling=stacked", "policy.max_resamples=1", "steps=6", "seed=1", environment=TalkativeWorld
+        "coupling=stacked",
+        "rollout.group_size=8",
+        "policy.max_resamples=1",
+        "steps=6",
+        "seed=1",
+        environment=TalkativeWorld,
     )
     theirs = [tuple(each["tokens"]) for each in results["rollouts"]]
     gaps: list[float] = []

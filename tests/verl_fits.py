@@ -40,7 +40,7 @@ def described(rollout: Rollout) -> dict[str, Any]:
     codec = WorldModelCodec(tokenizer(), state_tokens=config().world_model.state_tokens)
     return {
         "tokens": rollout.tokens,
-        "record": rollout_record(rollout),
+        "record": rollout_record(replace(rollout, taken_back=())),  # as many turns as spans
         "spans": [(turn.observation_start, turn.observation_end) for turn in rollout.turns],
         "targets": [
             [token for token, weight in zip(example.tokens, example.weights, strict=True) if weight]
@@ -52,7 +52,9 @@ def described(rollout: Rollout) -> dict[str, Any]:
 def steps_beside_the_local_engine() -> None:
     """Three steps, rows and rollouts as they are; then servers that are not told of the new weights."""
     trainer = create_trainer(
-        config("coupling=stacked", "policy.max_resamples=1", "steps=6", "seed=1"), TalkativeWorld, tokenizer()
+        config("coupling=stacked", "rollout.group_size=8", "policy.max_resamples=1", "steps=6", "seed=1"),
+        TalkativeWorld,
+        tokenizer(),
     )
     backend: Any = trainer.backend
     with backend.running(FOLDER):
