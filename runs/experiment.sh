@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The comparison: plain DAPO, every coupling with and without look-ahead, and the controls, several seeds each.
+# The comparison: plain DAPO, every coupling with and without look-ahead, and the controls, several seeds each. The tables of
+# docs/RESULTS.md that say so were made with EXTRA=lookahead=environment.
 #   runs/experiment.sh tiny 2                     the embedded base on level 2: about 5 minutes a run on one CPU core
 #   runs/experiment.sh tiny 2,3,4                 on levels 2 to 4
 #   runs/experiment.sh smollm2-135m 2,3,4 5       on one GPU, five runs at a time
@@ -16,6 +17,9 @@ steps=${STEPS:-$([ "$levels" = 2 ] && echo 60 || echo 120)}
 arms() {
   for seed in ${SEEDS:-0 1 2}; do
     echo "dual-$seed seed=$seed steps=$steps"
+    echo "environment-$seed seed=$seed steps=$steps lookahead=environment"
+    echo "frozen-$seed seed=$seed steps=$steps policy.frozen=true"
+    echo "frozen-drafts4-$seed seed=$seed steps=$steps policy.frozen=true imagine.drafts=4"
     echo "dapo-$seed seed=$seed steps=${DAPO_STEPS:-400} eval.every=20 algo=dapo"
     echo "memory-$seed seed=$seed steps=$steps lookahead_source=memory world_model.weight=0"
     echo "shuffled-$seed seed=$seed steps=$steps lookahead_source=shuffled"
@@ -24,7 +28,7 @@ arms() {
       echo "$coupling-lookahead-$seed seed=$seed steps=$steps coupling=$coupling"
     done
     for coupling in separate shared stacked; do
-      echo "$coupling-$seed seed=$seed steps=$steps coupling=$coupling lookahead=false exploration.blind_share=0"
+      echo "$coupling-$seed seed=$seed steps=$steps coupling=$coupling lookahead=off exploration.blind_share=0"
     done
     echo "truth-$seed seed=$seed steps=20 lookahead_source=truth"
   done
