@@ -341,7 +341,10 @@ def sights(*settings: str, step: int = 5) -> list[tuple[bool, int | None, int]]:
 def test_explorers_stand_on_the_rungs_of_a_ladder():
     sighted, blind = (False, None, 0), (True, None, 0)
     assert sights() == [blind, (False, 1, 0), blind, (False, 1, 0), *[sighted] * 4]
-    assert sights("imagine.most=3") == [blind, (False, 1, 0), (False, 2, 0), blind, *[sighted] * 4]
+    three = sights("imagine.most=3", "exploration.blind_share=0.75")
+    assert three == [blind, (False, 1, 0), (False, 2, 0)] * 2 + [sighted] * 2
+    assert sights("imagine.most=3") == sights(), "two of each kind at least: one alone has no peers"
+    assert sights("exploration.blind_share=0.25") == [blind] * 2 + [sighted] * 6
     assert sights("imagine.most=1") == [blind] * 4 + [sighted] * 4
     assert sights("exploration.inquiries=false", "imagine.most=3") == [blind] * 4 + [sighted] * 4
     assert sights("lookahead=off") == [blind] * 8
@@ -845,4 +848,4 @@ def test_blind_rollouts_have_no_drafts():
     blind = play(A, blind=True).rollout
     assert draft_metrics([blind]) == {}
     assert draft_metrics([blind, play(A, B, most=1).rollout, play(A, A).rollout]) == {"drafts": 1.0, "drafts_kept": 0.5}
-    assert informative_drafts(Queryless(), [blind]) is None
+    assert informative_drafts(small_config(), Queryless, [blind]) is None

@@ -20,7 +20,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "statistics": frozenset(),
     "settings": frozenset({"errors"}),
     "couplings": frozenset({"errors", "settings"}),
-    "config": frozenset({"errors", "settings", "couplings"}),
+    "config": frozenset({"errors", "settings", "couplings", "env"}),
     "rundir": frozenset({"config", "errors"}),
     "env": frozenset({"types", "errors", "statistics", "protocol.hermes"}),
     "protocol": frozenset({"types", "errors"}),

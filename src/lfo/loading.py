@@ -16,13 +16,11 @@ from transformers.utils.logging import disable_progress_bar
 
 from lfo.config import SHIPPED_ENVIRONMENTS, RunConfig
 from lfo.env.interface import Environment, EnvironmentFactory
-from lfo.env.oracle import OracleCodes
-from lfo.env.phone_calls import PhoneCalls
+from lfo.env.shipped import SHIPPED
 from lfo.errors import ConfigError
 from lfo.model import catalog
 
 EMBEDDED = "tiny"
-SHIPPED = {"phone-calls": PhoneCalls, "oracle-codes": OracleCodes}
 
 
 def model_source(name: str) -> str:
@@ -69,7 +67,7 @@ def pick_device(name: str) -> torch.device:
 
 def environment_factory(config: RunConfig) -> EnvironmentFactory:
     """What makes one environment per rollout."""
-    factory = partial(SHIPPED.get(config.env) or _class_named(config.env), **config.env_args)
+    factory = partial(_class_of(config.env), **config.env_args)
     try:
         environment = factory()
     except TypeError as error:
@@ -83,9 +81,11 @@ def naming_environment(config: RunConfig, environment: EnvironmentFactory) -> Ru
     """The config with the environment that is really played, so that its run can be evaluated from its folder."""
     told = environment if isinstance(environment, partial) else partial(environment)
     name = config.env
-    if told.func is not (SHIPPED.get(config.env) or _class_named(config.env)):
+    if told.func is not (_class_of(config.env)):
         kind = type(environment())
-        name = next((each for each, known in SHIPPED.items() if kind is known), f"{kind.__module__}:{kind.__name__}")
+        name = next(
+            (each for each, known in SHIPPED.items() if kind is known.made_by), f"{kind.__module__}:{kind.__name__}"
+        )
         if name == config.env:
             return config  # a function that makes what the config says
     # What it was not given, the config would give it when it is read back.
@@ -94,6 +94,10 @@ def naming_environment(config: RunConfig, environment: EnvironmentFactory) -> Ru
     arguments = {key: list(value) if isinstance(value, tuple) else value for key, value in arguments.items()}
     named = dataclasses.replace(config, env=name, env_args=arguments)
     return config if named == config else named
+
+
+def _class_of(name: str) -> Any:
+    return SHIPPED[name].made_by if name in SHIPPED else _class_named(name)
 
 
 def _class_named(name: str) -> Any:

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from lfo.env.shipped import SHIPPED
 from lfo.settings import leaves
 
-# The environments that come with the package, each with the arguments that hold where a config names none.
-SHIPPED_ENVIRONMENTS: Mapping[str, Mapping[str, Any]] = {"phone-calls": {"levels": [2]}, "oracle-codes": {}}
+# The arguments that an environment of the package has where a config names none.
+SHIPPED_ENVIRONMENTS: Mapping[str, Mapping[str, Any]] = {name: each.arguments for name, each in SHIPPED.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +88,7 @@ class ImagineConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExplorationConfig:
-    blind_share: float = 0.5  # share of each group that acts without look-ahead
+    blind_share: float = 0.5  # share of each group that explores: imagines less than the others, or nothing
     blind_steps: int = 0  # first steps in which every rollout does
     inquiries: bool = True  # explorers take turns in really making the first, second, ... call that others imagine
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 from typing import Any, Protocol
 
 from lfo.config import RunConfig
-from lfo.env.interface import DescribesReplies, Environment, EnvironmentFactory, OffersLookahead, tasks_of
+from lfo.env.interface import DescribesReplies, EnvironmentFactory, OffersLookahead, tasks_of
+from lfo.errors import EnvironmentFailed
 from lfo.evaluation.repeated_tasks import judge
 from lfo.evaluation.success import draft_metrics, rollout_metrics
 from lfo.evaluation.world_model import same_meaning
@@ -58,7 +60,7 @@ def evaluate_splits(
             blind = roll_out([replace(request, blind=True) for request in requests], temperature=0.0)
             metrics["success_blind"] = fmean(rollout.reward for rollout in blind)
         if config.lookahead == "policy":
-            metrics["drafts_informative"] = informative_drafts(environment(), rollouts)
+            metrics["drafts_informative"] = informative_drafts(config, environment, rollouts)
         if config.looks_ahead and config.lookahead_source != "truth":
             metrics["lookahead_accuracy"] = lookahead_accuracy(config, environment, tasks, rollouts)
         row |= {f"eval/{split}/{name}": value for name, value in metrics.items()}
@@ -66,19 +68,20 @@ def evaluate_splits(
     return row, records
 
 
-def informative_drafts(environment: Environment, rollouts: Sequence[Rollout]) -> float | None:
-    """Share of rollouts that have imagined a call which the environment itself would have asked about; None where it
-    asks nothing. Nothing is trained on it."""
-    if not isinstance(environment, OffersLookahead):
+def informative_drafts(config: RunConfig, environment: EnvironmentFactory, rollouts: Sequence[Rollout]) -> float | None:
+    """Share of rollouts in which a call stayed imagined that the environment itself would have asked about; None where
+    it asks nothing or fails. Nothing is trained on it."""
+    judge = environment()
+    if not isinstance(judge, OffersLookahead):
         return None
-    return fmean(
-        any(
-            turn.call in questions(environment, transcript_at(rollout, index))
-            for index, turn in enumerate(rollout.turns)
-            if turn.predicted
-        )
-        for rollout in rollouts
-    )
+
+    def asks(rollout: Rollout) -> bool:
+        drafts = [(index, turn.call) for index, turn in enumerate(rollout.turns) if turn.predicted]
+        return any(call in questions(judge, transcript_at(rollout, index)) for index, call in drafts)
+
+    verdicts = RunnerSettings.of_run(config).call_all([partial(asks, rollout) for rollout in rollouts])
+    known = [verdict for verdict in verdicts if not isinstance(verdict, EnvironmentFailed)]
+    return fmean(known) if known else None
 
 
 def evaluate(
@@ -109,7 +112,7 @@ def evaluate(
 def lookahead_accuracy(
     config: RunConfig, environment: EnvironmentFactory, tasks: Sequence[Any], rollouts: Sequence[Rollout]
 ) -> float | None:
-    """How often an imagined reply means what would really have been said; None where nobody can tell."""
+    """How often an imagined reply that stayed means what would really have been said; None where nobody can tell."""
     judge_of_replies = environment()
     asked = [pair for task, rollout in zip(tasks, rollouts, strict=True) for pair in imagined(rollout, task)]
     if not asked or not isinstance(judge_of_replies, DescribesReplies):

@@ -19,11 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from lfo.config import SHIPPED_ENVIRONMENTS, RunConfig, from_yaml
+from lfo.config import RunConfig, from_yaml
 from lfo.env.ceiling import mean_ceiling
 from lfo.env.interface import EnvironmentFactory, tasks_of
-from lfo.env.oracle import OracleCodes
-from lfo.env.phone_calls import PhoneCalls
+from lfo.env.shipped import SHIPPED
 from lfo.env.tasks import Task
 from lfo.errors import EnvironmentFailed, LfoError
 from lfo.rollout.patience import call_all
@@ -122,7 +121,7 @@ def describe_data(config: RunConfig, environment: EnvironmentFactory) -> dict[st
     splits = (*config.eval.splits, *config.eval.final_splits) if config.eval.every else ()
     return {
         "environment": config.env,
-        "levels": list(config.env_args.get("levels", ())) if config.env in SHIPPED_ENVIRONMENTS else [],
+        "levels": list(config.env_args.get("levels", ())) if config.env in SHIPPED else [],
         "splits": {split: _describe_split(config, environment, split) for split in splits},
     }
 
@@ -181,10 +180,9 @@ def _data_of(path: Path, config: RunConfig) -> Mapping[str, Any] | None:
 
 def _shipped_environment(config: RunConfig) -> EnvironmentFactory | None:
     """Environments of the package alone: reading a run must not import somebody's code."""
-    shipped = {"phone-calls": PhoneCalls, "oracle-codes": OracleCodes}
-    if config.env not in shipped:
+    if config.env not in SHIPPED:
         return None
-    factory = cast(EnvironmentFactory, partial(shipped[config.env], **config.env_args))
+    factory = cast(EnvironmentFactory, partial(SHIPPED[config.env].made_by, **config.env_args))
     try:
         factory()
     except (TypeError, ValueError, LfoError):

@@ -4,7 +4,7 @@ policy        The policy drafts its turn. If the draft calls a tool that may be 
               be heard, and the policy speaks again after the expected reply. If it now makes another call, the exchange
               stays and the new call is its draft; else the exchange is taken back and the first draft is its turn.
 environment   The environment names calls (`lookahead_query`, a function of the transcript); each is shown with its
-              expected reply before the policy speaks. A control, and an option for who knows the right question.
+              expected reply before the policy speaks. A control, and an option for those who know what to ask.
 
     P0  D0 (expected) I0  A0  E0 ...       D0 drafted and answered by the world model; A0 said after that, for real
     P0  D0  E0 ...                         the same after D0 was taken up: what was said after I0 was not another call
@@ -27,11 +27,11 @@ from lfo.errors import EnvironmentFailed
 from lfo.protocol.chat import ChatCodec, Tokens
 from lfo.protocol.hermes import format_tool_call, read_tool_call
 from lfo.protocol.world_model import WorldModelState, state_of
-from lfo.rollout.row import Dictated, Row, Rows, Speech
+from lfo.rollout.row import Dictated, Mark, Row, Rows, Speech
 from lfo.types import Message, Origin, Rollout, StopReason, ToolCall, Turn
 
 EXPECTED = "(expected) "  # how an imagined reply is marked
-MAX_IMAGINED = 8  # exchanges before one turn; an environment that never has enough is cut off here
+MAX_IMAGINED = 8  # exchanges before one turn: a cap for environments that never stop asking
 
 CallAll = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 
@@ -83,10 +83,7 @@ class Deliberation:
     def reconsider(self, batch: Sequence[Row], turn: int, temperature: float) -> None:
         """Let rows imagine what would be heard after the turn that they have just said, and say another one."""
         undecided = [row for row in batch if not row.request.blind and self._allowance(row) > 0]
-        starts = {row.index: row.mark() for row in undecided}
-        for row in undecided:
-            assert row.speech is not None
-            starts[row.index] = row.mark()._replace(tokens=len(row.tokens) - len(row.speech.tokens))
+        starts = {row.index: _before_speech(row) for row in undecided}
         tried: dict[int, list[ToolCall | None]] = {row.index: [] for row in undecided}
         undecided = self._imagine_drafts(undecided, tried, (turn, 0), temperature)
         for candidate in range(1, self._lookahead.drafts):
@@ -136,16 +133,16 @@ class Deliberation:
             replies = self._lookahead.predictor(questions)
             marks = {row.index: row.mark() for row, _ in asking}
             shown = [
-                (row, call, reply)
+                (row, call)
                 for (row, call), reply in zip(asking, replies, strict=True)
                 if call is not None and self._show(row, call, reply)
             ]
-            speeches = self._decode([row for row, _, _ in shown], (turn, first + look), temperature)
+            speeches = self._decode([row for row, _ in shown], (turn, first + look), temperature)
             batch = []
-            for (row, call, reply), speech in zip(shown, speeches, strict=True):
+            for (row, call), speech in zip(shown, speeches, strict=True):
                 row.say(speech)
                 if self._call(speech) in (None, call):
-                    self._give_up(row, marks[row.index], reply)
+                    self._give_up(row, marks[row.index])
                     continue
                 batch.append(row)
                 if row in unchanged:
@@ -189,7 +186,7 @@ class Deliberation:
         )
         return True
 
-    def _give_up(self, row: Row, mark: Any, reply: str) -> None:
+    def _give_up(self, row: Row, mark: Mark) -> None:
         """Take back the exchange that a row has imagined last: its draft is its turn."""
         imagined = row.turns[-1]
         draft = Dictated(
@@ -198,13 +195,13 @@ class Deliberation:
         )
         self._discard(row, mark)
         row.speech = draft
-        empty = {"action_end": imagined.action_start, "observation_start": imagined.action_start}
-        turn = replace(imagined, **empty, observation_end=imagined.action_start, taken_back=True)
+        at = imagined.action_start
+        turn = replace(imagined, action_end=at, observation_start=at, observation_end=at, taken_back=True)
         row.taken_back.append(turn)
         if row.watch is not None:
             row.watch(turn)
 
-    def _discard(self, row: Row, mark: Any) -> None:
+    def _discard(self, row: Row, mark: Mark) -> None:
         row.discarded_tokens += sum(origin == Origin.SAMPLED for origin in row.origins[mark.tokens :])
         row.take_back(mark)
 
@@ -285,6 +282,12 @@ class Deliberation:
         return inquiring
 
 
+def _before_speech(row: Row) -> Mark:
+    """The point at which a row began to say what it said last."""
+    assert row.speech is not None
+    return row.mark()._replace(tokens=len(row.tokens) - len(row.speech.tokens))
+
+
 def _question(row: Row, call: ToolCall) -> Question:
     said = tuple(turn.action for turn in row.turns if not turn.predicted)
     return Question(task=row.request.task, state=state_of(row.opening, row.turns), call=call, messages=said)
@@ -308,7 +311,10 @@ def asked_at(rollout: Rollout, index: int, task: Any = None) -> Question:
 def _named(row: Row) -> Question | None:
     assert isinstance(row.environment, OffersLookahead)
     call = row.environment.lookahead_query(tuple(row.transcript))
-    return None if call is None else _question(row, call)
+    if call is None:
+        return None
+    format_tool_call(call)  # a call that cannot be written fails here, where it costs one rollout
+    return _question(row, call)
 
 
 def _questions_of(row: Row) -> list[ToolCall]:

@@ -63,7 +63,7 @@ class Mark(NamedTuple):
     messages: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Row:
     index: int  # in the sampler's rows
     request: RolloutRequest

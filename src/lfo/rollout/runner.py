@@ -11,7 +11,7 @@ An environment that raises or hangs ends its own rollout, with the reason: this 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
@@ -222,6 +222,8 @@ def _hear(environment: Environment, message: str) -> tuple[StepResult, ReplyFact
     result = environment.step(message)
     if not isinstance(result, StepResult) or not isinstance(result.observation, str):
         raise EnvironmentFailed("step must answer a StepResult whose observation is text")
-    if not math.isfinite(result.reward):
+    if not isinstance(result.reward, int | float) or not math.isfinite(result.reward):
         raise EnvironmentFailed(f"step answered the reward {result.reward}")
+    if not isinstance(result.info, Mapping):
+        raise EnvironmentFailed(f"step answered an info that is no mapping but {str(result.info)[:80]}")
     return result, describe_with(environment, result.observation)

@@ -30,21 +30,21 @@ def draw_tasks(config: RunConfig, environment: Environment, step: int, draw: int
 def draw_requests(config: RunConfig, environment: Environment, step: int, draw: int) -> list[RolloutRequest]:
     """The rollouts of one draw: those of one task side by side, the explorers of each first."""
     size = config.rollout.group_size
-    explorers, climb = round(size * config.exploration.blind_share), config.exploration.inquiries
-    if step < config.exploration.blind_steps:
-        explorers, climb = size, climb and config.lookahead == "environment"  # proposed by the policy, it looks ahead
+    explorers, in_turns = round(size * config.exploration.blind_share), config.exploration.inquiries
+    if step < config.exploration.blind_steps:  # all are blind; the policy's own questions would be look-ahead
+        explorers, in_turns = size, in_turns and config.lookahead == "environment"
     return [
         RolloutRequest(
             task=task,
             seeds=(config.seed, step, draw, place, member),
-            **_sight(config, member, explorers=explorers, climb=climb),
+            **_sight(config, member, explorers=explorers, in_turns=in_turns),
         )
         for place, task in enumerate(draw_tasks(config, environment, step, draw))
         for member in range(size)
     ]
 
 
-def _sight(config: RunConfig, member: int, *, explorers: int, climb: bool) -> dict[str, Any]:
+def _sight(config: RunConfig, member: int, *, explorers: int, in_turns: bool) -> dict[str, Any]:
     """What one rollout of a group may imagine.
 
     A blind policy that cannot go on after a failed call only ever hears the reply to the first call that others
@@ -54,6 +54,8 @@ def _sight(config: RunConfig, member: int, *, explorers: int, climb: bool) -> di
     if not config.looks_ahead or member >= explorers:
         return {"blind": not config.looks_ahead}
     if config.lookahead == "environment":
-        return {"blind": True, "inquiry": member if climb else 0}
-    imagined = member % config.imagine.most if climb else 0
+        return {"blind": True, "inquiry": member if in_turns else 0}
+    # A rollout that alone may imagine so much has no peers, so there are two of each kind at least.
+    kinds = max(1, min(config.imagine.most, explorers // 2))
+    imagined = member % kinds if in_turns else 0
     return {"blind": imagined == 0, "imagine": imagined or None}

@@ -1,0 +1,20 @@
+"""The environments that come with the package: the one table of their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from lfo.env.oracle import OracleCodes
+from lfo.env.phone_calls import PhoneCalls
+
+
+class Shipped(NamedTuple):
+    made_by: type
+    arguments: Mapping[str, Any]  # where a config names none
+
+
+SHIPPED: Mapping[str, Shipped] = {
+    "phone-calls": Shipped(PhoneCalls, {"levels": [2]}),
+    "oracle-codes": Shipped(OracleCodes, {}),
+}
