@@ -68,8 +68,10 @@ def base() -> Any:
 
 
 def small_trainer(*overrides: str, environment: Callable[[], Any] | None = None) -> Trainer:
+    """A trainer on the local engine, whatever the settings say."""
     config = small_config(*overrides)
-    return create_trainer(config, environment or environment_factory(config), tokenizer(), base=base())
+    environment = environment or environment_factory(config)
+    return create_trainer(config, environment, tokenizer(), engine="local", base=base())
 
 
 def model_of(trainer: Trainer) -> DualAdapterModel:

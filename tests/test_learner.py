@@ -290,7 +290,7 @@ def test_the_world_model_loss_is_the_mean_over_its_tokens_whatever_the_policy_ro
                 total -= float(logprobs[place - 1, row.tokens[place]])
                 hits += float(logprobs[place - 1].argmax() == row.tokens[place])
                 count += 1
-    losses = learner.row_losses(rows)
+    losses = [score.loss / score.tokens for score in learner.reply_scores(rows)]
     watched = learner.update([*policy_rows(model, groups[2]), *rows], weight=2.0, rate_factor=0.0)
     assert watched["world_model_loss"] == pytest.approx(total / count, rel=1e-4)
     assert watched["world_model_accuracy"] == pytest.approx(hits / count)
