@@ -37,10 +37,10 @@ from lfo.types import RolloutGroup, ToolCall
 # What each variant adds to the settings of the run; look-ahead is the only one that rolls out differently.
 _NO_WORLD_MODEL = ("world_model.weight=0", "policy.frozen=false", "world_model.adaptive_weight=false", "surprise=0")
 VARIANTS: dict[str, tuple[str, ...]] = {
-    "dapo": ("algo=dapo", "lookahead=false", *_NO_WORLD_MODEL),
-    "dual": ("algo=dual-lora", "lookahead=false", "world_model.input=state"),
-    "inline": ("algo=dual-lora", "lookahead=false", "coupling=shared", "world_model.input=inline"),
-    "lookahead": ("algo=dual-lora", "lookahead=true", "world_model.input=state"),
+    "dapo": ("algo=dapo", "lookahead=off", *_NO_WORLD_MODEL),
+    "dual": ("algo=dual-lora", "lookahead=off", "world_model.input=state"),
+    "inline": ("algo=dual-lora", "lookahead=off", "coupling=shared", "world_model.input=inline"),
+    "lookahead": ("algo=dual-lora", "lookahead=policy", "world_model.input=state"),
 }
 STEP_NOTE = (
     "Rollouts of the base policy, recorded once. Their rewards are replaced by alternating 0 and 1, so that every "

@@ -80,7 +80,7 @@ def training_update(shape: Shape, case: Case, device: torch.device) -> Any:
     model = DualAdapterModel.build(
         base, coupling="separate", seed=0, rank=work.rank, gradient_checkpointing=case.checkpointing
     )
-    learner = Learner(model, load_config(["lookahead=false"]))
+    learner = Learner(model, load_config(["lookahead=off"]))
     sampled = work.predicted // case.rows
 
     def row(adapters: tuple[str, ...], length: int, policy: int, world: int) -> TrainingSample:
