@@ -1,19 +1,19 @@
 """World-model examples: what was known, what was done, what the environment will say; as text and as token ids.
 
     <|state|>
-    Task: Please move my card to a new address.
+    Task: Open the red safe.
     Step: 2
     Previous Actions:
-    - search_company("Acme Bank"): Acme Bank. Cards 800-555-0100: address change, ...
+    - read_label("red safe"): Maker: Acme. Two digits, one try.
     Collected Auth: {}
     <|/state|>
 
     <|action|>
-    <|tool|>make_phone_call<|args|>{"phone_number": "800-555-0100", "auth_info": {}}<|/tool|>
+    <|tool|>type_code<|args|>{"safe": "red", "code": ""}<|/tool|>
     <|/action|>
 
     <|predict_csr|>                                            weight 0 up to here
-    <|csr|>For security purposes, I need ...<|/csr|>           weight 1, the end of turn that follows included
+    <|csr|>It stays shut; it wanted ...<|/csr|>               weight 1, the end of turn that follows included
 
 The tags are ordinary text, since the base is frozen. Two of their words, `Auth` and `csr`, are of the world that the
 embedded base was pretrained in, and stay for its sake; in any world they stand for what was told, and for the reply.
