@@ -154,9 +154,17 @@ class Deliberation:
     def _imaginable(self, row: Row) -> ToolCall | None:
         """The call that a row has drafted, if it may be imagined."""
         call = self._call(row.speech)
-        tools = self._lookahead.tools
-        allowed = call is not None and (tools is None or call.name in tools) and self._allowance(row) > 0
-        return call if allowed else None
+        allowed = call is not None and self._may_imagine(call) and self._allowance(row) > 0
+        return call if allowed and not self._has_prepared(row) else None
+
+    def _may_imagine(self, call: ToolCall) -> bool:
+        return self._lookahead.tools is None or call.name in self._lookahead.tools
+
+    def _has_prepared(self, row: Row) -> bool:
+        """Whether the row has acted on what it imagined, and not yet made the call that it prepared."""
+        imagined = [index for index, turn in enumerate(row.turns) if turn.predicted]
+        since = row.turns[imagined[-1] + 1 :] if imagined else []
+        return bool(since) and not any(turn.call is not None and self._may_imagine(turn.call) for turn in since)
 
     def _call(self, speech: Speech | None) -> ToolCall | None:
         return read_tool_call(self._codec.decode(speech.tokens)) if speech is not None and speech.stopped else None
