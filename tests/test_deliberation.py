@@ -162,6 +162,7 @@ def play(
     seeds: tuple[int, ...] = (0,),
     blind: bool = False,
     imagine: int | None = None,
+    picks: bool = False,
     **lookahead: Any,
 ) -> Played:
     codec, heard, asked, watched = ChatCodec(tokenizer(), TOOLS), [], [], []
@@ -177,7 +178,7 @@ def play(
         lookahead=LookAhead(predictor=predict, **lookahead),
     )
     rows = Script(codec, said, room=room)
-    request = RolloutRequest(task=Chore(), seeds=seeds, blind=blind, imagine=imagine)
+    request = RolloutRequest(task=Chore(), seeds=seeds, blind=blind, imagine=imagine, picks=picks)
     (rollout,) = runner.run([request], rows, temperature=temperature, watch=watched.append)
     return Played(rollout=rollout, rows=rows, heard=heard, asked=asked, watched=watched)
 
@@ -332,6 +333,30 @@ def test_an_exchange_that_was_taken_back_uses_up_nothing():
     assert played.turns == [(A, False), (B, True), (C, False)]
 
 
+def test_the_call_that_a_rollout_has_prepared_is_made_and_not_imagined():
+    look = say("a", "look")
+    played = play(A, look, B, C, D, turns=3, most=2, tools=("say",))
+    assert played.turns == [(A, True), (look, False), (B, False), (C, True), (D, False)]
+    assert [question.call for question in played.asked] == [call_of("a"), call_of("c")], "after B it may ask again"
+    unprepared = play(A, B, look, C, turns=2, most=3, tools=("say",))
+    assert unprepared.turns == [(A, True), (B, True), (look, False), (C, False)], "two questions before one turn"
+
+
+@pytest.mark.parametrize(
+    ("reply", "second", "imagined"),
+    [
+        ("Say Moss, not a!", say("moss"), False),
+        ("You want_moss.", say("moss"), False),  # as in the name of a field
+        ("Say moss, not a!", say("salt"), True),
+        ("Talk, a!", say("talk"), True),  # the user's word
+        ("Say a.", say("a", "look"), True),  # the policy's own
+    ],
+)
+def test_a_call_that_names_what_the_expected_reply_brought_up_is_made(reply: str, second: str, imagined: bool):
+    played = play(A, second, D, most=2, reply=lambda question: reply)
+    assert played.turns == [(A, True), (second, True), (D, False)] if imagined else [(A, True), (second, False)]
+
+
 def sights(*settings: str, step: int = 5) -> list[tuple[bool, int | None, int]]:
     config = small_config("rollout.group_size=8", "rollout.prompts=1", *settings)
     requests = draw_requests(config, PhoneCalls(), step, 0)
@@ -392,6 +417,33 @@ def test_the_first_candidate_whose_expected_reply_changes_what_is_said_is_kept(t
     drafted = temperature or 1.0  # a greedy candidate would be the first one again
     assert played.rows.temperatures == [temperature, temperature, drafted, temperature, drafted, temperature]
     assert len(set(played.rows.uniforms)) == 6
+
+
+def picked(*said: str, turns: int = 1, drafts: int = 4, picks: bool = True, blind: bool = True) -> list[str]:
+    played = play(*said, turns=turns, drafts=drafts, picks=picks, blind=blind, tools=("say",))
+    assert played.asked == [], "nothing is imagined"
+    assert played.rollout.tokens[: len(played.rows.rows[0])] == tuple(played.rows.rows[0])
+    assert played.rollout.sampled_count == sum(len(speech.tokens) for speech in played.rows.spoken[0])
+    return played.heard
+
+
+def test_an_explorer_makes_the_first_candidate_that_others_would_imagine():
+    look, other = say("a", "look"), say("b", "look")
+    assert picked(look, other, NO_CALL, A) == [A]
+    assert picked(look, other, NO_CALL, A, drafts=3) == [look], "no candidate calls the tool: the first draft"
+    assert picked(A) == [A]
+    assert picked(look, A, other, turns=2) == [A, other], "once in a rollout"
+    assert picked(look, picks=False) == [look]
+
+
+def test_blind_explorers_pick_among_candidates_where_there_are_several():
+    def picking(*settings: str) -> list[bool]:
+        config = small_config("rollout.group_size=8", "rollout.prompts=1", *settings)
+        return [request.picks for request in draw_requests(config, PhoneCalls(), 5, 0)]
+
+    assert picking("imagine.drafts=2") == [True, False] * 2 + [False] * 4
+    assert not any(picking())
+    assert not any(picking("imagine.drafts=2", "lookahead=environment"))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -3,6 +3,7 @@
 policy        The policy drafts its turn. If the draft calls a tool that may be imagined, the predictor says what would
               be heard, and the policy speaks again after the expected reply. If it now makes another call, the exchange
               stays and the new call is its draft; else the exchange is taken back and the first draft is its turn.
+              A call that acts on what was imagined is put to the test: it is made, and not imagined.
 environment   The environment names calls (`lookahead_query`, a function of the transcript); each is shown with its
               expected reply before the policy speaks. A control, and an option for those who know what to ask.
 
@@ -15,6 +16,7 @@ Expected replies are trained by no loss; a draft was sampled by the policy and i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -83,9 +85,30 @@ class Deliberation:
     def reconsider(self, batch: Sequence[Row], turn: int, temperature: float) -> None:
         """Let rows imagine what would be heard after the turn that they have just said, and say another one."""
         undecided = [row for row in batch if not row.request.blind and self._allowance(row) > 0]
-        starts = {row.index: _before_speech(row) for row in undecided}
         tried: dict[int, list[ToolCall | None]] = {row.index: [] for row in undecided}
         undecided = self._imagine_drafts(undecided, tried, (turn, 0), temperature)
+        picking = [row for row in batch if row.request.picks and self._may_pick(row)]
+
+        def better(candidates: Sequence[Row], number: int) -> Collection[Row]:
+            imagining = [row for row in candidates if row.index in tried]
+            unchanged = self._imagine_drafts(imagining, tried, (turn, MAX_IMAGINED * number), temperature)
+            return [
+                row
+                for row in candidates
+                if (row not in unchanged if row.index in tried else self._calls_imaginable(row))
+            ]
+
+        self._try_candidates([*undecided, *picking], turn, temperature, better)
+
+    def _try_candidates(
+        self,
+        undecided: Sequence[Row],
+        turn: int,
+        temperature: float,
+        better: Callable[[Sequence[Row], int], Collection[Row]],
+    ) -> None:
+        """Let rows say something else, as often as allowed, until it is better than what they said first."""
+        starts = {row.index: _before_speech(row) for row in undecided}
         for candidate in range(1, self._lookahead.drafts):
             if not undecided:
                 break
@@ -96,17 +119,17 @@ class Deliberation:
             others = self._decode(undecided, (turn, MAX_IMAGINED * candidate), temperature or 1.0)
             for row, speech in zip(undecided, others, strict=True):
                 row.say(speech)
-            trying, numbers = undecided, (turn, MAX_IMAGINED * candidate)
-            undecided = self._imagine_drafts(trying, tried, numbers, temperature)
-            for row in trying:
+            decided = better(undecided, candidate)
+            for row in undecided:
                 speech = first[row.index]
                 assert speech is not None
-                if row not in undecided:
+                if row in decided:
                     row.discarded_tokens += len(speech.tokens)
                     continue
                 self._discard(row, starts[row.index])
                 self._rows.extend([row.index], [speech.tokens])
                 row.say(speech)
+            undecided = [row for row in undecided if row not in decided]
 
     def _allowance(self, row: Row) -> int:
         """How many exchanges this row may still imagine."""
@@ -155,16 +178,36 @@ class Deliberation:
         """The call that a row has drafted, if it may be imagined."""
         call = self._call(row.speech)
         allowed = call is not None and self._may_imagine(call) and self._allowance(row) > 0
-        return call if allowed and not self._has_prepared(row) else None
+        return call if allowed and call is not None and not self._is_prepared(row, call) else None
+
+    def _may_pick(self, row: Row) -> bool:
+        """Whether an explorer has yet to make a call for real that others imagine."""
+        made = any(turn.call is not None and not turn.predicted and self._may_imagine(turn.call) for turn in row.turns)
+        return not made and not self._calls_imaginable(row)
+
+    def _calls_imaginable(self, row: Row) -> bool:
+        call = self._call(row.speech)
+        return call is not None and self._may_imagine(call)
 
     def _may_imagine(self, call: ToolCall) -> bool:
         return self._lookahead.tools is None or call.name in self._lookahead.tools
 
-    def _has_prepared(self, row: Row) -> bool:
-        """Whether the row has acted on what it imagined, and not yet made the call that it prepared."""
-        imagined = [index for index, turn in enumerate(row.turns) if turn.predicted]
-        since = row.turns[imagined[-1] + 1 :] if imagined else []
-        return bool(since) and not any(turn.call is not None and self._may_imagine(turn.call) for turn in since)
+    def _is_prepared(self, row: Row, call: ToolCall) -> bool:
+        """Whether a call acts on what the row has imagined, which is then put to the test instead of imagined again.
+
+        So it is after a real turn that followed the expected reply, up to the next real call of such a tool, and where
+        the call names what the reply has brought up.
+        """
+        last = max((index for index, turn in enumerate(row.turns) if turn.predicted), default=None)
+        if last is None:
+            return False
+        since = row.turns[last + 1 :]
+        if since:
+            return not any(turn.call is not None and self._may_imagine(turn.call) for turn in since)
+        said = [message.content for message in row.transcript if not message.predicted]
+        drafted = [turn.action for turn in row.turns if turn.predicted]
+        brought_up = _words(*(turn.observation for turn in row.turns if turn.predicted)) - _words(*said, *drafted)
+        return not brought_up.isdisjoint(_words(format_tool_call(call)))
 
     def _call(self, speech: Speech | None) -> ToolCall | None:
         return read_tool_call(self._codec.decode(speech.tokens)) if speech is not None and speech.stopped else None
@@ -288,6 +331,10 @@ class Deliberation:
                     row.speech = Dictated(tokens=message)
                     inquiring.add(row.index)
         return inquiring
+
+
+def _words(*texts: str) -> set[str]:
+    return {word for text in texts for word in re.findall(r"[^\W_]+", text.casefold())}
 
 
 def _before_speech(row: Row) -> Mark:

@@ -52,6 +52,7 @@ class RolloutRequest:
     seeds: tuple[int, ...]
     blind: bool = False  # no look-ahead
     imagine: int | None = None  # exchanges that it may imagine; None: as many as the run allows
+    picks: bool = False  # of its candidates for a turn it makes for real the first that others would imagine
     inquiry: int = 0  # of a blind rollout: which of look-ahead's questions, counted in turns, is asked for real in it
 
 

@@ -58,4 +58,4 @@ def _sight(config: RunConfig, member: int, *, explorers: int, in_turns: bool) ->
     # A rollout that alone may imagine so much has no peers, so there are two of each kind at least.
     kinds = max(1, min(config.imagine.most, explorers // 2))
     imagined = member % kinds if in_turns else 0
-    return {"blind": imagined == 0, "imagine": imagined or None}
+    return {"blind": imagined == 0, "imagine": imagined or None, "picks": imagined == 0 and config.imagine.drafts > 1}

@@ -129,6 +129,7 @@ class RunnerLoop(AgentLoopBase):
             seeds=tuple(fields["seeds"][member]),
             blind=bool(fields["blind"][member]),
             imagine=fields["imagine"][member],
+            picks=bool(fields["picks"][member]),
             inquiry=int(fields["inquiry"][member]),
         )
         rollout = await asyncio.to_thread(self._play, request, fields["temperature"])

@@ -107,6 +107,7 @@ class Cluster:
                 "seeds": [[list(request.seeds) for request in group] for group in groups],
                 "blind": [[request.blind for request in group] for group in groups],
                 "imagine": [[request.imagine for request in group] for group in groups],
+                "picks": [[request.picks for request in group] for group in groups],
                 "inquiry": [[request.inquiry for request in group] for group in groups],
                 "adapter": [BASE if untrained else POLICY] * len(groups),
                 "temperature": [temperature] * len(groups),
