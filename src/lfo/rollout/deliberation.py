@@ -98,7 +98,9 @@ class Deliberation:
                 if (row not in unchanged if row.index in tried else self._calls_imaginable(row))
             ]
 
-        self._try_candidates([*undecided, *picking], turn, temperature, better)
+        # One question is found by trying; whoever has one in the row needs no more candidates.
+        looking = [row for row in undecided if not row.imagined]
+        self._try_candidates([*looking, *picking], turn, temperature, better)
 
     def _try_candidates(
         self,
