@@ -34,7 +34,7 @@ from lfo.protocol.world_model import WorldModelCodec
 from lfo.rollout.deliberation import EXPECTED, MAX_IMAGINED, Deliberation, LookAhead, Question
 from lfo.rollout.predictors import make_lookahead
 from lfo.rollout.records import rollout_record
-from lfo.rollout.row import RolloutRequest, Row
+from lfo.rollout.row import Feedback, RolloutRequest, Row
 from lfo.rollout.runner import Runner, RunnerSettings
 from lfo.rollout.samples import mark_imagined, policy_sample
 from lfo.rollout.tasks import draw_requests
@@ -162,6 +162,7 @@ def play(
     seeds: tuple[int, ...] = (0,),
     blind: bool = False,
     imagine: int | None = None,
+    feedback: Feedback | None = None,
     **lookahead: Any,
 ) -> Played:
     codec, heard, asked, watched = ChatCodec(tokenizer(), TOOLS), [], [], []
@@ -177,7 +178,7 @@ def play(
         lookahead=LookAhead(predictor=predict, **lookahead),
     )
     rows = Script(codec, said, room=room)
-    request = RolloutRequest(task=Chore(), seeds=seeds, blind=blind, imagine=imagine)
+    request = RolloutRequest(task=Chore(), seeds=seeds, blind=blind, imagine=imagine, feedback=feedback)
     (rollout,) = runner.run([request], rows, temperature=temperature, watch=watched.append)
     return Played(rollout=rollout, rows=rows, heard=heard, asked=asked, watched=watched)
 
