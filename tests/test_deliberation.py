@@ -34,7 +34,7 @@ from lfo.protocol.world_model import WorldModelCodec
 from lfo.rollout.deliberation import EXPECTED, MAX_IMAGINED, Deliberation, LookAhead, Question
 from lfo.rollout.predictors import make_lookahead
 from lfo.rollout.records import rollout_record
-from lfo.rollout.row import RolloutRequest, Row
+from lfo.rollout.row import Feedback, RolloutRequest, Row
 from lfo.rollout.runner import Runner, RunnerSettings
 from lfo.rollout.samples import mark_imagined, policy_sample
 from lfo.rollout.tasks import draw_requests
@@ -163,6 +163,7 @@ def play(
     blind: bool = False,
     imagine: int | None = None,
     picks: bool = False,
+    feedback: Feedback | None = None,
     **lookahead: Any,
 ) -> Played:
     codec, heard, asked, watched = ChatCodec(tokenizer(), TOOLS), [], [], []
@@ -178,7 +179,7 @@ def play(
         lookahead=LookAhead(predictor=predict, **lookahead),
     )
     rows = Script(codec, said, room=room)
-    request = RolloutRequest(task=Chore(), seeds=seeds, blind=blind, imagine=imagine, picks=picks)
+    request = RolloutRequest(task=Chore(), seeds=seeds, blind=blind, imagine=imagine, picks=picks, feedback=feedback)
     (rollout,) = runner.run([request], rows, temperature=temperature, watch=watched.append)
     return Played(rollout=rollout, rows=rows, heard=heard, asked=asked, watched=watched)
 

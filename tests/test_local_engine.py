@@ -224,10 +224,10 @@ def test_replay_fills_each_mini_batch_up_to_the_cap_and_without_it_only_fresh_ex
         if replay == "true":
             assert sizes[-1] == 6
             assert keys[2] & (keys[0] | keys[1]), "old replies come back"
-            assert len(trainer.replay) > 0
+            assert len(trainer.mini_batches.replay) > 0
         else:
             assert not (keys[2] | keys[3]) & (keys[0] | keys[1])
-            assert len(trainer.replay) == 0
+            assert len(trainer.mini_batches.replay) == 0
 
 
 @pytest.mark.parametrize("same_task", [False, True])
@@ -406,7 +406,7 @@ def test_what_is_heard_is_told_group_by_group():
         keys = [example.key for example in examples]
         assert keys == [key for key in dict.fromkeys(each.key for each in own) if key in keys]
         assert len(keys) == len(set(keys)) > 0
-    assert set(trainer.replay.examples) == {example.key for examples in heard for example in examples}
+    assert set(trainer.mini_batches.replay.examples) == {example.key for examples in heard for example in examples}
 
 
 # --- the loop --------------------------------------------------------------------------------------------------------

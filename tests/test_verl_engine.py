@@ -7,7 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ import torch
 from safetensors.torch import load_file
 
 from lfo.model.learner import Learner
+from lfo.rollout.successes import imitation_sample, without_shown
 from lfo.tools.plan import SHAPES
 from lfo.training import Trainer
-from lfo.types import TrainingSample
+from lfo.types import Rollout, TrainingSample
 from small_runs import SMALL, fussy_calls, model_of, randomised, small_trainer
 
 pytest.importorskip("verl", reason="verl is not installed: pip install -e '.[verl]'")
@@ -28,6 +29,7 @@ CLOSE = 1e-4
 TINY = 1e-3  # of the largest gradient of its tensor
 UPDATES = 4
 ODD_ROWS = ("rollout.group_size=5", "world_model.examples_per_mini_batch=3", "micro_batch_tokens=1")  # a rank idles
+IMITATION = ("internalise.rows=2", "internalise.teacher=policy")
 COUPLINGS = {
     "separate": ("coupling=separate",),
     "shared": ("coupling=shared",),
@@ -43,10 +45,13 @@ COUPLINGS = {
     ),
     "shared-kl": ("coupling=shared", "policy.kl=0.1", *ODD_ROWS),
     "dapo": ("algo=dapo",),
+    "separate-imitation": IMITATION,
+    "stacked-imitation": ("coupling=stacked", *IMITATION, *ODD_ROWS),
 }
 # Updates that train the policy alone, with rows that could teach the world model too.
 POLICY_ONLY = {
     "stacked-policy-only": ("coupling=stacked", *ODD_ROWS),
+    "stacked-imitation-only": ("coupling=stacked", *IMITATION, *ODD_ROWS),
     "stacked-inline-policy-only": ("coupling=stacked", "world_model.input=inline", "lookahead=false", *ODD_ROWS),
 }
 # name -> (the guard that is taken away, the case it guards, with how many ranks); the result must then be wrong.
@@ -71,9 +76,16 @@ def recorded_batches(trainer: Trainer, count: int) -> list[list[TrainingSample]]
     while len(batches) < count:
         collected = trainer.collect(step)
         plan = trainer.rows(step, collected, trainer.hear(collected.groups))
-        batches += [list(samples) for samples in plan.mini_batches if any(any(row.policy_weights) for row in samples)]
+        drawn = [list(samples) for samples in plan.mini_batches if any(any(row.policy_weights) for row in samples)]
+        batches += [[*samples, *imitated(trainer, collected.rollouts)] for samples in drawn]
         step += 1
     return batches[:count]
+
+
+def imitated(trainer: Trainer, rollouts: Sequence[Rollout]) -> list[TrainingSample]:
+    """Rows to imitate beside those of the other losses, an odd number of them, where the case has such."""
+    count, adapters = 3 if trainer.config.internalise.rows else 0, model_of(trainer).policy_adapters
+    return [imitation_sample(without_shown(rollout), adapters=adapters) for rollout in rollouts[:count]]
 
 
 @dataclasses.dataclass

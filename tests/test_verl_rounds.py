@@ -6,7 +6,14 @@ from lfo.engines.verl.learner import empty_part, rounds, without_both
 from lfo.types import TrainingSample
 
 
-def row(length: int, *, policy: bool = False, world: bool = False, adapters: tuple[str, ...] = ("policy",)):
+def row(
+    length: int,
+    *,
+    policy: bool = False,
+    world: bool = False,
+    imitation: bool = False,
+    adapters: tuple[str, ...] = ("policy",),
+):
     def weights(on: bool) -> tuple[float, ...]:
         return (0.0,) + (float(on),) * (length - 1)
 
@@ -17,6 +24,7 @@ def row(length: int, *, policy: bool = False, world: bool = False, adapters: tup
         advantages=(0.5,) * length,
         policy_weights=weights(policy),
         world_model_weights=weights(world),
+        imitation_weights=weights(imitation) if imitation else (),
     )
 
 
@@ -47,19 +55,25 @@ def test_in_a_round_all_ranks_have_rows_of_one_kind():
     samples = [
         *(row(4, policy=True) for _ in range(3)),
         *(row(4, world=True, adapters=("world_model",)) for _ in range(4)),
+        *(row(4, imitation=True) for _ in range(3)),
+        *(row(4, world=True) for _ in range(3)),
     ]
     for parts in rounds(samples, ranks=2, tokens=4):
-        trained = [each for part in parts for each in part if any(each.policy_weights) or any(each.world_model_weights)]
-        assert len({(each.adapters, any(each.policy_weights)) for each in trained}) == 1
+        kinds = {
+            (any(each.policy_weights), any(each.world_model_weights), any(each.imitation_weights))
+            for part in parts
+            for each in part
+        }
+        assert len(kinds - {(False, False, False)}) == 1
         assert len({each.adapters for part in parts for each in part}) == 1, "also of a rank that has nothing to do"
 
 
 def test_an_empty_part_copies_no_weight():
-    stale = row(9, policy=True, world=True)
+    stale = row(9, policy=True, world=True, imitation=True)
     part = empty_part(stale)
     assert part.adapters == stale.adapters
     assert len(part.tokens) == 2
-    assert not any((*part.policy_weights, *part.world_model_weights, *part.advantages))
+    assert not any((*part.policy_weights, *part.world_model_weights, *part.imitation_weights, *part.advantages))
 
 
 def test_rows_of_both_losses_are_split_and_nothing_is_lost():
@@ -72,3 +86,8 @@ def test_rows_of_both_losses_are_split_and_nothing_is_lost():
         (0, 2),
     ]
     assert parts[2:] == [policy, world]
+
+
+def test_what_is_imitated_is_split_from_what_was_heard():
+    parts = without_both([row(5, imitation=True, world=True)])
+    assert [(sum(part.imitation_weights), sum(part.world_model_weights)) for part in parts] == [(4, 0), (0, 4)]

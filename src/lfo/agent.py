@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -72,13 +73,19 @@ class Agent:
         watch: Callable[[Turn], None] | None = None,
     ) -> list[Rollout]:
         """One rollout for each request, in order, all at the same time; `untrained` is the base alone."""
-        sampler, adapters = self.sampler, self.model.policy_adapters
-        if untrained:  # a sampler of its own: the base's merged weights are needed nowhere else
-            sampler, adapters = _sampler(self.model, self.codec, self.config), ()
         used = self.lookahead if lookahead and not untrained else None
         runner = Runner(self.environment, self.codec, settings=self.settings, lookahead=used)
-        rows = sampler.session(rows=len(requests), adapters=adapters)
-        return runner.run(requests, rows, temperature=temperature, watch=watch)
+        play = partial(runner.run, temperature=temperature, watch=watch)
+        if untrained:  # a sampler of its own: the base's merged weights are needed nowhere else
+            sampler = _sampler(self.model, self.codec, self.config)
+            return play(requests, sampler.session(rows=len(requests), adapters=()))
+        rollouts: dict[int, Rollout] = {}
+        for base_acts, adapters in ((True, ()), (False, self.model.policy_adapters)):
+            places = [place for place, request in enumerate(requests) if request.untrained == base_acts]
+            if places:
+                rows = self.sampler.session(rows=len(places), adapters=adapters)
+                rollouts |= zip(places, play([requests[place] for place in places], rows), strict=True)
+        return [rollouts[place] for place in range(len(requests))]
 
     def roll_out(
         self,
@@ -96,8 +103,9 @@ class Agent:
         A rollout is named by (seed, task, sample), so it is the same whatever else runs beside it. `watch` is told each
         turn as it happens, `on_batch` how many rollouts have just ended.
         """
+        untrained = lookahead and self.config.looks_ahead_untrained
         requests = [
-            RolloutRequest(task=task, seeds=(seed, place, sample), blind=not lookahead)
+            RolloutRequest(task=task, seeds=(seed, place, sample), blind=not lookahead, untrained=untrained)
             for place, task in enumerate(tasks)
             for sample in range(samples)
         ]

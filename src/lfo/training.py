@@ -28,30 +28,28 @@ from lfo.evaluation.runs import describe_data, warn_of_changed_data
 from lfo.evaluation.success import evaluated_tasks, far_below, step_metrics
 from lfo.model.couplings import coupling_of
 from lfo.objectives.advantages import DynamicSamplingReport, select_groups, shaped_group, surprise_bonus
-from lfo.objectives.schedule import active_losses, adapted_weight, learning_rate
+from lfo.objectives.schedule import adapted_weight
 from lfo.protocol.world_model import WorldModelExample
+from lfo.rollout.feedback import roll_out_in_waves
+from lfo.rollout.mini_batches import MiniBatches, Update
 from lfo.rollout.predictors import world_model_codec
 from lfo.rollout.runner import refuse_dead_environment
 from lfo.rollout.samples import (
     ReplayBuffer,
-    deal,
     examples_of_groups,
-    inline_rows,
     is_the_policys,
     logged_replies,
     mark_imagined,
-    policy_rows,
-    world_model_sample,
 )
+from lfo.rollout.successes import SuccessBuffer
 from lfo.rollout.tasks import draw_requests
 from lfo.rundir import Checkpoint, RunDirectory
 from lfo.tracking import Clock, Progress, open_trackers
-from lfo.types import Rollout, RolloutGroup, TrainingSample
+from lfo.types import Rollout, RolloutGroup
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-RATE_FLOOR = 0.1  # the cosine ends at this share of the learning rate
 SUCCESS_LOST = "success on val is far below its best, whose checkpoint is kept; if it stays so, ask lfo advise"
 
 
@@ -80,15 +78,6 @@ class Collected(NamedTuple):
         return [rollout for group in self.groups for rollout in group.rollouts]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Update:
-    """What a step trains: one optimizer update for each mini-batch, in order."""
-
-    mini_batches: Sequence[Sequence[TrainingSample]]
-    weight: float  # of the world-model loss
-    rate_factor: float  # of every learning rate
-
-
 class Trainer:
     """One run. Create it with `lfo.engines.create_trainer`."""
 
@@ -103,9 +92,15 @@ class Trainer:
         self.codec = world_model_codec(config, tokenizer)
         self.predicted_tools = predicted_tools(environment(), world.predict)  # None: all
         self.state = State(weight=world.weight)
-        self.replay = ReplayBuffer()
+        self.mini_batches = MiniBatches(
+            config=config,
+            policy_adapters=self.coupling.policy,
+            world_model_adapters=self.coupling.world_model,
+            predicted_tools=self.predicted_tools,
+        )
         if world.from_logs:
-            self.replay = logged_replies(world.from_logs, environment(), self.codec, predict=self.predicted_tools)
+            logged = logged_replies(world.from_logs, environment(), self.codec, predict=self.predicted_tools)
+            self.mini_batches.replay = logged
         self.examination: Examination | None = None
         if world.weight and world.predict != "none" and world.input == "state":
             self.examination = Examination(config, environment, self.codec, backend, self.coupling.world_model)
@@ -142,7 +137,7 @@ class Trainer:
                     run.append_metrics(row)
                     track(row)
                     progress.show(row)
-                    success = row.get("eval/val/success")
+                    success = row.get(self._judged_by)
                     best = success is not None and (state.best is None or success > state.best)
                     state.best = success if best else state.best
                     if best or done % config.checkpoint_every == 0 or done == config.steps:
@@ -156,7 +151,7 @@ class Trainer:
         with clock("rollout"):
             collected = self.collect(step)
         with clock("examples"):
-            heard = self.hear(collected.groups)
+            heard = [] if self.config.internalise.over(step) else self.hear(collected.groups)
         with clock("update"):
             update = self.rows(step, collected, heard)
             learnt = self.backend.learn(update.mini_batches, weight=update.weight, rate_factor=update.rate_factor)
@@ -196,18 +191,25 @@ class Trainer:
                 if len(kept) < config.rollout.prompts and (group in informative or not config.policy.dynamic_sampling):
                     kept[index] = group
             groups += drawn
-            if not config.policy.dynamic_sampling or len(kept) == config.rollout.prompts:
+            if not config.policy.dynamic_sampling or len(kept) == config.rollout.prompts or self._is_taught(step):
                 break
         self.state.tasks_seen += report.seen
         return Collected(groups=groups, kept=kept, report=report)
 
+    def _is_taught(self, step: int) -> bool:
+        """Whether no group of this step would teach the policy, however many were drawn."""
+        return not self.config.policy.frozen and not self.mini_batches.learns_by_dapo(step)
+
     def draw(self, step: int, draw: int) -> list[RolloutGroup]:
         """One group of rollouts for each task of one draw."""
         requests, size = draw_requests(self.config, self.environment(), step, draw), self.config.rollout.group_size
-        rollouts = tuple(self.backend.roll_out(requests))
+        if self.config.feedback and not self.config.internalise.over(step):
+            rollouts = roll_out_in_waves(self.config, requests, self.backend.roll_out, tools=self.predicted_tools)
+        else:
+            rollouts = self.backend.roll_out(requests)
         refuse_dead_environment(rollouts)
         groups = [
-            RolloutGroup(task_id=str(requests[first].task.id), rollouts=rollouts[first : first + size])
+            RolloutGroup(task_id=str(requests[first].task.id), rollouts=tuple(rollouts[first : first + size]))
             for first in range(0, len(requests), size)
         ]
         return list(map(mark_imagined, groups)) if self.config.lookahead == "policy" else groups
@@ -225,13 +227,16 @@ class Trainer:
 
     def _surprise(self, rollout: Rollout) -> float:
         """How badly the world model predicts what this rollout heard; 0 where it heard nothing."""
-        scores = self.backend.score(self._world_rows(self.codec.examples_of(rollout, predict=self.predicted_tools)))
+        examples = self.codec.examples_of(rollout, predict=self.predicted_tools)
+        scores = self.backend.score(self.mini_batches.examples(examples))
         return fmean(score.loss / score.tokens for score in scores) if scores else 0.0
 
     # --- learning ----------------------------------------------------------------------------------------------
 
     def hear(self, groups: Sequence[RolloutGroup]) -> list[list[WorldModelExample]]:
-        """The distinct world-model examples of each group, kept for later steps too."""
+        """The distinct world-model examples of each group, kept for later steps too, as successes are."""
+        if self.config.internalise.rows:
+            self.mini_batches.successes.add(rollout for group in groups for rollout in group.rollouts)
         if self.backend.memory is not None:
             self.backend.memory.hear(rollout for group in groups for rollout in group.rollouts)
         if not self.state.weight or self.config.world_model.input == "inline":
@@ -239,72 +244,50 @@ class Trainer:
         heard = examples_of_groups(groups, self.codec, predict=self.predicted_tools, threads=self.config.threads)
         if self.config.world_model.replay:
             for examples in heard:
-                self.replay.add(examples)
+                self.mini_batches.replay.add(examples)
         return heard
 
     def rows(self, step: int, collected: Collected, heard: Sequence[Sequence[WorldModelExample]]) -> Update:
-        """The rows of each mini-batch: whole groups for the policy, with examples for the world model."""
-        config, world = self.config, self.config.world_model
-        active = active_losses(world.schedule, step, first_steps=world.first_steps, every=world.every)
-        weight = self.state.weight if active.world_model and world.predict != "none" else 0.0
-        rate = learning_rate(step, base=1.0, warmup=config.optimizer.warmup_steps, total=config.steps, floor=RATE_FLOOR)
-        count = config.rollout.prompts // config.rollout.mini_batch_prompts
-        kept = collected.kept if active.policy and not config.policy.frozen else {}
-        inline = world.input == "inline"
-        # The policy's own rows carry what they heard where the world model is trained inline.
-        row = {
-            "adapters": self.coupling.policy,
-            "inline": self.predicted_tools if inline and self.state.weight else frozenset(),
-        }
-        scale = config.policy.scale_by_std
-        policy_parts = deal([policy_rows(group, scale_by_std=scale, **row) for group in kept.values()], count)
-        if not weight:
-            world_parts: list[list[TrainingSample]] = [[] for _ in range(count)]
-        elif inline:
-            world_parts = deal(inline_rows(collected.groups, without=kept, **row), count)
-        else:
-            world_parts = [
-                self._world_rows(self._practised(step, index, fresh)) for index, fresh in enumerate(deal(heard, count))
-            ]
-        mini_batches = [[*policy, *examples] for policy, examples in zip(policy_parts, world_parts, strict=True)]
-        return Update(mini_batches=mini_batches, weight=weight, rate_factor=rate)
-
-    def _practised(self, step: int, index: int, fresh: Sequence[WorldModelExample]) -> list[WorldModelExample]:
-        """The world-model examples of one mini-batch: of all that was ever heard, or of what is new."""
-        world, seeds = self.config.world_model, (self.config.seed, step, index)
-        if world.replay:
-            return self.replay.draw(world.examples_per_mini_batch, seeds, asked_first=self.config.looks_ahead)
-        return ReplayBuffer({each.key: each for each in fresh}).draw(world.examples_per_mini_batch, seeds)
-
-    def _world_rows(self, examples: Sequence[WorldModelExample]) -> list[TrainingSample]:
-        return [world_model_sample(example, adapters=self.coupling.world_model) for example in examples]
+        """The rows of each mini-batch of this step."""
+        return self.mini_batches.update(step, collected.groups, collected.kept, heard, weight=self.state.weight)
 
     def row(self, step: int, collected: Collected) -> dict[str, Any]:
         """What the rollouts of a step show, for its row of metrics."""
         tools = {tool["function"]["name"] for tool in self.environment().tools()}
         metrics, warnings = step_metrics(collected.rollouts, tools)
+        groups = {
+            "groups_kept": collected.report.kept,
+            "groups_all_failed": collected.report.all_failed,
+            "groups_all_succeeded": collected.report.all_succeeded,
+        }
         return {
             "step": step + 1,
             "tasks_seen": self.state.tasks_seen,
             **metrics,
-            "groups_kept": collected.report.kept,
-            "groups_all_failed": collected.report.all_failed,
-            "groups_all_succeeded": collected.report.all_succeeded,
-            "replay_size": len(self.replay),
+            **({} if self._is_taught(step) else groups),
+            "replay_size": len(self.mini_batches.replay),
             "world_model_weight": self.state.weight,
+            **self._phase(step),
             **({"warnings": warnings} if warnings else {}),
         }
+
+    def _phase(self, step: int) -> dict[str, Any]:
+        """What a step was for, in runs that have phases."""
+        settings = self.config.internalise
+        phase = {"phase": self.mini_batches.phase(step)} if settings.rows or settings.until else {}
+        return phase | ({"success_tasks": len(self.mini_batches.successes)} if settings.rows else {})
 
     # --- evaluation --------------------------------------------------------------------------------------------
 
     def evaluate(self, run: RunDirectory | None = None, splits: Sequence[str] | None = None) -> dict[str, Any]:
-        """Greedy success on the fixed tasks of each split, with look-ahead where the run has it; and what the world
-        model expects to hear after the held-out calls."""
+        """Greedy success on the fixed tasks of each split, with look-ahead where the run still has it; and what the
+        world model expects to hear after the held-out calls."""
         started = time.monotonic()
         splits = self.config.eval.splits if splits is None else splits
-        row, rollouts = evaluate_splits(self.config, self.environment, splits, self.backend.roll_out)
+        blind = self.config.internalise.over(self.state.step - 1)  # as the step that has just ended was
+        row, rollouts = evaluate_splits(self.config, self.environment, splits, self.backend.roll_out, blind=blind)
         predictions: list[dict[str, Any]] = []
-        if self.examination is not None:
+        if self.examination is not None and not blind:
             metrics, predictions = self.examination.run()
             row |= metrics
         if run is not None:
@@ -313,6 +296,12 @@ class Trainer:
                 run.write_predictions(self.state.step, predictions)
         return {**row, "seconds/eval": time.monotonic() - started}
 
+    @property
+    def _judged_by(self) -> str:
+        """The success by which the best checkpoint is chosen: of the policy that the run is to leave behind."""
+        alone = self.config.internalise.rows > 0 and self.config.looks_ahead
+        return "eval/val/success_blind" if alone else "eval/val/success"
+
     def _judge(self, run: RunDirectory, row: dict[str, Any]) -> None:
         """Evaluate at the end of a step, and act on what it shows."""
         config, state = self.config, self.state
@@ -320,7 +309,7 @@ class Trainer:
         row |= self.evaluate(run, (*config.eval.splits, *final))
         if config.world_model.adaptive_weight:
             state.weight = adapted_weight(state.weight, row, best=state.best)
-        tasks, success = evaluated_tasks(row, at_most=config.eval.tasks), row.get("eval/val/success", state.best)
+        tasks, success = evaluated_tasks(row, at_most=config.eval.tasks), row.get(self._judged_by, state.best)
         if state.best is not None and far_below(state.best, success, tasks=tasks):
             row["warnings"] = [*row.get("warnings", ()), SUCCESS_LOST]
 
@@ -329,13 +318,17 @@ class Trainer:
     def save(self, folder: Path) -> None:
         """Everything that is needed to continue exactly."""
         self.backend.save(folder)
-        self.replay.save(folder / "replay.safetensors")
+        self.mini_batches.replay.save(folder / "replay.safetensors")
+        if self.config.internalise.rows:
+            self.mini_batches.successes.save(folder / "successes.safetensors")
         (folder / "state.json").write_text(json.dumps(dataclasses.asdict(self.state)), encoding="utf-8")
 
     def load(self, checkpoint: Checkpoint) -> None:
         self.backend.load(checkpoint.path)
         self.backend.sync(checkpoint.step)
-        self.replay = ReplayBuffer.load(checkpoint.path / "replay.safetensors")
+        self.mini_batches.replay = ReplayBuffer.load(checkpoint.path / "replay.safetensors")
+        if self.config.internalise.rows:
+            self.mini_batches.successes = SuccessBuffer.load(checkpoint.path / "successes.safetensors")
         for name, value in json.loads((checkpoint.path / "state.json").read_text(encoding="utf-8")).items():
             setattr(self.state, name, value)
 

@@ -31,7 +31,7 @@ class Origin(IntEnum):
     PROMPT = 0  # system and user messages, the template around every message, and calls made in the policy's place
     SAMPLED = 1  # drawn from the policy
     ENVIRONMENT = 2  # said by the environment
-    PREDICTED = 3  # an imagined exchange, written by look-ahead
+    PREDICTED = 3  # an exchange that did not happen in this rollout: imagined by look-ahead, or shown as feedback
 
 
 class StopReason(StrEnum):
@@ -92,8 +92,9 @@ class Turn:
 
     The spans are half-open token ranges in the rollout's row: `tokens[action_start:action_end]` is the
     assistant's message without the template around it, and likewise the observation.
-    `predicted` marks an imagined exchange; its observation was written by the world model. One that was taken back
-    is not in the row: its spans are empty, and say where it was.
+    `predicted` marks an exchange that did not happen in this rollout. Its observation was written by the world model
+    or, with `feedback`, heard by another rollout of the task. One that was taken back is not in the row: its spans are
+    empty, and say where it was.
     """
 
     action: str
@@ -105,6 +106,7 @@ class Turn:
     observation_end: int
     predicted: bool = False
     taken_back: bool = False
+    feedback: bool = False
     asked: bool = False  # a real call that look-ahead asks about at this point
     facts: ReplyFacts | None = None  # of a real observation, when the environment can tell
 
@@ -132,11 +134,17 @@ class Rollout:
     blind: bool = False  # explored without look-ahead
     imagine: int | None = None  # exchanges that it might imagine; None: as many as the run allows
     inquired: bool = False  # explored by asking what look-ahead would have imagined: not the policy's own doing
+    untrained: bool = False  # the base acted, without the policy adapter
+    feedback: bool = False  # it was to be shown what another rollout of the task heard
     info: Mapping[str, Any] = field(default_factory=dict)  # the environment's last words: level, mistakes, ...
 
     def __post_init__(self) -> None:
         if not len(self.tokens) == len(self.origins) == len(self.logprobs):
             raise ValueError("tokens, origins and logprobs of a rollout must have one length")
+
+    @property
+    def succeeded(self) -> bool:
+        return self.reward >= 1.0
 
     @property
     def sampled_count(self) -> int:
@@ -156,9 +164,9 @@ class RolloutGroup:
         return tuple(rollout.reward for rollout in self.rollouts)
 
     @property
-    def conditions(self) -> tuple[tuple[bool, int | None], ...]:
-        """Which rollouts may be compared: those that may imagine equally much."""
-        return tuple((rollout.blind, rollout.imagine) for rollout in self.rollouts)
+    def conditions(self) -> tuple[tuple[bool, int | None, bool], ...]:
+        """Which rollouts may be compared: those that may imagine equally much and were told as much."""
+        return tuple((rollout.blind, rollout.imagine, rollout.feedback) for rollout in self.rollouts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,7 +178,8 @@ class TrainingSample:
     >>> row = TrainingSample(tokens=(5, 6, 7), adapters=("policy",), logprobs=(0.0, -0.1, 0.0),
     ...     advantages=(0.0, 0.5, 0.0), policy_weights=(0.0, 1.0, 0.0), world_model_weights=(0.0, 0.0, 0.0))
 
-    A world-model row (state form) has `policy_weights` of zeros and 1 on every token of the reply.
+    A world-model row (state form) has `policy_weights` of zeros and 1 on every token of the reply. A row to be imitated
+    has `imitation_weights` on what the policy should say; without them nothing is imitated in a row.
     """
 
     tokens: Sequence[int]
@@ -179,12 +188,14 @@ class TrainingSample:
     advantages: Sequence[float]
     policy_weights: Sequence[float]
     world_model_weights: Sequence[float]
+    imitation_weights: Sequence[float] = ()
 
     def __post_init__(self) -> None:
-        streams = (self.logprobs, self.advantages, self.policy_weights, self.world_model_weights)
+        streams = [self.logprobs, self.advantages, self.policy_weights, self.world_model_weights]
+        streams += [self.imitation_weights] if self.imitation_weights else []
         if any(len(stream) != len(self.tokens) for stream in streams):
             raise ValueError("all streams of a training sample must have the length of its tokens")
-        if self.tokens and (self.policy_weights[0] or self.world_model_weights[0]):
+        if self.tokens and any(stream[0] for stream in streams[2:]):
             raise ValueError("the first token of a row has nothing before it to be predicted from")
 
 

@@ -34,6 +34,7 @@ def _relations(c: RunConfig) -> Iterator[tuple[bool, str]]:
     yield from _of_rollouts(c)
     yield from _of_the_world_model(c)
     yield from _of_lookahead(c)
+    yield from _of_internalising(c)
 
 
 def _of_the_run(c: RunConfig) -> Iterator[tuple[bool, str]]:
@@ -151,4 +152,27 @@ def _of_lookahead(c: RunConfig) -> Iterator[tuple[bool, str]]:
         not c.surprise or (w.input == "state" and w.weight > 0 and w.predict != "none"),
         "surprise needs a world model that learns: world_model.weight above 0, world_model.input=state and "
         "world_model.predict other than none",
+    )
+
+
+def _of_internalising(c: RunConfig) -> Iterator[tuple[bool, str]]:
+    i = c.internalise
+    yield not (i.rows and c.policy.frozen), "internalise.rows trains the policy, which policy.frozen=true forbids"
+    yield (
+        not i.rows or i.teacher != "base" or c.looks_ahead or c.feedback,
+        "internalise.rows with internalise.teacher=base needs look-ahead or feedback=true: the base alone succeeds no "
+        "more often than it did",
+    )
+    yield not (i.until and c.policy.frozen), "internalise.until goes on with DAPO, which policy.frozen=true forbids"
+    yield (
+        not c.feedback or c.world_model.from_logs is None,
+        "feedback=true needs rollouts, and world_model.from_logs rolls nothing out",
+    )
+    yield (
+        not c.feedback or round(c.rollout.group_size * c.exploration.blind_share) < c.rollout.group_size,
+        "feedback=true needs rollouts that are shown what others heard: set exploration.blind_share below 1",
+    )
+    yield (
+        c.feedback_source == "own" or c.feedback,
+        f"feedback_source={c.feedback_source} needs feedback=true",
     )

@@ -94,6 +94,22 @@ class ExplorationConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class InternaliseConfig:
+    """Successes become part of the policy's weights, with all that was shown to them cut out."""
+
+    rows: int = 0  # successes in one mini-batch, each at most once in a step; 0 = off
+    weight: float = 1.0  # of the imitation loss
+    learning_rate: float = 1e-3  # of the policy adapter in updates that imitate
+    first_tasks: int = 24  # begin when so many tasks have succeeded
+    until: int = 0  # steps after which look-ahead and world model end, and DAPO alone goes on; 0 = never
+    teacher: Literal["base", "policy"] = "base"  # who acts until then; policy: but for explorers that imagine nothing
+
+    def over(self, step: int) -> bool:
+        """Whether DAPO alone goes on."""
+        return 0 < self.until <= step
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerConfig:
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.1
@@ -124,6 +140,8 @@ class RunConfig:
     coupling: str = "separate"  # how the adapters meet: separate, shared or stacked (model/couplings.py)
     lookahead: Literal["policy", "environment", "off"] = "policy"  # who proposes what to imagine; true: policy
     lookahead_source: Literal["world_model", "truth", "shuffled", "memory"] = "world_model"  # all others are controls
+    feedback: bool = False  # show half of each group what the other half heard on the same task
+    feedback_source: Literal["own", "other_task"] = "own"  # other_task is a control
     surprise: float = 0.0  # coefficient of the reward for prediction error
     steps: int = 100
     seed: int = 0
@@ -140,6 +158,7 @@ class RunConfig:
     world_model: WorldModelConfig = field(default_factory=WorldModelConfig)
     imagine: ImagineConfig = field(default_factory=ImagineConfig)
     exploration: ExplorationConfig = field(default_factory=ExplorationConfig)
+    internalise: InternaliseConfig = field(default_factory=InternaliseConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     verl: Mapping[str, Any] = field(default_factory=dict)  # engine=verl: its own settings, beside those made of ours
@@ -147,6 +166,11 @@ class RunConfig:
     @property
     def looks_ahead(self) -> bool:
         return self.lookahead != "off"
+
+    @property
+    def looks_ahead_untrained(self) -> bool:
+        """Whether the base looks ahead, without the policy adapter: the policy learns to act without look-ahead."""
+        return self.looks_ahead and self.internalise.rows > 0 and self.internalise.teacher == "base"
 
 
 ABOVE_0 = 5e-324  # the smallest number that is
@@ -189,6 +213,11 @@ RANGES: Mapping[str, tuple[float, float | None]] = {
     "imagine.drafts": (1, 16),
     "exploration.blind_share": (0, 1),
     "exploration.blind_steps": (0, None),
+    "internalise.rows": (0, None),
+    "internalise.weight": (ABOVE_0, None),
+    "internalise.learning_rate": (ABOVE_0, 1),
+    "internalise.first_tasks": (1, None),
+    "internalise.until": (0, None),
     "optimizer.betas": (0, 0.999999),
     "optimizer.weight_decay": (0, None),
     "optimizer.clip": (ABOVE_0, None),

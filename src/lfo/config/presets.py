@@ -20,6 +20,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "world_model.learning_rate": 2e-3,
         "world_model.examples_per_mini_batch": 3,
         "world_model.state_tokens": 112,
+        "internalise.learning_rate": 2e-3,  # at 4e-3 it fails
         "optimizer.warmup_steps": 3,
     },
     # A real language model on one GPU: lfo models fetch smollm2-135m, lfo pretrain --base smollm2-135m

@@ -42,26 +42,33 @@ class Acts(Protocol):
 
 
 def evaluate_splits(
-    config: RunConfig, environment: EnvironmentFactory, splits: Sequence[str], roll_out: RollsOut
+    config: RunConfig,
+    environment: EnvironmentFactory,
+    splits: Sequence[str],
+    roll_out: RollsOut,
+    *,
+    blind: bool = False,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Greedy success on the fixed tasks of each split, as metrics, and some rollouts to read.
 
-    A run that looks ahead is also evaluated blind: that is what the policy's weights know.
+    A run that looks ahead is also evaluated blind: that is what the policy's weights know. `blind`: look-ahead is over.
     """
+    sighted = config.looks_ahead and not blind
     row: dict[str, Any] = {}
     records: list[dict[str, Any]] = []
     for split in splits:
         tasks = tasks_of(environment(), split)[: config.eval.tasks]
-        requests = [RolloutRequest(task=task, seeds=(0,), blind=not config.looks_ahead) for task in tasks]
-        rollouts = roll_out(requests, temperature=0.0)
+        requests = [RolloutRequest(task=task, seeds=(0,), blind=True) for task in tasks]
+        shown = {"blind": not sighted, "untrained": sighted and config.looks_ahead_untrained}
+        rollouts = roll_out([replace(request, **shown) for request in requests], temperature=0.0)
         refuse_dead_environment(rollouts)
         metrics = rollout_metrics(rollouts) | draft_metrics(rollouts)
         if config.looks_ahead:
-            blind = roll_out([replace(request, blind=True) for request in requests], temperature=0.0)
-            metrics["success_blind"] = fmean(rollout.reward for rollout in blind)
-        if config.lookahead == "policy":
+            alone = roll_out(requests, temperature=0.0) if sighted else rollouts
+            metrics["success_blind"] = fmean(rollout.reward for rollout in alone)
+        if sighted and config.lookahead == "policy":
             metrics["drafts_informative"] = informative_drafts(config, environment, rollouts)
-        if config.looks_ahead and config.lookahead_source != "truth":
+        if sighted and config.lookahead_source != "truth":
             metrics["lookahead_accuracy"] = lookahead_accuracy(config, environment, tasks, rollouts)
         row |= {f"eval/{split}/{name}": value for name, value in metrics.items()}
         records += [{"split": split, **rollout_record(rollout)} for rollout in rollouts[:SAMPLE_ROLLOUTS]]

@@ -1,6 +1,8 @@
 """One optimizer update: training samples in, moved adapters out. Blind to algorithms, environments and text.
 
-    total = policy_loss + weight * world_model_loss      one backward, gradients clipped per adapter, one AdamW
+    total = policy_loss + weight * world_model_loss + internalise.weight * imitation_loss
+
+One backward, gradients clipped per adapter, one AdamW.
 
 Each loss is the mean over its own tokens of the whole mini-batch, whatever the micro-batches are.
 """
@@ -29,6 +31,7 @@ from lfo.objectives.losses import (
     entropy_bonus,
     fused_token_hits,
     fused_token_logprobs,
+    imitation_loss,
     kl_to_base,
     policy_loss,
     top_entropy_mask,
@@ -53,8 +56,10 @@ class Batch:
     advantages_BT: Tensor
     policy_weights_BT: Tensor
     world_model_weights_BT: Tensor
+    imitation_weights_BT: Tensor
     has_policy: bool  # whether any token has such a weight: asking the tensors would make the device wait
     has_world_model: bool
+    has_imitation: bool
 
 
 def collate(samples: Sequence[TrainingSample], device: torch.device) -> Batch:
@@ -77,8 +82,10 @@ def collate(samples: Sequence[TrainingSample], device: torch.device) -> Batch:
         advantages_BT=stack("advantages"),
         policy_weights_BT=stack("policy_weights"),
         world_model_weights_BT=stack("world_model_weights"),
+        imitation_weights_BT=stack("imitation_weights"),
         has_policy=any(any(sample.policy_weights) for sample in samples),
         has_world_model=any(any(sample.world_model_weights) for sample in samples),
+        has_imitation=any(any(sample.imitation_weights) for sample in samples),
     )
 
 
@@ -101,6 +108,23 @@ def micro_batches(
             rows = rows[count:]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Normalizers:
+    """Tokens of the whole mini-batch that each loss is the mean over; 0: there is no such loss in it."""
+
+    policy: float
+    world_model: float
+    imitation: float
+
+    @classmethod
+    def of(cls, samples: Sequence[TrainingSample], *, weight: float) -> Normalizers:
+        return cls(
+            policy=sum(sum(sample.policy_weights) for sample in samples),
+            world_model=sum(sum(sample.world_model_weights) for sample in samples) if weight else 0.0,
+            imitation=sum(sum(sample.imitation_weights) for sample in samples),
+        )
+
+
 class Learner:
     """The adapters' optimizer, and the update."""
 
@@ -112,7 +136,7 @@ class Learner:
         self.parameters: Mapping[str, list[torch.nn.Parameter]] = {
             name: model.adapter_parameters(name) for name in model.adapter_names
         }
-        groups = [{"params": parameters, "rate": self._rate_of(name)} for name, parameters in self.parameters.items()]
+        groups = [{"params": parameters, **self._rates_of(name)} for name, parameters in self.parameters.items()]
         settings = config.optimizer
         options = {"lr": 0.0, "betas": settings.betas, "weight_decay": settings.weight_decay, "fused": True}
         parts = [[group] for group in groups] if settings.separate else [groups]
@@ -124,23 +148,30 @@ class Learner:
             for parameter in group["params"]
         }
 
-    def _rate_of(self, adapter: str) -> float:
+    def _rates_of(self, adapter: str) -> dict[str, float]:
+        """The learning rate of an adapter, and that of an update in which the policy imitates."""
+        if adapter != POLICY:
+            rate = self.config.world_model.learning_rate
+            return {"rate": rate, "imitation_rate": rate}
         # With one shared adapter there is one rate, the policy's.
-        return self.config.policy.learning_rate if adapter == POLICY else self.config.world_model.learning_rate
+        return {"rate": self.config.policy.learning_rate, "imitation_rate": self.config.internalise.learning_rate}
 
     def update(self, samples: Sequence[TrainingSample], *, weight: float, rate_factor: float) -> dict[str, float]:
         """Train on one mini-batch; `rate_factor` scales every learning rate. Answers what to watch."""
         # A row that trains nothing is no row: its padding would round the others' gradients differently.
-        samples = [each for each in samples if any(each.policy_weights) or (weight and any(each.world_model_weights))]
-        policy_tokens = sum(sum(sample.policy_weights) for sample in samples)
-        world_tokens = sum(sum(sample.world_model_weights) for sample in samples) if weight else 0.0
-        if not (policy_tokens or world_tokens):
+        samples = [
+            each
+            for each in samples
+            if any(each.policy_weights) or any(each.imitation_weights) or (weight and any(each.world_model_weights))
+        ]
+        tokens = Normalizers.of(samples, weight=weight)
+        if not samples:
             return {}
         sums: dict[str, Any] = defaultdict(float)  # on the device: asking for a number would make it wait
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         for batch in self._micro_batches(samples):
-            self._backward(batch, policy_tokens, world_tokens, weight, sums)
+            self._backward(batch, tokens, weight, sums)
         watched = {name: float(value) for name, value in sums.items()}
         self._gather(watched)
         norms = clip_gradients_per_adapter(self.parameters, self.config.optimizer.clip)
@@ -151,7 +182,8 @@ class Learner:
             )
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = group["rate"] * rate_factor
+                rate = group["imitation_rate"] if tokens.imitation else group["rate"]
+                group["lr"] = rate * rate_factor
             optimizer.step()
         return {**watched, **{f"gradient_norm/{name}": norm for name, norm in norms.items()}}
 
@@ -165,14 +197,15 @@ class Learner:
     def _gather(self, watched: dict[str, float]) -> None:
         """Add what other processes computed to the gradients and to what is watched: there are none."""
 
-    def _backward(
-        self, batch: Batch, policy_tokens: float, world_tokens: float, weight: float, sums: dict[str, Any]
-    ) -> None:
+    def _backward(self, batch: Batch, tokens: Normalizers, weight: float, sums: dict[str, Any]) -> None:
         model = self.model
-        has_policy, has_world = batch.has_policy, batch.has_world_model and world_tokens > 0
+        has_policy, has_world = (
+            batch.has_policy or batch.has_imitation,
+            batch.has_world_model and tokens.world_model > 0,
+        )
         if not (has_policy or has_world):
             return
-        # Inline and stacked, one forward serves both losses, and only the policy loss must spare the world model.
+        # Inline and stacked, one forward serves all losses, and only those of the policy must spare the world model.
         spared = model.policy_detached if batch.adapters == model.policy_adapters else ()
         if model.mixes_rows:
             hidden_BTD = model.hidden_of_mixed_rows(batch.tokens_BT, batch.adapters_of_rows, lengths=batch.lengths)
@@ -180,10 +213,13 @@ class Learner:
             detached = () if has_world else spared
             hidden_BTD = model.hidden(batch.tokens_BT, batch.adapters, detached, lengths=batch.lengths)
         policy = world = hidden_BTD.new_zeros(())
-        if has_policy:
-            policy = self._policy_loss(hidden_BTD, batch, policy_tokens, sums)
+        if batch.has_policy:
+            policy = self._policy_loss(hidden_BTD, batch, tokens.policy, sums)
+        if batch.has_imitation:
+            imitated = self._imitation_loss(hidden_BTD, batch, tokens.imitation, sums)
+            policy = policy + self.config.internalise.weight * imitated
         if has_world:
-            world = self._world_model_loss(hidden_BTD, batch, world_tokens, sums)
+            world = self._world_model_loss(hidden_BTD, batch, tokens.world_model, sums)
         if has_policy and has_world and spared:
             kept = [weight for name, group in self.parameters.items() if name not in spared for weight in group]
             everything = [weight for group in self.parameters.values() for weight in group]
@@ -236,6 +272,15 @@ class Learner:
         loss = world_model_loss(logprobs_BT, weights_BT, tokens)
         sums["world_model_loss"] += loss.detach()
         sums["world_model_accuracy"] += weighted_mean(hits_BT, weights_BT, normalizer=tokens)
+        return loss
+
+    def _imitation_loss(self, hidden_BTD: Tensor, batch: Batch, tokens: float, sums: dict[str, Any]) -> Tensor:
+        weights_BT = batch.imitation_weights_BT
+        states = hidden_BTD, self.model.head, batch.tokens_BT
+        logprobs_BT, hits_BT = fused_token_hits(*states, positions_BT=weights_BT > 0, chunk=self.chunk)
+        loss = imitation_loss(logprobs_BT, weights_BT, tokens)
+        sums["imitation_loss"] += loss.detach()
+        sums["imitation_accuracy"] += weighted_mean(hits_BT, weights_BT, normalizer=tokens)
         return loss
 
     @torch.no_grad()

@@ -204,6 +204,11 @@ def world_model_loss(logprobs: Tensor, weights: Tensor, normalizer: float) -> Te
     return -weighted_mean(logprobs, weights, normalizer=normalizer)
 
 
+def imitation_loss(logprobs: Tensor, weights: Tensor, normalizer: float) -> Tensor:
+    """Cross-entropy on what the policy said where it succeeded, in nats per token."""
+    return -weighted_mean(logprobs, weights, normalizer=normalizer)
+
+
 def total_loss(policy: Tensor, world_model: Tensor, *, weight: float) -> Tensor:
     """`policy + weight * world_model`; with weight 0 the policy loss itself, so that plain DAPO is exact.
 

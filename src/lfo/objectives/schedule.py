@@ -9,6 +9,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+RATE_FLOOR = 0.1  # the cosine ends at this share of the learning rate
+
 Schedule = Literal["joint", "alternating", "world_model_first", "hierarchical"]
 
 
@@ -39,6 +41,34 @@ def active_losses(schedule: Schedule, step: int, *, first_steps: int, every: int
             return ActiveLosses(policy=True, world_model=step % every == 0)
         case _:
             raise ValueError(f"unknown schedule: {schedule!r}")
+
+
+Phase = Literal["ask", "internalise", "reinforce"]
+
+
+def phase_of(step: int, *, begun: bool, until: int) -> Phase:
+    """What a step is for.
+
+    ask           the world model learns, and the policy, where it acts itself, learns by DAPO what to ask
+    internalise   from `begun` on: the policy imitates successes, the world model goes on
+    reinforce     from step `until` on, 0 = never: DAPO alone, without look-ahead and world model
+    """
+    if 0 < until <= step:
+        return "reinforce"
+    return "internalise" if begun else "ask"
+
+
+def rate_of(step: int, *, warmup: int, total: int, until: int) -> float:
+    """The share of every learning rate in a step; what follows `until` warms up and falls anew.
+
+    >>> [round(rate_of(step, warmup=1, total=6, until=3), 2) for step in range(6)]
+    [1.0, 1.0, 0.55, 1.0, 1.0, 0.55]
+    """
+    if 0 < until <= step:
+        step, total = step - until, total - until
+    elif until:
+        total = until
+    return learning_rate(step, base=1.0, warmup=warmup, total=total, floor=RATE_FLOOR)
 
 
 def learning_rate(step: int, *, base: float, warmup: int = 10, total: int, floor: float = 0.0) -> float:

@@ -285,31 +285,9 @@ class Deliberation:
                 return
             replies = self._lookahead.predictor([question for _, question in questions])
             for (row, question), reply in zip(questions, replies, strict=True):
-                self._imagine(row, question.call, reply)
+                if not show_exchange(row, self._codec, format_tool_call(question.call), reply):
+                    row.stop = StopReason.CONTEXT_OVERFLOW
             asking = [row for row, _ in questions if row.stop is None]
-
-    def _imagine(self, row: Row, call: ToolCall, reply: str) -> None:
-        action, observation = format_tool_call(call), EXPECTED + reply
-        piece = self._codec.imagined(action, observation)
-        start = row.write(piece)
-        if start is None:
-            row.stop = StopReason.CONTEXT_OVERFLOW
-            return
-        (action_span, observation_span) = piece.spans
-        row.transcript.append(Message(role="assistant", content=action, predicted=True))
-        row.transcript.append(Message(role="tool", content=observation, name=call.name, predicted=True))
-        row.add(
-            Turn(
-                action=action,
-                observation=reply,
-                call=call,
-                action_start=start + action_span[0],
-                action_end=start + action_span[1],
-                observation_start=start + observation_span[0],
-                observation_end=start + observation_span[1],
-                predicted=True,
-            )
-        )
 
     def inquire(self, batch: Sequence[Row]) -> set[int]:
         """Where look-ahead has questions for the first time, let explorers ask for real what others only imagine;
@@ -337,6 +315,35 @@ class Deliberation:
 
 def _words(*texts: str) -> set[str]:
     return {word for text in texts for word in re.findall(r"[^\W_]+", text.casefold())}
+
+
+def show_exchange(row: Row, codec: ChatCodec, action: str, reply: str, *, feedback: bool = False) -> bool:
+    """Write an exchange that did not happen in this rollout at the end of a row; False where there is no room.
+
+    Feedback is marked as what is expected, too: it is what this rollout would hear, and has not heard.
+    """
+    observation, call = EXPECTED + reply, read_tool_call(action)
+    piece = codec.imagined(action, observation)
+    start = row.write(piece)
+    if start is None:
+        return False
+    (action_span, observation_span) = piece.spans
+    row.transcript.append(Message(role="assistant", content=action, predicted=True))
+    row.transcript.append(Message(role="tool", content=observation, name=call.name if call else None, predicted=True))
+    row.add(
+        Turn(
+            action=action,
+            observation=reply,
+            call=call,
+            action_start=start + action_span[0],
+            action_end=start + action_span[1],
+            observation_start=start + observation_span[0],
+            observation_end=start + observation_span[1],
+            predicted=True,
+            feedback=feedback,
+        )
+    )
+    return True
 
 
 def _before_speech(row: Row) -> Mark:

@@ -45,6 +45,15 @@ class Rows(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Feedback:
+    """An exchange of another rollout of the task, shown as a past one after so many real turns."""
+
+    after: int
+    action: str
+    observation: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutRequest:
     """One rollout to run; `seeds` name its random numbers: `RolloutRequest(task=task, seeds=(0, 17, 3, 5))`."""
 
@@ -53,6 +62,8 @@ class RolloutRequest:
     blind: bool = False  # no look-ahead
     imagine: int | None = None  # exchanges that it may imagine; None: as many as the run allows
     picks: bool = False  # of its candidates for a turn it makes for real the first that others would imagine
+    untrained: bool = False  # the base acts, without the policy adapter
+    feedback: Feedback | None = None
     inquiry: int = 0  # of a blind rollout: which of look-ahead's questions, counted in turns, is asked for real in it
 
 
@@ -153,5 +164,7 @@ class Row:
             blind=self.request.blind,
             imagine=self.request.imagine,
             inquired=bool(self.inquired),
+            untrained=self.request.untrained,
+            feedback=self.request.feedback is not None,
             info=({} if level is None else {"level": level}) | self.info,
         )

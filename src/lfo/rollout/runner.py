@@ -23,7 +23,7 @@ from lfo.env.interface import Environment, EnvironmentFactory, describe_with
 from lfo.errors import EnvironmentFailed, WorkError
 from lfo.protocol.chat import ChatCodec, Tokens
 from lfo.protocol.hermes import read_tool_call
-from lfo.rollout.deliberation import Deliberation, LookAhead, is_asked
+from lfo.rollout.deliberation import Deliberation, LookAhead, is_asked, show_exchange
 from lfo.rollout.patience import call_all
 from lfo.rollout.row import RolloutRequest, Row, Rows
 from lfo.types import Message, ReplyFacts, Rollout, StepResult, StopReason, Turn
@@ -92,6 +92,7 @@ class Runner:
             alive = [row for row in batch if row.stop is None]
             if not alive:
                 break
+            self._remind(alive, turn)
             dictated: set[int] = set()
             if deliberation and asks == "environment":
                 deliberation.look_ahead(alive)
@@ -124,6 +125,13 @@ class Runner:
             row.transcript = list(row.opening)
             if row.write(self._codec.opening(row.opening)) is None:
                 row.stop = StopReason.CONTEXT_OVERFLOW
+
+    def _remind(self, alive: Sequence[Row], turn: int) -> None:
+        """Show rows what another rollout of their task heard, at the turn in which it did, where there is room."""
+        for row in alive:
+            feedback = row.request.feedback
+            if feedback is not None and feedback.after == turn:
+                show_exchange(row, self._codec, feedback.action, feedback.observation, feedback=True)
 
     def _speak(self, batch: Sequence[Row], rows: Rows, turn: int, temperature: float) -> None:
         if not batch:

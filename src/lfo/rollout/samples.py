@@ -63,8 +63,9 @@ def policy_sample(
 
 
 def is_the_policys(rollout: Rollout) -> bool:
-    """Whether the policy is judged by a rollout: not where its environment broke off, or a call was dictated."""
-    return rollout.stop not in BROKEN_OFF and not rollout.inquired
+    """Whether the policy is judged by a rollout: not where its environment broke off, a call was dictated, or the base
+    acted in its place."""
+    return rollout.stop not in BROKEN_OFF and not rollout.inquired and not rollout.untrained
 
 
 def mark_imagined(group: RolloutGroup) -> RolloutGroup:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,8 @@ import numpy as np
 from lfo.config import RunConfig
 from lfo.env.interface import Environment, tasks_of
 from lfo.rollout.row import RolloutRequest
+
+BLIND: Mapping[str, Any] = {"blind": True}
 
 
 def draw_tasks(config: RunConfig, environment: Environment, step: int, draw: int) -> Sequence[Any]:
@@ -33,15 +35,36 @@ def draw_requests(config: RunConfig, environment: Environment, step: int, draw: 
     explorers, in_turns = round(size * config.exploration.blind_share), config.exploration.inquiries
     if step < config.exploration.blind_steps:  # all are blind; the policy's own questions would be look-ahead
         explorers, in_turns = size, in_turns and config.lookahead == "environment"
+    sights = [_sight(config, member, explorers=explorers, in_turns=in_turns) for member in range(size)]
     return [
         RolloutRequest(
             task=task,
             seeds=(config.seed, step, draw, place, member),
-            **_sight(config, member, explorers=explorers, in_turns=in_turns),
+            **(BLIND if config.internalise.over(step) else sight),
+            untrained=_acts_untrained(config, step, explores=member < first_wave(config) and sight["blind"]),
         )
         for place, task in enumerate(draw_tasks(config, environment, step, draw))
-        for member in range(size)
+        for member, sight in enumerate(sights)
     ]
+
+
+def first_wave(config: RunConfig) -> int:
+    """How many rollouts of a group go first: the explorers; with feedback and nobody to explore, half of them."""
+    size = config.rollout.group_size
+    return round(size * config.exploration.blind_share) or (size // 2 if config.feedback else 0)
+
+
+def _acts_untrained(config: RunConfig, step: int, *, explores: bool) -> bool:
+    """Whether the base acts in place of the policy.
+
+    A policy that knows what to do makes no informative call any more, and the world model would hear nothing new. The
+    base still makes it, in the words that the policy began with. It also goes on using what it is shown, which a policy
+    that was trained to do without learns to ignore.
+    """
+    settings = config.internalise
+    if not settings.rows or settings.over(step):
+        return False
+    return settings.teacher == "base" or explores
 
 
 def _sight(config: RunConfig, member: int, *, explorers: int, in_turns: bool) -> dict[str, Any]:

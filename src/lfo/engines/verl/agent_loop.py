@@ -20,14 +20,14 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 
 from lfo.config import RunConfig, from_mapping
-from lfo.engines.verl.settings import AGENT_LOOP, BASE, SAMPLER
+from lfo.engines.verl.settings import AGENT_LOOP, SAMPLER
 from lfo.env.interface import EnvironmentFactory
 from lfo.loading import environment_factory
 from lfo.model.adapters import POLICY, WORLD_MODEL
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.world_model import WorldModelCodec
 from lfo.rollout.predictors import make_lookahead, world_model_codec
-from lfo.rollout.row import RolloutRequest
+from lfo.rollout.row import Feedback, RolloutRequest
 from lfo.rollout.runner import Runner, RunnerSettings
 from lfo.types import Origin, Rollout
 
@@ -123,7 +123,8 @@ class RunnerLoop(AgentLoopBase):
         member = int(fields["session_id"])
         self._event_loop = asyncio.get_running_loop()
         self._request_id = f"{fields['uid']}-{member}"
-        self.adapter = str(fields["adapter"])
+        self.adapter = str(fields["adapter"][member])
+        feedback = fields["feedback"][member]
         request = RolloutRequest(
             task=fields["task"],
             seeds=tuple(fields["seeds"][member]),
@@ -131,14 +132,17 @@ class RunnerLoop(AgentLoopBase):
             imagine=fields["imagine"][member],
             picks=bool(fields["picks"][member]),
             inquiry=int(fields["inquiry"][member]),
+            untrained=bool(fields["untrained"][member]),
+            feedback=None if feedback is None else Feedback(**feedback),
         )
-        rollout = await asyncio.to_thread(self._play, request, fields["temperature"])
+        looks_ahead = bool(fields["looks_ahead"])
+        rollout = await asyncio.to_thread(self._play, request, fields["temperature"], looks_ahead)
         return _output(rollout)
 
-    def _play(self, request: RolloutRequest, temperature: float | None) -> Rollout:
+    def _play(self, request: RolloutRequest, temperature: float | None, looks_ahead: bool) -> Rollout:
         parts = self._parts
         lookahead = None
-        if self.adapter != BASE:
+        if looks_ahead:
             lookahead = make_lookahead(parts.config, parts.environment, parts.world_model_codec, self._complete)
         runner = Runner(parts.environment, parts.codec, settings=parts.settings, lookahead=lookahead)
         (rollout,) = runner.run([request], ServedRows(self), temperature=temperature)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from lfo.config import RunConfig
 from lfo.model.adapters import DualAdapterModel
-from lfo.model.learner import Batch, Learner, collate
+from lfo.model.learner import Batch, Learner, Normalizers, collate
 from lfo.objectives.losses import fused_token_logprobs
 from lfo.types import TrainingSample
 
@@ -34,12 +34,12 @@ from lfo.types import TrainingSample
 def rounds(samples: Sequence[TrainingSample], *, ranks: int, tokens: int) -> Iterator[list[list[TrainingSample]]]:
     """For each round the rows of each rank, longest rows first; rows of a round run on the same adapters.
 
-    Rows that train the policy come first and apart: only they need a second look at the base, for the KL divergence,
-    and only from them the world model may have to be spared.
+    Rows of the policy loss come first and apart: only they need a second look at the base, for the KL divergence. From
+    them and from rows to be imitated the world model may have to be spared, and from no others.
     """
-    kinds: dict[tuple[bool, tuple[str, ...]], list[TrainingSample]] = defaultdict(list)
+    kinds: dict[tuple[bool, bool, tuple[str, ...]], list[TrainingSample]] = defaultdict(list)
     for sample in samples:
-        kinds[not any(sample.policy_weights), sample.adapters].append(sample)
+        kinds[not any(sample.policy_weights), not any(sample.imitation_weights), sample.adapters].append(sample)
     for kind in sorted(kinds):
         rows = sorted(kinds[kind], key=lambda row: len(row.tokens), reverse=True)
         while rows:
@@ -58,7 +58,13 @@ def empty_part(sample: TrainingSample) -> TrainingSample:
         advantages=zeros,
         policy_weights=zeros,
         world_model_weights=zeros,
+        imitation_weights=(),
     )
+
+
+def trains_the_policy(sample: TrainingSample) -> bool:
+    """Whether a row moves the policy by either of its losses."""
+    return any(sample.policy_weights) or any(sample.imitation_weights)
 
 
 def without_world_model(sample: TrainingSample) -> TrainingSample:
@@ -66,12 +72,13 @@ def without_world_model(sample: TrainingSample) -> TrainingSample:
 
 
 def without_both(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-    """The same training with rows of one loss each."""
+    """The same training with rows for the policy or the world model each."""
     parts = []
     for sample in samples:
-        if any(sample.policy_weights) and any(sample.world_model_weights):
+        if trains_the_policy(sample) and any(sample.world_model_weights):
+            nothing = (0.0,) * len(sample.tokens)
             parts.append(without_world_model(sample))
-            parts.append(dataclasses.replace(sample, policy_weights=(0.0,) * len(sample.tokens)))
+            parts.append(dataclasses.replace(sample, policy_weights=nothing, imitation_weights=()))
         else:
             parts.append(sample)
     return parts
@@ -84,7 +91,8 @@ class RankedLearner(Learner):
         super().__init__(model, config)
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.micro_batch_tokens = micro_batch_tokens
-        self._round_trains_policy = False  # some rank has rows that do, in the round that is being computed
+        # Whether some rank has rows that do so, in the round that is being computed.
+        self._round_has_policy_loss = self._round_trains_policy = False
 
     def update(self, samples: Sequence[TrainingSample], *, weight: float, rate_factor: float) -> dict[str, float]:
         # Parts that nobody computes would be rounds in which only idle ranks make a pass.
@@ -95,19 +103,19 @@ class RankedLearner(Learner):
         # Where the policy loss must spare the world model, it needs a backward pass of its own.
         samples = without_both(samples) if self.model.policy_detached else samples
         for parts in rounds(samples, ranks=self.ranks, tokens=self.micro_batch_tokens):
-            self._round_trains_policy = any(any(row.policy_weights) for part in parts for row in part)
+            rows = [row for part in parts for row in part]
+            self._round_has_policy_loss = any(any(row.policy_weights) for row in rows)
+            self._round_trains_policy = any(map(trains_the_policy, rows))
             yield collate(parts[self.rank], self.model.device)
 
-    def _backward(
-        self, batch: Batch, policy_tokens: float, world_tokens: float, weight: float, sums: dict[str, Any]
-    ) -> None:
-        if batch.has_policy or batch.has_world_model:
-            super()._backward(batch, policy_tokens, world_tokens, weight, sums)
+    def _backward(self, batch: Batch, tokens: Normalizers, weight: float, sums: dict[str, Any]) -> None:
+        if batch.has_policy or batch.has_world_model or batch.has_imitation:
+            super()._backward(batch, tokens, weight, sums)
             return
         # The passes of the other ranks, with the adapters that they spare: a gradient of zeros is one to AdamW.
         spared = self.model.policy_detached if self._round_trains_policy else ()
         hidden_BTD = self.model.hidden(batch.tokens_BT, batch.adapters, spared)
-        if self.config.policy.kl and self._round_trains_policy:
+        if self.config.policy.kl and self._round_has_policy_loss:
             self._base_logprobs(batch, batch.policy_weights_BT > 0)
         (hidden_BTD.sum() * 0.0).backward()
 

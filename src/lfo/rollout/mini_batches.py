@@ -1,0 +1,122 @@
+"""What a step trains: the rows of each of its mini-batches, from what was rolled out and what was kept of old steps."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lfo.config import RunConfig
+from lfo.objectives.schedule import Phase, active_losses, phase_of, rate_of
+from lfo.protocol.world_model import WorldModelExample
+from lfo.rollout.samples import ReplayBuffer, deal, inline_rows, policy_rows, world_model_sample
+from lfo.rollout.successes import SuccessBuffer, imitation_sample
+from lfo.types import RolloutGroup, TrainingSample
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Update:
+    """What a step trains: one optimizer update for each mini-batch, in order."""
+
+    mini_batches: Sequence[Sequence[TrainingSample]]
+    weight: float  # of the world-model loss
+    rate_factor: float  # of every learning rate
+
+
+@dataclass(kw_only=True, slots=True)
+class MiniBatches:
+    """Makes the rows of each step of a run."""
+
+    config: RunConfig
+    policy_adapters: tuple[str, ...]
+    world_model_adapters: tuple[str, ...]
+    predicted_tools: Collection[str] | None  # None: all
+    replay: ReplayBuffer = field(default_factory=ReplayBuffer)
+    successes: SuccessBuffer = field(default_factory=SuccessBuffer)
+
+    @property
+    def count(self) -> int:
+        return self.config.rollout.prompts // self.config.rollout.mini_batch_prompts
+
+    def phase(self, step: int) -> Phase:
+        """What this step is for, with the successes that are known by now."""
+        settings = self.config.internalise
+        begun = settings.rows > 0 and len(self.successes) >= settings.first_tasks
+        return phase_of(step, begun=begun, until=settings.until)
+
+    def learns_by_dapo(self, step: int) -> bool:
+        """Whether the policy learns from its own rollouts. While it imitates it does not: with both losses in one step
+        it took twice the tasks; and while the base acts in its place it has none."""
+        settings, phase = self.config.internalise, self.phase(step)
+        taught = phase == "internalise" or (phase == "ask" and settings.rows > 0 and settings.teacher == "base")
+        return not self.config.policy.frozen and not taught
+
+    def update(
+        self,
+        step: int,
+        groups: Sequence[RolloutGroup],
+        kept: Mapping[int, RolloutGroup],
+        heard: Sequence[Sequence[WorldModelExample]],
+        *,
+        weight: float,
+    ) -> Update:
+        """Whole groups for the policy, those `kept`, examples for the world model and successes to imitate.
+
+        `weight` is that of the world model's loss in steps that have one.
+        """
+        config, world, phase = self.config, self.config.world_model, self.phase(step)
+        active = active_losses(world.schedule, step, first_steps=world.first_steps, every=world.every)
+        # The policy's own rows carry what they heard where the world model is trained inline.
+        inline = self.predicted_tools if world.input == "inline" and weight else frozenset()
+        trains_world = active.world_model and world.predict != "none" and phase != "reinforce"
+        weight = weight if trains_world else 0.0
+        kept = kept if active.policy and self.learns_by_dapo(step) else {}
+        parts = [
+            self._policy_rows(kept, inline),
+            self._world_rows(step, groups, kept, heard, inline) if weight else self._none(),
+            self._imitated(step) if phase == "internalise" else self._none(),
+        ]
+        return Update(
+            mini_batches=[[row for part in rows for row in part] for rows in zip(*parts, strict=True)],
+            weight=weight,
+            rate_factor=rate_of(
+                step, warmup=config.optimizer.warmup_steps, total=config.steps, until=config.internalise.until
+            ),
+        )
+
+    def examples(self, examples: Sequence[WorldModelExample]) -> list[TrainingSample]:
+        return [world_model_sample(example, adapters=self.world_model_adapters) for example in examples]
+
+    def _none(self) -> list[list[TrainingSample]]:
+        return [[] for _ in range(self.count)]
+
+    def _policy_rows(
+        self, kept: Mapping[int, RolloutGroup], inline: Collection[str] | None
+    ) -> list[list[TrainingSample]]:
+        scale, adapters = self.config.policy.scale_by_std, self.policy_adapters
+        rows = [policy_rows(group, scale_by_std=scale, adapters=adapters, inline=inline) for group in kept.values()]
+        return deal(rows, self.count)
+
+    def _world_rows(
+        self,
+        step: int,
+        groups: Sequence[RolloutGroup],
+        kept: Mapping[int, RolloutGroup],
+        heard: Sequence[Sequence[WorldModelExample]],
+        inline: Collection[str] | None,
+    ) -> list[list[TrainingSample]]:
+        if self.config.world_model.input == "inline":
+            return deal(inline_rows(groups, without=kept, adapters=self.policy_adapters, inline=inline), self.count)
+        return [
+            self.examples(self._practised(step, index, fresh)) for index, fresh in enumerate(deal(heard, self.count))
+        ]
+
+    def _practised(self, step: int, index: int, fresh: Sequence[WorldModelExample]) -> list[WorldModelExample]:
+        """The world-model examples of one mini-batch: of all that was ever heard, or of what is new."""
+        world, seeds = self.config.world_model, (self.config.seed, step, index)
+        if world.replay:
+            return self.replay.draw(world.examples_per_mini_batch, seeds, asked_first=self.config.looks_ahead)
+        return ReplayBuffer({each.key: each for each in fresh}).draw(world.examples_per_mini_batch, seeds)
+
+    def _imitated(self, step: int) -> list[list[TrainingSample]]:
+        drawn = self.successes.draw(self.config.internalise.rows, self.count, (self.config.seed, step))
+        return [[imitation_sample(success, adapters=self.policy_adapters) for success in part] for part in drawn]
