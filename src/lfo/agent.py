@@ -28,7 +28,9 @@ from lfo.model.adapters import DualAdapterModel
 from lfo.model.sampler import Sampler
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.world_model import WorldModelCodec, WorldModelState
+from lfo.rollout import ending_tools
 from lfo.rollout.deliberation import LookAhead
+from lfo.rollout.ending_tools import EndingTools, learns_tools
 from lfo.rollout.predictors import make_lookahead, world_model_codec
 from lfo.rollout.reply_memory import ReplyMemory
 from lfo.rollout.row import RolloutRequest
@@ -57,6 +59,7 @@ class Agent:
     settings: RunnerSettings
     lookahead: LookAhead | None = None  # None: the run has none
     memory: ReplyMemory | None = None  # where look-ahead is answered from one
+    ending_tools: EndingTools | None = None  # where the run finds out whose calls may be imagined
     weights: Path | None = None  # the folder that the adapters were read from; None: they are fresh
 
     def tasks(self, split: str) -> Sequence[Any]:
@@ -137,11 +140,13 @@ class Agent:
         return [answer.tokens for answer in self.sampler.generate(prompts, adapters=adapters, max_new_tokens=limit)]
 
     def load(self, folder: Path) -> None:
-        """Take over the adapters in a folder, and the memory beside them."""
+        """Take over the adapters in a folder, and what look-ahead needs beside them."""
         self.model.load(folder)
         self.sampler.refresh()
         if self.memory is not None:
             self.memory.load(folder / MEMORY)
+        if self.ending_tools is not None:
+            self.ending_tools.load(folder / ending_tools.FILE)
 
 
 def build_agent(
@@ -151,6 +156,7 @@ def build_agent(
     codec = ChatCodec(tokenizer, environment().tools())
     model = DualAdapterModel.of_run(base, config)
     memory = ReplyMemory() if config.lookahead_source == "memory" else None
+    learnt_tools = EndingTools() if learns_tools(environment(), config) else None
     agent = Agent(
         config=config,
         environment=environment,
@@ -161,8 +167,9 @@ def build_agent(
         sampler=_sampler(model, codec, config),
         settings=RunnerSettings.of_run(config),
         memory=memory,
+        ending_tools=learnt_tools,
     )
-    lookahead = make_lookahead(config, environment, agent.world_model_codec, agent.complete, memory)
+    lookahead = make_lookahead(config, environment, agent.world_model_codec, agent.complete, memory, learnt_tools)
     return dataclasses.replace(agent, lookahead=lookahead)
 
 

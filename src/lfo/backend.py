@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
+from lfo.rollout.ending_tools import EndingTools
 from lfo.rollout.reply_memory import ReplyMemory
 from lfo.rollout.row import RolloutRequest
 from lfo.types import ReplyScore, Rollout, TrainingSample
@@ -22,6 +23,11 @@ class Backend(Protocol):
     @property
     def memory(self) -> ReplyMemory | None:
         """The memory that answers look-ahead in the control without a world model."""
+        ...
+
+    @property
+    def ending_tools(self) -> EndingTools | None:
+        """Whose calls may be imagined, where the run has to find out."""
         ...
 
     def running(self, run: Path) -> AbstractContextManager[None]:

@@ -237,8 +237,9 @@ class Trainer:
         """The distinct world-model examples of each group, kept for later steps too, as successes are."""
         if self.config.internalise.rows:
             self.mini_batches.successes.add(rollout for group in groups for rollout in group.rollouts)
-        if self.backend.memory is not None:
-            self.backend.memory.hear(rollout for group in groups for rollout in group.rollouts)
+        for listener in (self.backend.memory, self.backend.ending_tools):
+            if listener is not None:
+                listener.hear(rollout for group in groups for rollout in group.rollouts)
         if not self.state.weight or self.config.world_model.input == "inline":
             return [[] for _ in groups]
         heard = examples_of_groups(groups, self.codec, predict=self.predicted_tools, threads=self.config.threads)

@@ -19,6 +19,8 @@ from lfo.env.interface import EnvironmentFactory
 from lfo.errors import WorkError
 from lfo.loading import load_base, pick_device
 from lfo.model.learner import Learner
+from lfo.rollout import ending_tools
+from lfo.rollout.ending_tools import EndingTools
 from lfo.rollout.reply_memory import ReplyMemory
 from lfo.rollout.row import RolloutRequest
 from lfo.types import ReplyScore, Rollout, TrainingSample
@@ -51,6 +53,10 @@ class LocalBackend:
     @property
     def memory(self) -> ReplyMemory | None:
         return self.agent.memory
+
+    @property
+    def ending_tools(self) -> EndingTools | None:
+        return self.agent.ending_tools
 
     @contextmanager
     def running(self, run: Path) -> Iterator[None]:
@@ -89,6 +95,8 @@ class LocalBackend:
         self.agent.model.save(folder)
         if self.memory is not None:
             self.memory.save(folder / MEMORY)
+        if self.ending_tools is not None:
+            self.ending_tools.save(folder / ending_tools.FILE)
 
     def load(self, folder: Path) -> None:
         self.agent.load(folder)

@@ -17,7 +17,7 @@ Expected replies are trained by no loss; a draft was sampled by the policy and i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -66,7 +66,7 @@ class LookAhead:
 
     predictor: Predictor
     proposed_by: Literal["policy", "environment"] = "policy"
-    tools: Collection[str] | None = None  # whose calls the policy may imagine; None: all
+    tools: Container[str] | None = None  # whose calls the policy may imagine; None: all
     most: int = 2  # exchanges in one rollout, proposed by the policy
     drafts: int = 1  # candidates for a turn, tried one after the other until one is worth imagining
 

@@ -8,7 +8,7 @@ memory        what was heard in the most similar situation so far: what a user w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -33,14 +33,16 @@ def make_lookahead(
     codec: WorldModelCodec,
     complete: Complete,
     memory: ReplyMemory | None = None,
+    tools: Container[str] | None = None,
 ) -> LookAhead | None:
-    """How a run looks ahead, by its settings; None where it does not."""
+    """How a run looks ahead, by its settings; None where it does not. `tools`: whose calls may be imagined, where the
+    run had to find out."""
     if config.lookahead == "off":
         return None
     return LookAhead(
         predictor=_predictor(config, environment, codec, complete, memory),
         proposed_by=config.lookahead,
-        tools=imagined_tools(environment(), config),
+        tools=imagined_tools(environment(), config) if tools is None else tools,
         most=config.imagine.most,
         drafts=config.imagine.drafts,
     )

@@ -26,6 +26,7 @@ from lfo.loading import environment_factory
 from lfo.model.adapters import POLICY, WORLD_MODEL
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.world_model import WorldModelCodec
+from lfo.rollout.deliberation import LookAhead
 from lfo.rollout.predictors import make_lookahead, world_model_codec
 from lfo.rollout.row import Feedback, RolloutRequest
 from lfo.rollout.runner import Runner, RunnerSettings
@@ -135,15 +136,16 @@ class RunnerLoop(AgentLoopBase):
             untrained=bool(fields["untrained"][member]),
             feedback=None if feedback is None else Feedback(**feedback),
         )
-        looks_ahead = bool(fields["looks_ahead"])
-        rollout = await asyncio.to_thread(self._play, request, fields["temperature"], looks_ahead)
+        parts, lookahead = self._parts, None
+        if fields["looks_ahead"]:
+            lookahead = make_lookahead(
+                parts.config, parts.environment, parts.world_model_codec, self._complete, tools=fields["tools"]
+            )
+        rollout = await asyncio.to_thread(self._play, request, fields["temperature"], lookahead)
         return _output(rollout)
 
-    def _play(self, request: RolloutRequest, temperature: float | None, looks_ahead: bool) -> Rollout:
+    def _play(self, request: RolloutRequest, temperature: float | None, lookahead: LookAhead | None) -> Rollout:
         parts = self._parts
-        lookahead = None
-        if looks_ahead:
-            lookahead = make_lookahead(parts.config, parts.environment, parts.world_model_codec, self._complete)
         runner = Runner(parts.environment, parts.codec, settings=parts.settings, lookahead=lookahead)
         (rollout,) = runner.run([request], ServedRows(self), temperature=temperature)
         return dataclasses.replace(rollout, info=_scalars(rollout.info))

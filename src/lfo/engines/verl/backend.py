@@ -27,6 +27,8 @@ from lfo.config import RunConfig
 from lfo.engines.verl.settings import SAMPLER, is_cpu, verl_config
 from lfo.env.interface import EnvironmentFactory
 from lfo.errors import ConfigError, WorkError
+from lfo.rollout import ending_tools
+from lfo.rollout.ending_tools import EndingTools, learns_tools
 from lfo.rollout.row import RolloutRequest
 from lfo.types import ReplyScore, Rollout, TrainingSample
 
@@ -51,6 +53,7 @@ class VerlBackend:
         self.tokenizer = tokenizer
         self.cluster: Any = None
         self._step = 0  # whose weights the servers have
+        self.ending_tools = EndingTools() if learns_tools(environment(), config) else None
 
     @contextmanager
     def running(self, run: Path) -> Iterator[None]:
@@ -80,7 +83,10 @@ class VerlBackend:
     def roll_out(
         self, requests: Sequence[RolloutRequest], *, temperature: float | None = None, untrained: bool = False
     ) -> list[Rollout]:
-        return self.cluster.roll_out(requests, step=self._step, temperature=temperature, untrained=untrained)
+        tools = None if self.ending_tools is None else self.ending_tools.names
+        return self.cluster.roll_out(
+            requests, step=self._step, temperature=temperature, untrained=untrained, tools=tools
+        )
 
     def complete(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
         return self.cluster.complete(prompts, limit=self.config.world_model.reply_tokens)
@@ -127,12 +133,20 @@ class VerlBackend:
 
     def save(self, folder: Path) -> None:
         self.cluster.save(str(folder.absolute()))
+        self._save_tools(folder)
 
     def save_adapters(self, folder: Path) -> None:
         self.cluster.save_adapters(str(folder.absolute()))
+        self._save_tools(folder)
+
+    def _save_tools(self, folder: Path) -> None:
+        if self.ending_tools is not None:
+            self.ending_tools.save(folder / ending_tools.FILE)
 
     def load(self, folder: Path) -> None:
         self.cluster.load(str(folder.absolute()))
+        if self.ending_tools is not None:
+            self.ending_tools.load(folder / ending_tools.FILE)
         self.cluster.before_learning()  # until the next sync servers give back the memory that they hold
 
 

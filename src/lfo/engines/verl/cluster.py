@@ -92,7 +92,13 @@ class Cluster:
     # --- rollouts ----------------------------------------------------------------------------------------------
 
     def roll_out(
-        self, requests: Sequence[RolloutRequest], *, step: int, temperature: float | None, untrained: bool
+        self,
+        requests: Sequence[RolloutRequest],
+        *,
+        step: int,
+        temperature: float | None,
+        untrained: bool,
+        tools: Sequence[str] | None,
     ) -> list[Rollout]:
         """One rollout for each request, in order; requests of one task stand side by side."""
         greedy = temperature == 0
@@ -113,6 +119,7 @@ class Cluster:
                 "untrained": [[request.untrained for request in group] for group in groups],
                 "feedback": [[msgspec.to_builtins(request.feedback) for request in group] for group in groups],
                 "looks_ahead": [not untrained] * len(groups),
+                "tools": [tools] * len(groups),
                 "temperature": [temperature] * len(groups),
                 "__rollout_n__": [len(group) for group in groups],
             },

@@ -1,0 +1,109 @@
+"""Whose calls may be imagined where nobody says so: those that end tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lfo.agent import load_agent
+from lfo.env.oracle import OracleCodes
+from lfo.env.phone_calls import PhoneCalls
+from lfo.rollout import ending_tools
+from lfo.rollout.ending_tools import EndingTools, learns_tools
+from lfo.types import Rollout, StopReason, ToolCall, Turn
+from small_runs import small_config, small_trainer
+
+
+class Nameless(OracleCodes):
+    """The oracle world without a word about its tools."""
+
+    @property
+    def predicted_tools(self) -> Any:
+        raise AttributeError
+
+
+def rollout(*names: str, stop: StopReason = StopReason.DONE, imagined: str = "") -> Rollout:
+    """A rollout that calls these tools one after the other; "" is a message without a call."""
+    turns = [
+        Turn(
+            action="",
+            observation="",
+            call=ToolCall(name=name, arguments={}) if name else None,
+            action_start=0,
+            action_end=0,
+            observation_start=0,
+            observation_end=0,
+            predicted=bool(name) and name == imagined,
+        )
+        for name in names
+    ]
+    return Rollout(
+        task_id="t", opening=(), tokens=(), origins=(), logprobs=(), turns=tuple(turns), reward=0.0, stop=stop
+    )
+
+
+def tools_after(*rollouts: Rollout) -> list[str] | None:
+    tools = EndingTools()
+    tools.hear(rollouts)
+    for name in ("look", "open", "pay"):
+        assert (name in tools) == (tools.names is None or name in tools.names)
+    return tools.names
+
+
+def test_calls_that_end_tasks_may_be_imagined_and_look_ups_not():
+    assert tools_after() == []
+    assert tools_after(rollout("look", "open"), rollout("look", "look", "pay")) == ["open", "pay"]
+    assert tools_after(rollout("look", "open", stop=StopReason.MAX_TURNS)) == [], "the environment did not end it"
+    assert tools_after(rollout("look", "open", "pay", imagined="pay")) == ["open"], "what is imagined ends nothing"
+
+
+def test_a_look_up_that_was_the_last_mistake_now_and_then_is_still_a_look_up():
+    ended, others = rollout("look"), [rollout("look", "open")] * 8
+    assert tools_after(ended, *others) == ["look", "open"]  # one of nine calls
+    assert tools_after(ended, *others, *others) == ["open"]  # one of seventeen
+
+
+def test_where_tasks_end_without_a_call_all_calls_may_be_imagined():
+    assert tools_after(rollout("look", "")) is None
+    assert tools_after(rollout("look", ""), rollout("open")) == ["open"]
+
+
+def test_it_is_kept_and_an_older_run_may_imagine_every_call(tmp_path: Path):
+    tools, again = EndingTools(), EndingTools()
+    tools.hear([rollout("look", "open")] * 3)
+    tools.save(tmp_path / ending_tools.FILE)
+    again.load(tmp_path / ending_tools.FILE)
+    again.hear([rollout("look")])
+    assert again.names == ["look", "open"]  # one of four calls: the three were kept
+    again.load(tmp_path / "none.json")
+    assert again.names is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "settings", "learnt"),
+    [
+        (Nameless, (), True),
+        (OracleCodes, ("world_model.predict=all",), True),
+        (Nameless, ("imagine.tools=all",), False),
+        (Nameless, ("imagine.tools=open_door",), False),
+        (Nameless, ("lookahead=off",), False),
+        (Nameless, ("lookahead=environment",), False),
+        (OracleCodes, (), False),
+        (PhoneCalls, (), False),
+    ],
+)
+def test_a_run_finds_out_where_nobody_names_tools(environment: Any, settings: tuple[str, ...], learnt: bool):
+    assert learns_tools(environment(), small_config(*settings)) == learnt
+
+
+def test_a_trained_agent_may_imagine_what_its_run_found_out(tmp_path: Path):
+    output = tmp_path / "run"
+    trainer = small_trainer("env=oracle-codes", "steps=1", "eval.every=0", f"output_dir={output}", environment=Nameless)
+    trainer.fit()
+    agent = load_agent(output, environment=Nameless, device="cpu")
+    assert agent.lookahead is not None
+    assert agent.lookahead.tools is agent.ending_tools
+    assert agent.ending_tools is not None
+    assert agent.ending_tools.names == trainer.backend.ending_tools.names == ["open_door"]  # type: ignore[union-attr]
