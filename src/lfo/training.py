@@ -30,6 +30,7 @@ from lfo.model.couplings import coupling_of
 from lfo.objectives.advantages import DynamicSamplingReport, select_groups, shaped_group, surprise_bonus
 from lfo.objectives.schedule import active_losses, adapted_weight, learning_rate
 from lfo.protocol.world_model import WorldModelExample
+from lfo.rollout.practice import Practice
 from lfo.rollout.predictors import world_model_codec
 from lfo.rollout.runner import refuse_dead_environment
 from lfo.rollout.samples import (
@@ -104,6 +105,7 @@ class Trainer:
         self.predicted_tools = predicted_tools(environment(), world.predict)  # None: all
         self.state = State(weight=world.weight)
         self.replay = ReplayBuffer()
+        self.practice = Practice(self.codec, swap_names=world.swap_names, wording=world.wording)
         if world.from_logs:
             self.replay = logged_replies(world.from_logs, environment(), self.codec, predict=self.predicted_tools)
         self.examination: Examination | None = None
@@ -263,18 +265,16 @@ class Trainer:
         elif inline:
             world_parts = deal(inline_rows(collected.groups, without=kept, **row), count)
         else:
-            world_parts = [
-                self._world_rows(self._practised(step, index, fresh)) for index, fresh in enumerate(deal(heard, count))
-            ]
+            world_parts = [self._practised(step, index, fresh) for index, fresh in enumerate(deal(heard, count))]
         mini_batches = [[*policy, *examples] for policy, examples in zip(policy_parts, world_parts, strict=True)]
         return Update(mini_batches=mini_batches, weight=weight, rate_factor=rate)
 
-    def _practised(self, step: int, index: int, fresh: Sequence[WorldModelExample]) -> list[WorldModelExample]:
-        """The world-model examples of one mini-batch: of all that was ever heard, or of what is new."""
+    def _practised(self, step: int, index: int, fresh: Sequence[WorldModelExample]) -> list[TrainingSample]:
+        """The world-model rows of one mini-batch: of all that was ever heard, or of what is new."""
         world, seeds = self.config.world_model, (self.config.seed, step, index)
-        if world.replay:
-            return self.replay.draw(world.examples_per_mini_batch, seeds, asked_first=self.config.looks_ahead)
-        return ReplayBuffer({each.key: each for each in fresh}).draw(world.examples_per_mini_batch, seeds)
+        heard = self.replay if world.replay else ReplayBuffer({each.key: each for each in fresh})
+        drawn = heard.draw(world.examples_per_mini_batch, seeds, asked_first=world.replay and self.config.looks_ahead)
+        return self._world_rows(self.practice.of(drawn, heard.examples.values(), seeds))
 
     def _world_rows(self, examples: Sequence[WorldModelExample]) -> list[TrainingSample]:
         return [world_model_sample(example, adapters=self.coupling.world_model) for example in examples]

@@ -23,7 +23,7 @@ from torch import Tensor
 from lfo.config import RunConfig
 from lfo.errors import WorkError
 from lfo.model.adapters import DualAdapterModel
-from lfo.model.couplings import POLICY
+from lfo.model.couplings import POLICY, WORLD_MODEL
 from lfo.objectives.losses import (
     clip_gradients_per_adapter,
     entropy_bonus,
@@ -112,10 +112,10 @@ class Learner:
         self.parameters: Mapping[str, list[torch.nn.Parameter]] = {
             name: model.adapter_parameters(name) for name in model.adapter_names
         }
-        groups = [{"params": parameters, "rate": self._rate_of(name)} for name, parameters in self.parameters.items()]
+        groups = [group for name in self.parameters for group in self._groups_of(name)]
         settings = config.optimizer
         options = {"lr": 0.0, "betas": settings.betas, "weight_decay": settings.weight_decay, "fused": True}
-        parts = [[group] for group in groups] if settings.separate else [groups]
+        parts = [self._groups_of(name) for name in self.parameters] if settings.separate else [groups]
         self.optimizers = [torch.optim.AdamW(part, **options) for part in parts]
         self._optimizer_of = {
             parameter: optimizer
@@ -123,6 +123,14 @@ class Learner:
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
+
+    def _groups_of(self, adapter: str) -> list[dict[str, Any]]:
+        """The weights of an adapter, with their rates; A and B of each layer follow each other."""
+        parameters, rate = self.parameters[adapter], self._rate_of(adapter)
+        ratio = self.config.world_model.lora_plus if adapter == WORLD_MODEL else 1.0
+        if ratio == 1:
+            return [{"params": parameters, "rate": rate}]
+        return [{"params": parameters[::2], "rate": rate}, {"params": parameters[1::2], "rate": rate * ratio}]
 
     def _rate_of(self, adapter: str) -> float:
         # With one shared adapter there is one rate, the policy's.
