@@ -363,6 +363,28 @@ def test_each_adapter_has_its_learning_rate(groups):
     assert moved[1] > 3 * moved[0]
 
 
+@pytest.mark.parametrize("separate", ["true", "false"])
+def test_lora_plus_moves_the_world_models_b_alone_by_as_much_more(groups, separate: str):
+    """The first step of Adam is as large as the rate, wherever there is a gradient."""
+    settings = ("optimizer.weight_decay=0", f"optimizer.separate={separate}")
+
+    def steps(*more: str) -> dict[str, tuple[float, float]]:
+        learner = used("separate", *settings, *more)
+        before = {name: [each.detach().clone() for each in some] for name, some in learner.parameters.items()}
+        train(learner, groups[:1], weight=1.0)
+        moved = {
+            name: [float((new.detach() - old).abs().max()) for new, old in zip(some, before[name], strict=True)]
+            for name, some in learner.parameters.items()
+        }
+        return {name: (max(sizes[::2]), max(sizes[1::2])) for name, sizes in moved.items()}
+
+    plain, plus = steps("world_model.lora_plus=1"), steps("world_model.lora_plus=4")
+    assert plus["policy"] == plain["policy"]
+    (plain_a, plain_b), (plus_a, plus_b) = plain["world_model"], plus["world_model"]
+    assert plus_a == pytest.approx(plain_a, rel=0.01)
+    assert plus_b == pytest.approx(4 * plain_b, rel=0.01)
+
+
 @pytest.mark.parametrize("coupling", COUPLINGS)
 def test_two_optimizers_do_what_one_does(groups, coupling: str):
     """AdamW is per parameter: two of them differ from one in nothing but bookkeeping."""

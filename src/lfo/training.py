@@ -32,6 +32,7 @@ from lfo.objectives.schedule import adapted_weight
 from lfo.protocol.world_model import WorldModelExample
 from lfo.rollout.feedback import roll_out_in_waves
 from lfo.rollout.mini_batches import MiniBatches, Update
+from lfo.rollout.practice import Practice
 from lfo.rollout.predictors import world_model_codec
 from lfo.rollout.runner import refuse_dead_environment
 from lfo.rollout.samples import (
@@ -97,6 +98,7 @@ class Trainer:
             policy_adapters=self.coupling.policy,
             world_model_adapters=self.coupling.world_model,
             predicted_tools=self.predicted_tools,
+            practice=Practice(self.codec, swap_names=world.swap_names, wording=world.wording),
         )
         if world.from_logs:
             logged = logged_replies(world.from_logs, environment(), self.codec, predict=self.predicted_tools)

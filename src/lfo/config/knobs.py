@@ -64,12 +64,15 @@ class PolicyConfig:
 class WorldModelConfig:
     weight: float = 1.0  # total loss = policy loss + weight * world-model loss
     learning_rate: float = 5e-4
+    lora_plus: float = 1.0  # LoRA+: the adapter's B matrices learn at so many times the rate of its A matrices
     input: Literal["state", "inline"] = "state"  # rows of their own, or the observation tokens of the rollout itself
     predict: str = "default"  # whose replies: what the environment says, all, none, or names of tools with commas
     state_tokens: int = 512  # the state is compressed to so many tokens
     reply_tokens: int = 96  # a predicted reply ends there at the latest
     replay: bool = True  # keep every reply heard and train on it again
     examples_per_mini_batch: int = 32  # cap on fresh and replayed examples together
+    swap_names: float = 0.0  # chance that a word of few states is swapped for another, each time it is practised
+    wording: float = 1.0  # weight of a reply's token that all replies hold, where one of few weighs 1
     schedule: Literal["joint", "alternating", "world_model_first", "hierarchical"] = "joint"
     first_steps: int = 0  # world_model_first: steps before the policy begins to learn
     every: int = 1  # hierarchical: the world model learns in every so many-th step
@@ -204,9 +207,12 @@ RANGES: Mapping[str, tuple[float, float | None]] = {
     "policy.overlong_buffer": (0, None),
     "world_model.weight": (0, 2),
     "world_model.learning_rate": (ABOVE_0, 1),
+    "world_model.lora_plus": (ABOVE_0, None),
     "world_model.state_tokens": (32, None),
     "world_model.reply_tokens": (1, None),
     "world_model.examples_per_mini_batch": (1, None),
+    "world_model.swap_names": (0, 1),
+    "world_model.wording": (0, 1),
     "world_model.first_steps": (0, None),
     "world_model.every": (1, None),
     "imagine.most": (1, 8),

@@ -170,7 +170,7 @@ class DualAdapterModel:
         return self.head.device
 
     def adapter_parameters(self, name: str) -> list[nn.Parameter]:
-        """All weights of one adapter, in the order of the layers."""
+        """All weights of one adapter, in the order of the layers: A and B of each."""
         self._check((name,))
         return [weight for layer in self._layers.values() for weight in _weights(layer, name)]
 

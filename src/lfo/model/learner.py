@@ -136,10 +136,10 @@ class Learner:
         self.parameters: Mapping[str, list[torch.nn.Parameter]] = {
             name: model.adapter_parameters(name) for name in model.adapter_names
         }
-        groups = [{"params": parameters, **self._rates_of(name)} for name, parameters in self.parameters.items()]
+        groups = [group for name in self.parameters for group in self._groups_of(name)]
         settings = config.optimizer
         options = {"lr": 0.0, "betas": settings.betas, "weight_decay": settings.weight_decay, "fused": True}
-        parts = [[group] for group in groups] if settings.separate else [groups]
+        parts = [self._groups_of(name) for name in self.parameters] if settings.separate else [groups]
         self.optimizers = [torch.optim.AdamW(part, **options) for part in parts]
         self._optimizer_of = {
             parameter: optimizer
@@ -148,13 +148,22 @@ class Learner:
             for parameter in group["params"]
         }
 
-    def _rates_of(self, adapter: str) -> dict[str, float]:
-        """The learning rate of an adapter, and that of an update in which the policy imitates."""
-        if adapter != POLICY:
-            rate = self.config.world_model.learning_rate
-            return {"rate": rate, "imitation_rate": rate}
-        # With one shared adapter there is one rate, the policy's.
-        return {"rate": self.config.policy.learning_rate, "imitation_rate": self.config.internalise.learning_rate}
+    def _groups_of(self, adapter: str) -> list[dict[str, Any]]:
+        """The weights of an adapter with their learning rate, and that of an update in which the policy imitates."""
+        parameters, world = self.parameters[adapter], self.config.world_model
+        if adapter == POLICY:  # with one shared adapter there is one rate, the policy's
+            rates = {"rate": self.config.policy.learning_rate, "imitation_rate": self.config.internalise.learning_rate}
+            return [{"params": parameters, **rates}]
+        # A and B of each layer follow each other.
+        parts = (
+            [(parameters, 1.0)]
+            if world.lora_plus == 1
+            else [(parameters[::2], 1.0), (parameters[1::2], world.lora_plus)]
+        )
+        return [
+            {"params": part, "rate": world.learning_rate * ratio, "imitation_rate": world.learning_rate * ratio}
+            for part, ratio in parts
+        ]
 
     def update(self, samples: Sequence[TrainingSample], *, weight: float, rate_factor: float) -> dict[str, float]:
         """Train on one mini-batch; `rate_factor` scales every learning rate. Answers what to watch."""

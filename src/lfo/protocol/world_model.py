@@ -83,6 +83,11 @@ class WorldModelExample:
     key: str
     asked: bool = False  # the call is one that look-ahead asks about
 
+    @property
+    def reply_start(self) -> int:
+        """Where the prompt ends."""
+        return next((place for place, weight in enumerate(self.weights) if weight), len(self.weights))
+
 
 def state_of(opening: Sequence[Message], turns: Sequence[Turn]) -> WorldModelState:
     """The state after these turns, of which imagined ones do not count."""
@@ -227,6 +232,19 @@ class WorldModelCodec:
             key=hashlib.sha256(row.encode()).hexdigest(),
             asked=asked,
         )
+
+    def prompt_text(self, example: WorldModelExample) -> str:
+        """What stands before the reply."""
+        return self._chat.decode(example.tokens[len(self._start) : example.reply_start])
+
+    def reply_text(self, example: WorldModelExample) -> str:
+        return self.decode(example.tokens[example.reply_start :])
+
+    def with_prompt(self, example: WorldModelExample, text: str) -> WorldModelExample:
+        """The same reply after another prompt."""
+        prompt, start = (*self._start, *self._chat.encode(text)), example.reply_start
+        weights = (0.0,) * len(prompt) + example.weights[start:]
+        return replace(example, tokens=prompt + example.tokens[start:], weights=weights)
 
     def examples_of(self, rollout: Rollout, *, predict: Collection[str] | None) -> list[WorldModelExample]:
         """One example for each of `observed_calls`."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from lfo.config import RunConfig
 from lfo.objectives.schedule import Phase, active_losses, phase_of, rate_of
 from lfo.protocol.world_model import WorldModelExample
+from lfo.rollout.practice import Practice
 from lfo.rollout.samples import ReplayBuffer, deal, inline_rows, policy_rows, world_model_sample
 from lfo.rollout.successes import SuccessBuffer, imitation_sample
 from lfo.types import RolloutGroup, TrainingSample
@@ -30,6 +31,7 @@ class MiniBatches:
     policy_adapters: tuple[str, ...]
     world_model_adapters: tuple[str, ...]
     predicted_tools: Collection[str] | None  # None: all
+    practice: Practice
     replay: ReplayBuffer = field(default_factory=ReplayBuffer)
     successes: SuccessBuffer = field(default_factory=SuccessBuffer)
 
@@ -106,16 +108,14 @@ class MiniBatches:
     ) -> list[list[TrainingSample]]:
         if self.config.world_model.input == "inline":
             return deal(inline_rows(groups, without=kept, adapters=self.policy_adapters, inline=inline), self.count)
-        return [
-            self.examples(self._practised(step, index, fresh)) for index, fresh in enumerate(deal(heard, self.count))
-        ]
+        return [self._practised(step, index, fresh) for index, fresh in enumerate(deal(heard, self.count))]
 
-    def _practised(self, step: int, index: int, fresh: Sequence[WorldModelExample]) -> list[WorldModelExample]:
-        """The world-model examples of one mini-batch: of all that was ever heard, or of what is new."""
+    def _practised(self, step: int, index: int, fresh: Sequence[WorldModelExample]) -> list[TrainingSample]:
+        """The world-model rows of one mini-batch: of all that was ever heard, or of what is new."""
         world, seeds = self.config.world_model, (self.config.seed, step, index)
-        if world.replay:
-            return self.replay.draw(world.examples_per_mini_batch, seeds, asked_first=self.config.looks_ahead)
-        return ReplayBuffer({each.key: each for each in fresh}).draw(world.examples_per_mini_batch, seeds)
+        heard = self.replay if world.replay else ReplayBuffer({each.key: each for each in fresh})
+        drawn = heard.draw(world.examples_per_mini_batch, seeds, asked_first=world.replay and self.config.looks_ahead)
+        return self.examples(self.practice.of(drawn, heard.examples.values(), seeds))
 
     def _imitated(self, step: int) -> list[list[TrainingSample]]:
         drawn = self.successes.draw(self.config.internalise.rows, self.count, (self.config.seed, step))

@@ -1,0 +1,134 @@
+"""How the world model practises what was heard, so that few replies teach it much. Nothing here knows a world.
+
+Swapped names. A word that few of the states heard hold - a name, a number - says nothing of any other task, but a small
+model learns by heart what was heard beside it. So, each time an example is practised, such words are swapped for others
+of their kind, and only what states have in common is left to explain the reply. A word that the reply repeats stays.
+
+    - search_company("Acme Bank"): Acme Bank, bank; Cards 555-4396      as heard
+    - search_company("Zylo Bank"): Zylo Bank, bank; Cards 555-0187      as practised once
+
+Weighted replies. The same is said in many ways. A token that most replies hold is wording; one that few hold is what
+this reply tells, and weighs more, by its inverse document frequency.
+
+Both look at the examples that are practised first: calls that look-ahead asks about, or all where it asks about none.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from lfo.protocol.world_model import WorldModelCodec, WorldModelExample
+
+FEW = 2  # states that may hold a name, however few were heard
+FEW_SHARE = 0.02  # and the share of them, of many
+MOST_SHARE = 0.25  # a word of more than these is none: of a handful of states every word would be one
+_WORD = re.compile(r"[^\W\d_]+|\d+")
+
+
+def words(text: str) -> set[str]:
+    """
+    >>> sorted(words("Cards 555-4396: unlock_card"))
+    ['4396', '555', 'Cards', 'card', 'unlock']
+    """
+    return set(_WORD.findall(text))
+
+
+def names_among(counts: Mapping[str, int], states: int) -> list[str]:
+    """The words that few of so many states hold, in order.
+
+    >>> names_among({"Acme": 1, "Zylo": 2, "bank": 3, "Task": 8}, states=8)
+    ['Acme', 'Zylo']
+    """
+    most = min(max(FEW, FEW_SHARE * states), MOST_SHARE * states)
+    return sorted(word for word, count in counts.items() if count <= most)
+
+
+def with_swapped_names(
+    text: str, names: Mapping[bool, Sequence[str]], *, spare: Collection[str], chance: float, rng: np.random.Generator
+) -> str:
+    """The text with each name that is not in `spare` swapped, by this chance and everywhere alike, for one of `names`;
+    these are given by whether they are numbers."""
+    known = {name: number for number, some in names.items() for name in some}
+    swapped: dict[str, str] = {}
+
+    def swap(match: re.Match[str]) -> str:
+        word = match[0]
+        if word not in known or word in spare:
+            return word
+        if word not in swapped:
+            others = names[known[word]]
+            swapped[word] = others[int(rng.integers(len(others)))] if rng.random() < chance else word
+        return swapped[word]
+
+    return _WORD.sub(swap, text)
+
+
+def weight_of_token(count: int, replies: int, *, wording: float) -> float:
+    """Of a token that `count` of so many replies hold: near `wording` where all do, near 1 where one does.
+
+    >>> [round(weight_of_token(count, 100, wording=0.05), 2) for count in (1, 10, 100)]
+    [0.92, 0.52, 0.05]
+    """
+    rarity = math.log((replies + 1) / (count + 0.5)) / math.log(replies + 1)
+    return wording + (1.0 - wording) * min(max(rarity, 0.0), 1.0)
+
+
+class Practice:
+    """Examples of a buffer as they are trained. `swap_names` is a chance; a `wording` of 1 weighs all tokens alike."""
+
+    def __init__(self, codec: WorldModelCodec, *, swap_names: float, wording: float) -> None:
+        self._codec, self._chance, self._wording = codec, swap_names, wording
+        self._prompts: dict[str, str] = {}  # by key: the text of each example's prompt
+        self._counted: tuple[int, int] = (0, 0)  # examples, and of them asked about, that the counts below are of
+        self._names: dict[bool, list[str]] = {}
+        self._replies = 0
+        self._replies_with: Counter[int] = Counter()  # by token
+
+    def of(
+        self, drawn: Iterable[WorldModelExample], heard: Collection[WorldModelExample], seeds: Sequence[int]
+    ) -> list[WorldModelExample]:
+        """What is drawn from all that was `heard`, as it is practised this time."""
+        if not self._chance and self._wording == 1:
+            return list(drawn)
+        self._count(heard)
+        rng = np.random.default_rng([*seeds, 1])  # not the numbers that the draw itself was made with
+        return [self._weighted(self._renamed(example, rng)) for example in drawn]
+
+    def _count(self, heard: Collection[WorldModelExample]) -> None:
+        asked = [example for example in heard if example.asked]
+        if self._counted == (len(heard), len(asked)):
+            return
+        self._counted = len(heard), len(asked)
+        first = asked or heard
+        self._replies = len(first)
+        self._replies_with = Counter(token for example in first for token in set(example.tokens[example.reply_start :]))
+        if self._chance:
+            states_with = Counter(word for example in first for word in words(self._prompt(example)))
+            names = names_among(states_with, len(first))
+            self._names = {number: [name for name in names if name.isdigit() == number] for number in (False, True)}
+
+    def _prompt(self, example: WorldModelExample) -> str:
+        if example.key not in self._prompts:
+            self._prompts[example.key] = self._codec.prompt_text(example)
+        return self._prompts[example.key]
+
+    def _renamed(self, example: WorldModelExample, rng: np.random.Generator) -> WorldModelExample:
+        if not self._chance:
+            return example
+        said = words(self._codec.reply_text(example))
+        text = with_swapped_names(self._prompt(example), self._names, spare=said, chance=self._chance, rng=rng)
+        return self._codec.with_prompt(example, text)
+
+    def _weighted(self, example: WorldModelExample) -> WorldModelExample:
+        start = example.reply_start
+        weights = (
+            weight_of_token(self._replies_with[token], self._replies, wording=self._wording)
+            for token in example.tokens[start:]
+        )
+        return replace(example, weights=(*example.weights[:start], *weights))
