@@ -31,7 +31,10 @@ Adapter = Annotated[
     Literal["best", "last", "none"],
     typer.Option("--adapter", help="Weights: best by evaluation on val, last, or none (the untrained base)."),
 ]
-NoLookahead = Annotated[bool, typer.Option("--no-lookahead", help="Act without being told what is expected.")]
+NoLookahead = Annotated[
+    bool,
+    typer.Option("--blind", "--no-lookahead", help="The policy alone: act without being told what is expected."),
+]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device", help="Where to compute.")]
 Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
 

@@ -58,6 +58,7 @@ def evaluate(
         "seed": seed,
         "temperature": agent.settings.temperature,
         "lookahead": lookahead,
+        "acts": "base" if lookahead and agent.config.looks_ahead_untrained else "policy",
         **figures,
     }
     if as_json:
@@ -89,6 +90,7 @@ def _show(result: dict[str, Any], title: str) -> None:
             table.add_row(words, *cells)
     console = common.titled(title)
     look = "with look-ahead" if result["lookahead"] else "without look-ahead"
+    look += " by the base, as in training; --blind plays the policy" if result["acts"] == "base" else ""
     console.print(f"Played {look}; sampled at temperature {result['temperature']:g}.", style="dim", highlight=False)
     console.print()
     console.print(table)

@@ -17,10 +17,11 @@ def gradient_balance(row: Mapping[str, Any]) -> dict[str, Any]:
     """What to add to a row of metrics: `gradient_ratio`, policy over world model, and, outside 1:10..10:1, one more of
     its `warnings`.
 
-    Nothing where one of the adapters does not exist or did not learn in this step.
+    Nothing where one of the adapters does not exist or did not learn in this step, or where the policy imitated: that
+    gradient grows small because the policy has learned.
     """
     policy, world_model = row.get("gradient_norm/policy", 0.0), row.get("gradient_norm/world_model", 0.0)
-    if not (policy > 0 and world_model > 0):
+    if not (policy > 0 and world_model > 0) or "imitation_loss" in row:
         return {}
     ratio = policy / world_model
     warnings = [POLICY_SILENT] * (ratio < 1 / MOST) + [WORLD_MODEL_SILENT] * (ratio > MOST)

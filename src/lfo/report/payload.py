@@ -59,6 +59,9 @@ TRAINING = {
     "entropy": ("entropy of the policy", "number"),
     "policy_loss": ("policy loss", "number"),
     "world_model_loss": ("world-model loss", "number"),
+    "imitation_loss": ("imitation loss", "number"),
+    "imitation_accuracy": ("imitated tokens right", "share"),
+    "success_tasks": ("tasks with a success to imitate", "number"),
     "gradient_norm/policy": ("gradient norm, policy", "number"),
     "gradient_norm/world_model": ("gradient norm, world model", "number"),
     "gradient_ratio": ("gradient ratio, policy over world model", "number"),
@@ -199,6 +202,7 @@ class _Page:
         words = record.problem
         if not words and record.config is not None and not record.finished:
             words = f"step {last.get('step')} of {record.config.steps}"
+        words = " ".join(filter(None, (words, _phases(record.rows))))
         found = [row["warnings"] for row in record.rows if isinstance(row.get("warnings"), list)]
         warnings = [str(warning) for each in found for warning in each]
         if warnings:
@@ -410,3 +414,13 @@ def _short_name(path: Path, records: Sequence[RunRecord]) -> str:
     """The folder's name, with its parent's where another run has the same."""
     twins = sum(record.path.name == path.name for record in records)
     return path.name if twins == 1 else str(Path(path.parent.name, path.name))
+
+
+def _phases(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The phases of a run, each with its last step; nothing where it has none.
+
+    >>> _phases([{"step": 1, "phase": "ask"}, {"step": 2, "phase": "ask"}, {"step": 3, "phase": "internalise"}])
+    'ask to step 2, internalise to step 3'
+    """
+    last = {str(row["phase"]): row["step"] for row in rows if "phase" in row}
+    return ", ".join(f"{phase} to step {step}" for phase, step in last.items())

@@ -1,6 +1,8 @@
 """A run's weights in the form that PEFT or vLLM serves, with a model card. What `lfo export` writes.
 
     form       policy                                              world model
+    alone      policy/        one plain LoRA, which needs nothing  none
+               beside it
     adapters   policy/        the LoRA as it was trained           world_model/   a LoRA on the base
     stacked    policy/        one LoRA of rank r1 + r2: the sum    world_model/   a LoRA on the base
                of both adapters, where the policy runs on both
@@ -14,6 +16,7 @@ and how to look ahead, which is the caller's part.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -24,12 +27,20 @@ from transformers import AutoConfig
 
 from lfo.agent import Agent
 from lfo.errors import UsageError, WorkError
+from lfo.evaluation.alone import Alone, policy_alone
+from lfo.evaluation.runs import read_run
 from lfo.loading import EMBEDDED, model_source
 from lfo.model.couplings import POLICY, WORLD_MODEL, names_where
 from lfo.rundir import write_folder_atomic, write_text_atomic
-from lfo.tools.model_card import BASE, model_card
+from lfo.tools.model_card import BASE, folder_of, model_card
 
-Form = Literal["adapters", "merged", "stacked"]
+Form = Literal["alone", "adapters", "merged", "stacked"]
+
+
+def alone(agent: Agent, run: str | Path) -> Alone | None:
+    """How well the policy of these weights does without look-ahead; None where nobody has measured it."""
+    step = re.fullmatch(r"step-(\d+)", agent.weights.name if agent.weights else "")
+    return policy_alone(read_run(folder_of(Path(run))).rows, step=int(step[1]) if step else None)
 
 
 def export(agent: Agent, out: str | Path, *, run: str | Path, form: Form = "adapters") -> list[str]:
@@ -53,7 +64,8 @@ def export(agent: Agent, out: str | Path, *, run: str | Path, form: Form = "adap
 
 def has_own_world_model(agent: Agent, form: Form) -> bool:
     """Whether the world model is a folder of its own: merged and shared, the model is both."""
-    return bool(agent.model.world_model_adapters) and not (form == "merged" and agent.model.coupling.is_shared)
+    both = form == "merged" and agent.model.coupling.is_shared
+    return bool(agent.model.world_model_adapters) and form != "alone" and not both
 
 
 def _writer(agent: Agent, run: Path, form: Form) -> Callable[[Path], None]:
@@ -62,7 +74,8 @@ def _writer(agent: Agent, run: Path, form: Form) -> Callable[[Path], None]:
         if has_own_world_model(agent, form):
             _write_adapter(agent, folder / WORLD_MODEL, model.world_model_adapters)
         if form != "merged":
-            _write_adapter(agent, folder / POLICY, model.policy_adapters if form == "stacked" else (POLICY,))
+            summed = form in ("stacked", "alone")
+            _write_adapter(agent, folder / POLICY, model.policy_adapters if summed else (POLICY,))
         if agent.config.model == EMBEDDED and any(folder.iterdir()):
             shutil.copytree(model_source(EMBEDDED), folder / BASE)
         write_text_atomic(folder / "README.md", model_card(agent, run, form, has_own_world_model(agent, form)))

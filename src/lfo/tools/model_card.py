@@ -22,17 +22,22 @@ VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for
 
 
 def model_card(agent: Agent, run: Path, form: str, own_world_model: bool) -> str:
-    record = read_run(run.parent.parent if run.parent.name == "checkpoints" else run)
+    record = read_run(folder_of(run))
     parts = [
         _front_matter(agent, form),
         _what_it_is(agent, record.name, form),
-        _figures(record, "" if agent.weights is None else agent.weights.name),
+        _figures(record, "" if agent.weights is None else agent.weights.name, blind=form == "alone"),
         _files(agent, form, own_world_model),
         _serving(agent, form, own_world_model),
     ]
-    if agent.model.world_model_adapters and agent.config.world_model.input == "state":
+    if form != "alone" and agent.model.world_model_adapters and agent.config.world_model.input == "state":
         parts.append(_lookahead(agent, record.path, own_world_model))
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
+
+
+def folder_of(run: Path) -> Path:
+    """The run's folder, given it or one of its checkpoints."""
+    return run.parent.parent if run.parent.name == "checkpoints" else run
 
 
 def _base_name(agent: Agent) -> str:
@@ -41,7 +46,7 @@ def _base_name(agent: Agent) -> str:
 
 
 def _policy_rank(agent: Agent, form: str) -> int:
-    return agent.config.lora.rank * (agent.model.coupling.summed if form == "stacked" else 1)
+    return agent.config.lora.rank * (agent.model.coupling.summed if form in ("stacked", "alone") else 1)
 
 
 def _world_model_rank(agent: Agent) -> int:
@@ -63,6 +68,7 @@ def _what_it_is(agent: Agent, name: str, form: str) -> str:
     config = agent.config
     base = "the tiny base that ships with lfo (in `base/`)" if config.model == EMBEDDED else f"`{config.model}`"
     what = {
+        "alone": "The policy as one LoRA, which acts without look-ahead and without a world model,",
         "adapters": "The LoRA adapters",
         "stacked": "The LoRA adapters, with both summed into one for the policy,",
         "merged": "The policy, merged into a whole model,",
@@ -89,8 +95,8 @@ def _what_it_is(agent: Agent, name: str, form: str) -> str:
     )
 
 
-def _figures(record: RunRecord, weights: str) -> str:
-    """Of the evaluation at the step of these weights, else of the last one."""
+def _figures(record: RunRecord, weights: str, *, blind: bool) -> str:
+    """Of the evaluation at the step of these weights, else of the last one; `blind`: of the policy alone."""
     rows = [row for row in record.rows if any(name.startswith("eval/") for name in row)]
     rows = [row for row in rows if weights == f"step-{row['step']:06d}"] or rows
     if not rows:
@@ -100,7 +106,7 @@ def _figures(record: RunRecord, weights: str) -> str:
     for name in last:
         _, _, rest = name.partition("eval/")
         split, _, metric = rest.partition("/")
-        if not name.startswith("eval/") or metric != "success":
+        if not name.startswith("eval/") or metric != ("success_blind" if blind else "success"):
             continue
         tasks = splits.get(split, {}).get("tasks", record.config.eval.tasks if record.config else 0)
         low, high = wilson(last[name], tasks)
@@ -109,8 +115,9 @@ def _figures(record: RunRecord, weights: str) -> str:
             f"| {split} | {tasks} | {last[name]:.1%} | {low:.1%} - {high:.1%} | "
             f"{'-' if ceiling is None else f'{ceiling:.1%}'} |"
         )
+    how = "Greedy, without look-ahead" if blind else "Greedy"
     return (
-        f"## Figures\n\nGreedy, at the run's evaluation after step {last['step']} ({last['tasks_seen']} training tasks "
+        f"## Figures\n\n{how}, at the run's evaluation after step {last['step']} ({last['tasks_seen']} training tasks "
         "seen). One run with one seed; the interval is over tasks (Wilson, 95 %).\n\n"
         "| split | tasks | success | interval | information ceiling |\n|---|---|---|---|---|\n" + "\n".join(lines)
     )
@@ -192,6 +199,8 @@ def _lookahead(agent: Agent, run: Path, own_world_model: bool) -> str:
         if agent.config.looks_ahead
         else "The policy of this run was trained without look-ahead; showing it one is an experiment."
     )
+    if agent.config.looks_ahead_untrained:
+        asked = "In this run the base looks ahead, **without** the policy adapter; that one acts without look-ahead."
     answers = f"`{WORLD_MODEL}`" if own_world_model else "the model"
     return f"""
 ## Look-ahead
