@@ -165,6 +165,7 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 PHASES = (
     *LEVEL_2,
+    "seed=1",  # one step of asking, two of imitation, one of DAPO
     "rollout.prompts=1",
     "internalise.first_tasks=1",
     "internalise.until=3",
