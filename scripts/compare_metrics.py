@@ -37,6 +37,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "no-replay": ("world_model.replay=false", "world_model.schedule=alternating", "world_model.adaptive_weight=true"),
     "frozen": ("world_model.only=true",),
     "oracle-codes": ("env=oracle-codes", "world_model.predict=all"),
+    "internalise": ("lookahead_source=truth", "internalise.rows=2", "internalise.first_tasks=1", "internalise.until=4"),
+    "feedback": ("algo=dapo", "feedback=true", "internalise.rows=2", "internalise.first_tasks=1"),
     "verl-separate": ("engine=verl", "coupling=separate"),
     "verl-stacked": ("engine=verl", "coupling=stacked"),
 }

@@ -86,7 +86,7 @@ def test_eval_gives_the_figures_that_training_wrote(lfo, run: Path):
 
 
 def test_eval_for_people(lfo, run: Path):
-    code, out, err = lfo("eval", run, "--tasks", "2", "--k", "2", "--adapter", "best", "--no-lookahead")
+    code, out, err = lfo("eval", run, "--tasks", "2", "--k", "2", "--adapter", "best", "--blind")
     assert (code, err) == (0, "")
     for words in (
         "on val: 2 tasks",

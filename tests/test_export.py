@@ -13,7 +13,7 @@ import torch
 from lfo.agent import load_agent
 from lfo.cli import main
 from lfo.errors import UsageError
-from lfo.tools.export import export
+from lfo.tools.export import alone, export
 from small_runs import model_of, randomised, small_trainer
 
 COUPLINGS = ("separate", "shared", "stacked")
@@ -129,6 +129,55 @@ def test_plain_dapo_exports_a_policy_alone(tmp_path: Path):
     card = (tmp_path / "out" / "README.md").read_text()
     assert "world_model=" not in card
     assert "## Look-ahead" not in card
+
+
+def judged(run: Path, to: Path, *, sighted: float, blind: float) -> Path:
+    """A copy of a run that was evaluated so."""
+    shutil.copytree(run, to)
+    row = {"step": 1, "tasks_seen": 2, "eval/val/success": sighted, "eval/val/success_blind": blind}
+    (to / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    return to
+
+
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_a_policy_that_suffices_alone_is_one_plain_lora(run_of, tmp_path: Path, monkeypatch, coupling: str):
+    run = judged(run_of(coupling), tmp_path / "run", sighted=2 / 3, blind=2 / 3 - 0.04)
+    agent = load_agent(run)
+    assert (verdict := alone(agent, run)) is not None
+    assert verdict.suffices
+    files = export(agent, tmp_path / "out", run=run, form="alone")
+    assert not any(file.startswith("world_model") for file in files)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "Greedy, without look-ahead, at the run's evaluation after step 1" in card
+    assert "| val | 3 | 62.7% |" in card
+    assert "world_model/" not in card
+    assert "world_model=" not in card
+    assert "## Look-ahead" not in card
+    served = load_as_the_card_says(tmp_path / "out", monkeypatch)["model"]
+    torch.testing.assert_close(
+        served(TOKENS).logits, agent.model.logits(TOKENS, agent.model.policy_adapters), atol=1e-4, rtol=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("blind", "option", "form", "words"),
+    [
+        (0.6, (), "adapters", "alone does not suffice: 60.0% of val without look-ahead, 66.7% with it; serve it with"),
+        (0.65, (), "alone", "alone suffices: 65.0% of val"),
+        (0.65, ("--both",), "adapters", "alone suffices: 65.0% of val"),
+    ],
+)
+def test_export_says_whether_the_policy_suffices_alone(
+    run_of, tmp_path, monkeypatch, capsys, blind, option, form, words
+):
+    run = judged(run_of("separate"), tmp_path / "run", sighted=2 / 3, blind=blind)
+    monkeypatch.setattr(sys, "argv", ["lfo", "export", str(run), "--out", str(tmp_path / "out"), *option])
+    with pytest.raises(SystemExit):
+        main()
+    said = capsys.readouterr().out.replace("\n", " ")
+    assert words in said
+    assert f"({form})" in said
+    assert (tmp_path / "out" / "world_model").is_dir() == (form == "adapters")
 
 
 def test_nothing_is_overwritten_and_nothing_half_written(run_of, tmp_path: Path, monkeypatch):

@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, ClassVar
 
 import pytest
 import torch
 
+from lfo.agent import load_agent
 from lfo.env.phone_calls import PhoneCalls
 from lfo.errors import ConfigError
 from lfo.evaluation.alone import Alone, policy_alone
@@ -163,6 +165,7 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 PHASES = (
     *LEVEL_2,
+    "seed=1",  # one step of asking, two of imitation, one of DAPO
     "rollout.prompts=1",
     "internalise.first_tasks=1",
     "internalise.until=3",
@@ -196,6 +199,18 @@ def test_a_run_has_its_phases_and_each_trains_what_it_should(whole: Path):
     assert steps[2]["eval/val/success"] > steps[2]["eval/val/success_blind"], "true replies, and hardly any training"
     assert "eval/val/lookahead_accuracy" not in steps[3]
     assert steps[3]["eval/val/success"] == steps[3]["eval/val/success_blind"]
+
+
+def test_a_run_is_played_later_as_it_was_evaluated(whole: Path):
+    """With look-ahead by the base, without it by the policy."""
+    agent = load_agent(whole)
+    tasks = agent.tasks("val")[:2]
+    alone = agent.roll_out(tasks, greedy=True, lookahead=False)
+    assert not any(rollout.untrained for rollout in alone)
+    assert fmean(rollout.reward for rollout in alone) == rows(whole)[-1]["eval/val/success_blind"]
+    sighted = agent.roll_out(tasks, greedy=True)
+    assert all(rollout.untrained for rollout in sighted)
+    assert fmean(rollout.reward for rollout in sighted) == rows(whole)[3]["eval/val/success"], "true replies: the same"
 
 
 class Stopped(Exception):

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from lfo.rollout.row import RolloutRequest
+from lfo.rollout.tasks import draw_requests
 from lfo.rundir import latest_checkpoint, read_metrics
 from lfo.training import Trainer
 from lfo.types import Rollout
@@ -22,7 +23,7 @@ from small_runs import model_of, small_trainer, tokenizer
 pytest.importorskip("verl", reason="verl is not installed: pip install -e '.[verl]'")
 pytestmark = pytest.mark.verl
 
-from verl_worlds import LONG, TalkativeWorld  # noqa: E402
+from verl_worlds import LONG, TalkativeWorld, shown, told_requests  # noqa: E402
 
 HERE = Path(__file__).parent
 CLOSE = 1e-4
@@ -123,6 +124,15 @@ def test_three_steps_are_those_of_the_local_engine(results):
     assert all(gap < CLOSE for gap in gaps)
     assert kept > 0, "dynamic sampling kept nothing: no policy update was compared"
     assert compared > 20
+
+
+def test_the_base_acts_and_is_told_what_others_heard_as_in_the_local_engine(results):
+    """Greedily, after the policy was trained there and before it is here: its adapter has no part in it."""
+    trainer = small_trainer("rollout.group_size=8", "steps=6", "seed=1", environment=TalkativeWorld)
+    requests = told_requests(draw_requests(trainer.config, trainer.environment(), 0, 0))
+    mine = trainer.backend.roll_out(requests, temperature=0.0)
+    assert results["told"] == [[list(each.tokens), each.untrained, each.feedback, shown(each)] for each in mine]
+    assert [[each.untrained, each.feedback, any(shown(each))] for each in mine] == [[True, False, False], [True] * 3]
 
 
 def test_rollouts_are_sampled_with_the_weights_that_are_trained(results, folder: Path):

@@ -25,7 +25,7 @@ from lfo.rollout.records import rollout_record
 from lfo.rollout.tasks import draw_requests
 from lfo.types import Rollout
 from small_runs import SMALL, tokenizer
-from verl_worlds import TalkativeWorld, ToolWorld, TwoQuestions
+from verl_worlds import TalkativeWorld, ToolWorld, TwoQuestions, shown, told_requests
 
 FOLDER = Path(sys.argv[1])
 RESULTS: dict[str, Any] = {}
@@ -80,6 +80,8 @@ def steps_beside_the_local_engine() -> None:
             RESULTS["stale"] = str(error)
         RESULTS["through_tools"] = rollouts_through_verls_tools(trainer, cluster)
         requests = draw_requests(trainer.config, trainer.environment(), 0, 0)
+        told = roll_out(told_requests(requests), temperature=0.0)
+        RESULTS["told"] = [[each.tokens, each.untrained, each.feedback, shown(each)] for each in told]
         RESULTS["imagine"] = [[request.imagine for request in requests], [each.imagine for each in roll_out(requests)]]
 
 
@@ -109,7 +111,10 @@ def rollouts_through_verls_tools(trainer: Any, cluster: Any) -> dict[str, list[d
                 {
                     "session_id": 0,
                     "uid": "tools",
-                    "adapter": "policy",
+                    "adapter": ["policy"],
+                    "untrained": [False],
+                    "feedback": [None],
+                    "looks_ahead": True,
                     "temperature": None,
                     "task": request.task,
                     "seeds": [request.seeds],

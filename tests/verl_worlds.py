@@ -11,7 +11,9 @@ from typing import Any, cast
 
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
-from lfo.types import Message, StepResult, ToolCall
+from lfo.protocol.hermes import format_tool_call
+from lfo.rollout.row import Feedback, RolloutRequest
+from lfo.types import Message, Rollout, StepResult, ToolCall
 
 LONG = "The line is bad. " * 20  # 340 characters: verl's own tools would cut a reply at 256, in its middle
 
@@ -44,6 +46,17 @@ class TwoQuestions(OracleCodes):
         asked = sum(message.predicted and message.role == "tool" for message in transcript)
         calls = [ToolCall(name="open_door", arguments={"words": words}) for words in ([], ["ash"])]
         return calls[asked] if asked < len(calls) else None
+
+
+def told_requests(requests: Sequence[RolloutRequest]) -> list[RolloutRequest]:
+    """Two blind rollouts of the base in place of the policy, one of them told what another has heard."""
+    told = Feedback(after=1, action=format_tool_call(ToolCall(name="make_phone_call", arguments={})), observation="No.")
+    base = [replace(request, blind=True, imagine=None, untrained=True) for request in requests[:2]]
+    return [base[0], replace(base[1], feedback=told)]
+
+
+def shown(rollout: Rollout) -> list[bool]:
+    return [turn.feedback for turn in rollout.turns]
 
 
 class ToolWorld(TalkativeWorld):

@@ -146,7 +146,8 @@ class Progress:
 
     def show(self, row: Mapping[str, Any]) -> None:
         if "eval/val/success" in row:
-            self._eval = f"{row['eval/val/success']:.0%}"
+            blind = row.get("eval/val/success_blind")
+            self._eval = f"{row['eval/val/success']:.0%}" + ("" if blind is None else f", blind {blind:.0%}")
         words = " | ".join([f"val {self._eval}", *_measured(row)])
         self._bar.update(self._task, completed=row["step"], words=words)
         if not self._console.is_terminal and "eval/val/success" in row:
@@ -165,6 +166,7 @@ def _measured(row: Mapping[str, Any]) -> Iterator[str]:
         ("success", "train {:.0%}"),
         ("policy_loss", "policy {:+.3f}"),
         ("world_model_loss", "world {:.3f}"),
+        ("imitation_loss", "imitation {:.3f}"),
         ("tokens_per_second", "{:.0f} tok/s"),
     ):
         if row.get(name) is not None:

@@ -47,7 +47,7 @@ class MiniBatches:
 
     def learns_by_dapo(self, step: int) -> bool:
         """Whether the policy learns from its own rollouts. While it imitates it does not: with both losses in one step
-        it took twice the tasks; and while the base acts in its place it has none."""
+        blind success grew half as fast. While the base acts in its place it has none."""
         settings, phase = self.config.internalise, self.phase(step)
         taught = phase == "internalise" or (phase == "ask" and settings.rows > 0 and settings.teacher == "base")
         return not self.config.policy.frozen and not taught

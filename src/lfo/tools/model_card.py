@@ -141,7 +141,7 @@ def _files(agent: Agent, form: str, own_world_model: bool) -> str:
             "\n\nThe policy of this run acts with **both** adapters active. A server that activates one adapter at a "
             "time needs the form of `lfo export --stacked`."
         )
-    if agent.model.coupling.is_shared and form != "merged":
+    if agent.model.coupling.is_shared and own_world_model:
         text += "\n\nThe run has one adapter for both jobs, so `policy/` and `world_model/` hold the same weights."
     return text
 

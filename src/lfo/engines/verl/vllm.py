@@ -23,7 +23,7 @@ from vllm import SamplingParams
 from vllm.inputs import TokensPrompt
 from vllm.lora.request import LoRARequest
 
-from lfo.engines.verl.settings import world_model_folder
+from lfo.engines.verl.settings import BASE, world_model_folder
 from lfo.model.couplings import POLICY, coupling_of
 
 FIRST_ID = 1_000  # verl's own LoRA has the id 123
@@ -48,10 +48,10 @@ class DualLoraServer(vllm_async_server.vLLMHttpServer):
         **options: Any,
     ) -> TokenOutput:
         run = self.model_config.lora["run"]
-        if adapter == POLICY or coupling_of(run["coupling"]).is_shared:
+        if adapter == POLICY or (adapter != BASE and coupling_of(run["coupling"]).is_shared):
             return await super().generate(prompt_ids, sampling_params, request_id, **options)
-        lora = None  # adapter "base": none at all
-        if adapter != "base":
+        lora = None
+        if adapter != BASE:
             step = int(self.global_steps or 0)
             folder = world_model_folder(Path(run["output_dir"]), step)
             lora = LoRARequest(lora_name=f"{adapter}-{step}", lora_int_id=FIRST_ID + step, lora_path=str(folder))
