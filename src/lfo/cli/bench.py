@@ -102,7 +102,10 @@ def bench_world_model(
         rows = [(name, *map(bench.percent, shares[split])) for name, shares in result["mean"].items()]
         title = f"Right predictions on {split} after so many tasks, percent, mean of {seeds}"
         Console().print(figures_table(title, [("", *map(str, points)), *rows]))
-    typer.echo(f"an update of one step takes {result['seconds_a_step']:.2f} s of processor time")
+    typer.echo(f"the updates of one step take {result['seconds_a_step']:.2f} s of processor time")
+    typer.echo(
+        f"at the end, certainty and truth lie {result['calibration_error']:.0%} apart (expected calibration error)"
+    )
 
 
 def _points(text: str) -> list[int]:

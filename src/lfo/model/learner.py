@@ -53,6 +53,7 @@ class Batch:
     advantages_BT: Tensor
     policy_weights_BT: Tensor
     world_model_weights_BT: Tensor
+    wanted_BT: Tensor  # on the host: the tokens behind which a prediction is weighed
     has_policy: bool  # whether any token has such a weight: asking the tensors would make the device wait
     has_world_model: bool
 
@@ -68,6 +69,12 @@ def collate(samples: Sequence[TrainingSample], device: torch.device) -> Batch:
             row[: len(values)] = values
         return torch.from_numpy(rows).to(device)
 
+    weighed = np.zeros((len(samples), longest), dtype=bool)
+    for row, sample in zip(weighed, samples, strict=True):
+        row[: len(sample.tokens)] = np.logical_or(sample.policy_weights, sample.world_model_weights)
+    wanted = np.zeros_like(weighed)
+    wanted[:, :-1] = weighed[:, 1:]  # a token is predicted from the state behind the one before it
+
     return Batch(
         adapters=tuple(dict.fromkeys(name for sample in samples for name in sample.adapters)),
         adapters_of_rows=tuple(sample.adapters for sample in samples),
@@ -77,6 +84,7 @@ def collate(samples: Sequence[TrainingSample], device: torch.device) -> Batch:
         advantages_BT=stack("advantages"),
         policy_weights_BT=stack("policy_weights"),
         world_model_weights_BT=stack("world_model_weights"),
+        wanted_BT=torch.from_numpy(wanted),
         has_policy=any(any(sample.policy_weights) for sample in samples),
         has_world_model=any(any(sample.world_model_weights) for sample in samples),
     )
@@ -182,11 +190,12 @@ class Learner:
             return
         # Inline and stacked, one forward serves both losses, and only the policy loss must spare the world model.
         spared = model.policy_detached if batch.adapters == model.policy_adapters else ()
+        asked: dict[str, Any] = {"lengths": batch.lengths, "wanted_BT": batch.wanted_BT}
         if model.mixes_rows:
-            hidden_BTD = model.hidden_of_mixed_rows(batch.tokens_BT, batch.adapters_of_rows, lengths=batch.lengths)
+            hidden_BTD = model.hidden_of_mixed_rows(batch.tokens_BT, batch.adapters_of_rows, **asked)
         else:
             detached = () if has_world else spared
-            hidden_BTD = model.hidden(batch.tokens_BT, batch.adapters, detached, lengths=batch.lengths)
+            hidden_BTD = model.hidden(batch.tokens_BT, batch.adapters, detached, **asked)
         policy = world = hidden_BTD.new_zeros(())
         if has_policy:
             policy = self._policy_loss(hidden_BTD, batch, policy_tokens, sums)

@@ -15,20 +15,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 
 from lfo.config import RunConfig, load_config
 from lfo.engines import create_trainer
+from lfo.engines.local import LocalBackend
 from lfo.env.interface import EnvironmentFactory, OffersLookahead, tasks_of
 from lfo.env.oracle import OracleCodes, OracleTask
 from lfo.env.phone_calls import PhoneCalls
 from lfo.env.tasks import Task
 from lfo.errors import UsageError
+from lfo.evaluation.certainty import certainty, expected_calibration_error, reliability
 from lfo.evaluation.world_model import describe_with, same_meaning
 from lfo.loading import environment_factory, load_tokenizer
 from lfo.objectives.advantages import DynamicSamplingReport
@@ -41,6 +44,7 @@ from lfo.training import Collected, Trainer
 from lfo.types import Message, ToolCall
 
 POINTS = (40, 80, 160, 320)
+SAMPLES = 8  # replies by whose agreement certainty is measured
 CALLS = 200  # tasks of each split whose calls are held out
 SPLITS = {
     PhoneCalls: ("val", "test_unseen_companies", "test_unseen_rules"),
@@ -69,7 +73,8 @@ def bench_world_model(
 ) -> dict[str, Any]:
     """Share of right predictions after so many tasks, of the world model and its rivals, for each seed and the mean."""
     settings = ["preset=tiny", "policy.frozen=true", "steps=60", *overrides]
-    configs = [load_config([*settings, f"seed={seed}"]) for seed in range(seeds)]
+    first = load_config(settings).seed
+    configs = [load_config([*settings, f"seed={seed}"]) for seed in range(first, first + seeds)]
     steps, prompts = configs[0].steps, configs[0].rollout.prompts
     if max(points) > steps * prompts:
         raise UsageError(f"steps={steps} draws fewer than {max(points)} tasks; raise it, or name fewer with --tasks")
@@ -94,6 +99,7 @@ def bench_world_model(
         "trials": trials,
         "mean": {name: _mean([each[name] for each in trials]) for name in names},
         "seconds_a_step": fmean(each["seconds_a_step"] for each in trials),
+        "calibration_error": fmean(each["calibration"]["error"] for each in trials),
     }
 
 
@@ -122,7 +128,9 @@ def trial(
             for name, judge in judges.items():
                 for split, asked in held_out.items():
                     shares[name][split].append(judge(asked))
-    return {"seed": config.seed, **shares, "seconds_a_step": seconds / step}
+    first_split = next(iter(held_out.values()))
+    calibrated = calibration(trainer, first_split)
+    return {"seed": config.seed, **shares, "seconds_a_step": seconds / step, "calibration": calibrated}
 
 
 def _learn(trainer: Trainer, step: int, heard: Sequence[Sequence[Heard]]) -> None:
@@ -143,6 +151,32 @@ def share_right(trainer: Trainer, asked: Sequence[Heard]) -> float:
     written = trainer.backend.complete([trainer.codec.question_ids(each.state, each.call) for each in calls])
     replies = map(trainer.codec.decode, written)
     return fmean(bool(same_meaning(judge, said, each.reply)) for said, each in zip(replies, calls, strict=True))
+
+
+def calibration(trainer: Trainer, asked: Sequence[Heard]) -> dict[str, Any]:
+    """The certainty of the world model at the end, by replies that it samples, against the truth."""
+    calls, judge, codec = [each.observed for each in asked], trainer.environment(), trainer.codec
+    prompts = [codec.question_ids(each.state, each.call) for each in calls]
+    expected = [codec.decode(ids) for ids in trainer.backend.complete(prompts)]
+    agent = cast(LocalBackend, trainer.backend).agent
+    limit = trainer.config.world_model.reply_tokens
+    samples: list[list[str]] = [[] for _ in calls]
+    for sample in range(SAMPLES):
+        answers = agent.sampler.generate(
+            prompts,
+            adapters=agent.model.world_model_adapters,
+            max_new_tokens=limit,
+            temperature=1.0,
+            uniforms=np.random.default_rng([trainer.config.seed, sample]).random((len(prompts), limit)),
+        )
+        for said, answer in zip(samples, answers, strict=True):
+            said.append(codec.decode(answer.tokens))
+    judged = [
+        (certainty(judge, reply, said) or 0.0, bool(same_meaning(judge, reply, each.reply)))
+        for reply, said, each in zip(expected, samples, calls, strict=True)
+    ]
+    diagram = reliability([sure for sure, _ in judged], [right for _, right in judged])
+    return {"error": expected_calibration_error(diagram), "diagram": [asdict(each) for each in diagram]}
 
 
 # --- what is recorded ------------------------------------------------------------------------------------------------
