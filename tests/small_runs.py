@@ -29,6 +29,7 @@ SMALL = (
     "policy.max_resamples=0",
     "policy.learning_rate=1e-3",
     "world_model.learning_rate=1e-3",
+    "world_model.lora_plus=1",
     "world_model.examples_per_mini_batch=4",
     "exploration.blind_share=0.5",
     "exploration.blind_steps=0",

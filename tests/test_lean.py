@@ -70,6 +70,31 @@ def test_mixed_rows_are_each_computed_alone(family: str):
         assert (one - other).norm() <= 1e-4 * other.norm() + 1e-6
 
 
+@pytest.mark.parametrize("lengths", [(17, 17, 17), (17, 9, 12)])
+@pytest.mark.parametrize("adapters", [[("policy",)] * 3, [("policy",), ("world_model",), ()]])
+def test_what_is_wanted_is_as_if_all_were_and_the_rest_is_void(lengths, adapters):
+    """Hidden states and gradients; a mask that reaches into the padding changes nothing."""
+    model = make_model("qwen3")
+    lean = LeanForward(model.causal_lm)
+    wanted = torch.rand(TOKENS.shape, generator=torch.Generator().manual_seed(2)) < 0.3
+    real = torch.arange(17) < torch.tensor(lengths)[:, None]
+    weights = torch.randn(*TOKENS.shape, model.head.shape[1], generator=torch.Generator().manual_seed(3))
+    weights = weights * (wanted & real)[..., None]
+    parameters = [weight for name in model.adapter_names for weight in model.adapter_parameters(name)]
+    results = []
+    for mask in (None, wanted):
+        hidden = lean(TOKENS, adapters, lengths=lengths, wanted_BT=mask)
+        found = torch.autograd.grad((hidden * weights).sum(), parameters, allow_unused=True)
+        results.append((hidden[wanted & real], found))
+    (every, of_every), (some, of_some) = results
+    assert torch.allclose(some, every, atol=1e-5)
+    assert not hidden[~(wanted & real)].any()
+    for one, other in zip(of_some, of_every, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            assert (one - other).norm() <= 1e-4 * other.norm() + 1e-6
+
+
 def test_an_update_of_mixed_rows_is_that_of_separate_ones(monkeypatch: pytest.MonkeyPatch):
     def row(adapters: tuple[str, ...], length: int, policy: int, world: int) -> TrainingSample:
         generator = torch.Generator().manual_seed(length)

@@ -6,8 +6,10 @@ import json
 from typing import Annotated, Literal
 
 import typer
+from rich.console import Console
 
-from lfo.cli.common import Json, answer, working
+from lfo.cli.common import Json, answer, figures_table, working
+from lfo.errors import UsageError
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings on top of preset=tiny, as for lfo train.")
@@ -74,6 +76,47 @@ def bench_rollout(
         f"a decode step takes {result['step_seconds'] * 1e3:.2f} ms; reading all weights and the cache once would take "
         f"{result['floor_step_seconds'] * 1e3:.2f} ms ({result['floor_fraction']:.0%})"
     )
+
+
+@app.command("world-model")
+def bench_world_model(
+    overrides: Overrides = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Trials, each with tasks and weights of its own.")] = 1,
+    tasks: Annotated[str, typer.Option(help="After how many tasks to examine, with commas.")] = "40,80,160,320",
+    calls: Annotated[int, typer.Option(min=1, help="Tasks of each split whose calls are held out.")] = 200,
+    as_json: Json = False,
+) -> None:
+    """How many replies the world model needs, on recorded ones, beside a lookup, a memory and a linear classifier."""
+    points = _points(tasks)
+    from lfo.tools import world_model_bench as bench
+
+    def say(words: str) -> None:
+        typer.echo(words, err=True)
+
+    with working("training world models"):
+        result = bench.bench_world_model(overrides or [], seeds=seeds, points=points, calls=calls, say=say)
+    if as_json:
+        typer.echo(json.dumps(result))
+        return
+    for split in result["calls"]:
+        rows = [(name, *map(bench.percent, shares[split])) for name, shares in result["mean"].items()]
+        title = f"Right predictions on {split} after so many tasks, percent, mean of {seeds}"
+        Console().print(figures_table(title, [("", *map(str, points)), *rows]))
+    typer.echo(f"the updates of one step take {result['seconds_a_step']:.2f} s of processor time")
+    typer.echo(
+        f"at the end, certainty and truth lie {result['calibration_error']:.0%} apart (expected calibration error)"
+    )
+
+
+def _points(text: str) -> list[int]:
+    """
+    >>> _points("40,80")
+    [40, 80]
+    """
+    points = [int(part) for part in text.split(",") if part.strip().isdigit()]
+    if not points or len(points) != len(text.split(",")) or points != sorted(set(points)) or points[0] < 1:
+        raise UsageError(f"--tasks must be rising numbers with commas, such as 40,80,160, not {text!r}")
+    return points
 
 
 @app.command("memory")

@@ -219,14 +219,16 @@ class DualAdapterModel:
         detached: Sequence[str] = (),
         *,
         lengths: Sequence[int] | None = None,
+        wanted_BT: Tensor | None = None,
     ) -> Tensor:
         """Hidden states after the final norm, B x T x D, so that losses compute logits only where they need them.
 
-        `lengths` without padding, where the caller knows them: padding is then not computed.
+        `lengths` without padding, where the caller knows them: padding is then not computed. Where `wanted_BT`, a mask
+        on the host, says that a hidden state is not wanted, it may be void.
         """
         if self._lean is not None:
             with self.active(adapters, detached):
-                return self._lean(tokens_BT, [adapters] * len(tokens_BT), lengths=lengths)
+                return self._lean(tokens_BT, [adapters] * len(tokens_BT), lengths=lengths, wanted_BT=wanted_BT)
         return self.hidden_of_modules(tokens_BT, adapters, detached)
 
     def hidden_of_modules(self, tokens_BT: Tensor, adapters: Sequence[str], detached: Sequence[str] = ()) -> Tensor:
@@ -243,11 +245,16 @@ class DualAdapterModel:
         return self.device.type == "cuda" and self._lean is not None and not self.policy_detached
 
     def hidden_of_mixed_rows(
-        self, tokens_BT: Tensor, adapters: Sequence[Sequence[str]], *, lengths: Sequence[int] | None = None
+        self,
+        tokens_BT: Tensor,
+        adapters: Sequence[Sequence[str]],
+        *,
+        lengths: Sequence[int] | None = None,
+        wanted_BT: Tensor | None = None,
     ) -> Tensor:
         """As `hidden`, with adapters of its own for each row."""
         assert self._lean is not None
-        return self._lean(tokens_BT, adapters, lengths=lengths)
+        return self._lean(tokens_BT, adapters, lengths=lengths, wanted_BT=wanted_BT)
 
     def logits(self, tokens_BT: Tensor, adapters: Sequence[str], detached: Sequence[str] = ()) -> Tensor:
         return self.causal_lm.get_output_embeddings()(self.hidden(tokens_BT, adapters, detached))

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import Any, cast
 
@@ -124,6 +125,10 @@ def _product(one: Tensor, other: Tensor) -> Tensor:
     return (one @ other).float()
 
 
+def _apply(linears: dict[str, _Group], name: str, x: Tensor, uses: dict[str, Tensor | None]) -> Any:
+    return _Linears.apply(x, linears[name], uses[name], *linears[name].parameters)
+
+
 class _Rotate(torch.autograd.Function):
     """Rotary position embedding, `rotate_half` as a roll: the sine's first half is negated."""
 
@@ -174,12 +179,19 @@ class _Layout:
     rows: int
     length: int
     places_M: Tensor | None
+    device: torch.device
 
     def spread(self, x: Tensor) -> Any:
         """M x ... -> B x T x ..."""
         if self.places_M is not None:
             x = cast(Tensor, _Spread.apply(x, self.places_M, self.rows * self.length))
         return x.unflatten(0, (self.rows, self.length))
+
+    def of_wanted(self, wanted_BT: Tensor, lengths: Sequence[int]) -> tuple[_Layout, Tensor]:
+        """The layout of the wanted tokens alone, and their places among the packed ones."""
+        real_BT = torch.arange(self.length) < torch.tensor(lengths)[:, None]
+        places, chosen = (wanted_BT & real_BT).flatten().nonzero()[:, 0], wanted_BT[real_BT].nonzero()[:, 0]
+        return replace(self, places_M=places.to(self.device)), chosen.to(self.device)
 
     def pack(self, x: Tensor) -> Any:
         """B x T x ... -> M x ..."""
@@ -204,9 +216,15 @@ class LeanForward:
         )
 
     def __call__(
-        self, tokens_BT: Tensor, adapters: Sequence[Sequence[str]], *, lengths: Sequence[int] | None = None
+        self,
+        tokens_BT: Tensor,
+        adapters: Sequence[Sequence[str]],
+        *,
+        lengths: Sequence[int] | None = None,
+        wanted_BT: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states after the final norm, B x T x D, each row with its own `adapters`; on padding they are void."""
+        """Hidden states after the final norm, B x T x D, each row with its own `adapters`; void on padding, and where
+        they are not wanted (a mask on the host): of the last layer only its attention needs all tokens."""
         body = self._body
         rows, length = tokens_BT.shape
         lengths = [length] * rows if lengths is None else list(lengths)
@@ -220,15 +238,18 @@ class LeanForward:
         half = cos.shape[-1] // 2
         cos, sin = cos[0], torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)
         turn = cos[positions_M][:, None], sin[positions_M][:, None]
+        last = body.layers[-1]
         for layer, linears in zip(body.layers, groups, strict=True):
-
-            def linear(x: Tensor, name: str, linears: dict[str, _Group] = linears) -> Any:
-                return _Linears.apply(x, linears[name], uses[name], *linears[name].parameters)
-
-            qkv = linear(_norm(x, layer.input_layernorm), "qkv")
-            x = x + linear(self._attend(qkv, layer.self_attn, turn, layout), "out")
-            gate, up = linear(_norm(x, layer.post_attention_layernorm), "gate_up").chunk(2, -1)
-            x = x + linear(F.silu(gate) * up, "down")
+            linear = partial(_apply, linears)
+            qkv = linear("qkv", _norm(x, layer.input_layernorm), uses)
+            attended = self._attend(qkv, layer.self_attn, turn, layout)
+            if layer is last and wanted_BT is not None:
+                layout, chosen_M = layout.of_wanted(wanted_BT, lengths)
+                x, attended = (cast(Tensor, _Pack.apply(each, chosen_M)) for each in (x, attended))
+                uses = {name: None if use is None else use[chosen_M] for name, use in uses.items()}
+            x = x + linear("out", attended, uses)
+            gate, up = linear("gate_up", _norm(x, layer.post_attention_layernorm), uses).chunk(2, -1)
+            x = x + linear("down", F.silu(gate) * up, uses)
         return layout.spread(_norm(x, body.norm))
 
     def _attend(self, qkv: Tensor, attention: Any, turn: tuple[Tensor, Tensor], layout: _Layout) -> Tensor:
@@ -256,7 +277,7 @@ class LeanForward:
         positions = torch.arange(length).expand(rows, -1)
         real = positions < torch.tensor(lengths)[:, None]
         places = None if min(lengths) == length else real.flatten().nonzero()[:, 0].to(device)
-        return _Layout(rows=rows, length=length, places_M=places), positions[real].to(device)
+        return _Layout(rows=rows, length=length, places_M=places, device=device), positions[real].to(device)
 
     @staticmethod
     def _uses(

@@ -57,6 +57,7 @@ class Batch:
     policy_weights_BT: Tensor
     world_model_weights_BT: Tensor
     imitation_weights_BT: Tensor
+    wanted_BT: Tensor  # on the host: the tokens behind which a prediction is weighed
     has_policy: bool  # whether any token has such a weight: asking the tensors would make the device wait
     has_world_model: bool
     has_imitation: bool
@@ -73,6 +74,13 @@ def collate(samples: Sequence[TrainingSample], device: torch.device) -> Batch:
             row[: len(values)] = values
         return torch.from_numpy(rows).to(device)
 
+    weighed = np.zeros((len(samples), longest), dtype=bool)
+    for row, sample in zip(weighed, samples, strict=True):
+        streams = sample.policy_weights, sample.world_model_weights, sample.imitation_weights
+        row[: len(sample.tokens)] = np.any([stream for stream in streams if stream], axis=0)
+    wanted = np.zeros_like(weighed)
+    wanted[:, :-1] = weighed[:, 1:]  # a token is predicted from the state behind the one before it
+
     return Batch(
         adapters=tuple(dict.fromkeys(name for sample in samples for name in sample.adapters)),
         adapters_of_rows=tuple(sample.adapters for sample in samples),
@@ -83,6 +91,7 @@ def collate(samples: Sequence[TrainingSample], device: torch.device) -> Batch:
         policy_weights_BT=stack("policy_weights"),
         world_model_weights_BT=stack("world_model_weights"),
         imitation_weights_BT=stack("imitation_weights"),
+        wanted_BT=torch.from_numpy(wanted),
         has_policy=any(any(sample.policy_weights) for sample in samples),
         has_world_model=any(any(sample.world_model_weights) for sample in samples),
         has_imitation=any(any(sample.imitation_weights) for sample in samples),
@@ -216,11 +225,12 @@ class Learner:
             return
         # Inline and stacked, one forward serves all losses, and only those of the policy must spare the world model.
         spared = model.policy_detached if batch.adapters == model.policy_adapters else ()
+        asked: dict[str, Any] = {"lengths": batch.lengths, "wanted_BT": batch.wanted_BT}
         if model.mixes_rows:
-            hidden_BTD = model.hidden_of_mixed_rows(batch.tokens_BT, batch.adapters_of_rows, lengths=batch.lengths)
+            hidden_BTD = model.hidden_of_mixed_rows(batch.tokens_BT, batch.adapters_of_rows, **asked)
         else:
             detached = () if has_world else spared
-            hidden_BTD = model.hidden(batch.tokens_BT, batch.adapters, detached, lengths=batch.lengths)
+            hidden_BTD = model.hidden(batch.tokens_BT, batch.adapters, detached, **asked)
         policy = world = hidden_BTD.new_zeros(())
         if batch.has_policy:
             policy = self._policy_loss(hidden_BTD, batch, tokens.policy, sums)

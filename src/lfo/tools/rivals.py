@@ -1,0 +1,123 @@
+"""What a world model has to beat: ways to tell a reply from the same replies, none of them a language model.
+
+lookup       what was heard most often in the same cell of the law, which it is told: it cannot generalise
+memory       the reply of the most similar situation: `rollout/reply_memory.py`, as lookahead_source=memory
+linear       logistic regression on the bag of words of the state and the call, one classifier for each fact; right
+             where the facts that it holds likelier than not are those of the reply
+linear_top4  the same classifiers, judged more kindly: right where all facts are among the four likeliest
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from statistics import fmean
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from lfo.env.interface import EnvironmentFactory
+from lfo.evaluation.world_model import same_meaning
+from lfo.protocol.world_model import ObservedCall
+from lfo.rollout.reply_memory import ReplyMemory, situation_of
+
+PENALTY = 0.1  # of the squared weights, beside the summed loss: from 1e-4 to 1 the best on val, by both ways to judge
+TOP = 4
+_WORD = re.compile(r"[a-z]+")
+
+
+class Asked(Protocol):
+    """A call with its reply, and the cell of the law that it falls into."""
+
+    @property
+    def observed(self) -> ObservedCall: ...
+    @property
+    def cell(self) -> tuple[str, ...]: ...
+
+
+Judge = Callable[[Sequence[Asked]], float]  # the share of calls whose reply it tells
+NAMES = ("lookup", "memory", "linear", "linear_top4")
+
+
+def fit_rivals(heard: Sequence[Asked], environment: EnvironmentFactory) -> Mapping[str, Judge]:
+    """All of `NAMES`, after hearing the same."""
+    facts, logits = classifier(heard)
+    return {
+        "lookup": partial(lookup, heard),
+        "memory": partial(memory, heard, environment),
+        "linear": lambda asked: _share(asked, likelier_than_not(facts, logits(asked)), frozenset.__eq__),
+        "linear_top4": lambda asked: _share(asked, likeliest(facts, logits(asked)), frozenset.issuperset),
+    }
+
+
+def lookup(heard: Sequence[Asked], asked: Sequence[Asked]) -> float:
+    known: dict[tuple[str, ...], Counter[frozenset[str]]] = defaultdict(Counter)
+    for each in heard:
+        known[each.cell][_facts(each)] += 1
+    return fmean(each.cell in known and known[each.cell].most_common(1)[0][0] == _facts(each) for each in asked)
+
+
+def memory(heard: Sequence[Asked], environment: EnvironmentFactory, asked: Sequence[Asked]) -> float:
+    kept, judge = ReplyMemory(), environment()
+    kept.add(each.observed for each in heard)
+    replies = kept.recall([(each.observed.state, each.observed.call) for each in asked])
+    right = (same_meaning(judge, said, each.observed.reply) for said, each in zip(replies, asked, strict=True))
+    return fmean(map(bool, right))
+
+
+def likelier_than_not(facts: Sequence[str], logits: Tensor) -> list[frozenset[str]]:
+    return [frozenset(fact for fact, logit in zip(facts, row, strict=True) if logit > 0) for row in logits.tolist()]
+
+
+def likeliest(facts: Sequence[str], logits: Tensor) -> list[frozenset[str]]:
+    best = logits.topk(min(TOP, len(facts)), dim=-1).indices.tolist()
+    return [frozenset(facts[place] for place in row) for row in best]
+
+
+def classifier(heard: Sequence[Asked]) -> tuple[list[str], Callable[[Sequence[Asked]], Tensor]]:
+    """The facts that were ever heard, and a function that answers for each call a logit of each fact."""
+    words = {word: place for place, word in enumerate(sorted(set().union(*map(_bag, heard))))}
+    facts = sorted(set().union(*map(_facts, heard)))
+
+    def features(some: Sequence[Asked]) -> Tensor:
+        rows = torch.zeros(len(some), len(words) + 1)
+        rows[:, -1] = 1.0
+        for row, each in zip(rows, some, strict=True):
+            row[[words[word] for word in _bag(each) if word in words]] = 1.0
+        return rows
+
+    inputs = features(heard)
+    targets = torch.tensor([[float(fact in _facts(each)) for fact in facts] for each in heard])
+    weights = torch.zeros(inputs.shape[1], len(facts), requires_grad=True)
+    optimizer = torch.optim.LBFGS([weights], max_iter=300, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = binary_cross_entropy_with_logits(inputs @ weights, targets, reduction="sum")
+        value = (value + PENALTY * weights.square().sum()) / len(heard)
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    return facts, lambda asked: (features(asked) @ weights).detach()
+
+
+def _share(
+    asked: Sequence[Asked],
+    told: Sequence[frozenset[str]],
+    is_right: Callable[[frozenset[str], frozenset[str]], bool],
+) -> float:
+    return fmean(is_right(some, _facts(each)) for some, each in zip(told, asked, strict=True))
+
+
+def _bag(each: Asked) -> set[str]:
+    return set(_WORD.findall(" ".join(situation_of(each.observed.state, each.observed.call)).lower()))
+
+
+def _facts(each: Asked) -> frozenset[str]:
+    facts = each.observed.facts
+    return frozenset(facts.facts) if facts else frozenset()

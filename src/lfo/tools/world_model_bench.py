@@ -1,0 +1,259 @@
+"""How fast the world model learns what it is asked: replies recorded without a policy, and the loop's own updates.
+
+    lfo bench world-model                                              the preset, on level 2, one seed
+    lfo bench world-model --seeds 5 world_model.swap_names=0           another recipe, on five seeds
+
+A trial is a run without rollouts, of 60 steps unless `steps` says otherwise. Of every task that the run would draw, the
+calls that look-ahead asks about are made in a copy of the environment and enter the run's replay buffer; then its own
+`Trainer.rows` and `Backend.learn` make the updates of a step. So whatever changes how a run's world model learns is
+measured here, and nothing has to be rolled out. The world model then completes the held-out calls greedily, and is
+right where the environment says that the two replies mean the same. Beside it stand rivals that hear the same:
+`rivals.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from statistics import fmean
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from lfo.config import RunConfig, load_config
+from lfo.engines import create_trainer
+from lfo.engines.local import LocalBackend
+from lfo.env.interface import EnvironmentFactory, OffersLookahead, tasks_of
+from lfo.env.oracle import OracleCodes, OracleTask
+from lfo.env.phone_calls import PhoneCalls
+from lfo.env.tasks import Task
+from lfo.errors import UsageError
+from lfo.evaluation.certainty import certainty, expected_calibration_error, reliability
+from lfo.evaluation.world_model import describe_with, same_meaning
+from lfo.loading import environment_factory, load_tokenizer
+from lfo.objectives.advantages import DynamicSamplingReport
+from lfo.protocol.hermes import format_tool_call
+from lfo.protocol.world_model import ObservedCall, state_of
+from lfo.rollout.records import rollout_from_texts, transcript_at
+from lfo.rollout.tasks import draw_tasks
+from lfo.tools.rivals import NAMES, fit_rivals
+from lfo.training import Collected, Trainer
+from lfo.types import Message, ToolCall
+
+POINTS = (40, 80, 160, 320)
+SAMPLES = 8  # replies by whose agreement certainty is measured
+CALLS = 200  # tasks of each split whose calls are held out
+SPLITS = {
+    PhoneCalls: ("val", "test_unseen_companies", "test_unseen_rules"),
+    OracleCodes: ("val", "test_unseen_oracles"),
+}
+_NOTHING = Collected(groups=(), kept={}, report=DynamicSamplingReport(kept=0, all_failed=0, all_succeeded=0))
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heard:
+    """A call that look-ahead asks about, with its reply, and the cell of the law that it falls into."""
+
+    observed: ObservedCall
+    cell: tuple[str, ...]
+
+
+def bench_world_model(
+    overrides: Sequence[str] = (),
+    *,
+    seeds: int = 1,
+    points: Sequence[int] = POINTS,
+    calls: int = CALLS,
+    say: Say = lambda words: None,
+) -> dict[str, Any]:
+    """Share of right predictions after so many tasks, of the world model and its rivals, for each seed and the mean."""
+    settings = ["preset=tiny", "policy.frozen=true", "steps=60", *overrides]
+    first = load_config(settings).seed
+    configs = [load_config([*settings, f"seed={seed}"]) for seed in range(first, first + seeds)]
+    steps, prompts = configs[0].steps, configs[0].rollout.prompts
+    if max(points) > steps * prompts:
+        raise UsageError(f"steps={steps} draws fewer than {max(points)} tasks; raise it, or name fewer with --tasks")
+    if odd := [point for point in points if point % prompts]:
+        raise UsageError(f"--tasks must be whole steps of rollout.prompts={prompts} tasks, which {odd[0]} is not")
+    torch.set_num_threads(1)
+    environment = environment_factory(configs[0])
+    held_out = {
+        split: record(environment, tasks_of(environment(), split)[:calls]) for split in SPLITS[_kind(environment)]
+    }
+    trials = []
+    for config in configs:
+        trials.append(trial(config, environment, held_out, points=points))
+        say(f"seed {config.seed}: {in_words(trials[-1]['world_model'])}")
+    names = ("world_model", *NAMES)
+    return {
+        "settings": list(overrides),
+        "env": configs[0].env,
+        "env_args": dict(configs[0].env_args),
+        "calls": {split: len(some) for split, some in held_out.items()},
+        "tasks": list(points),
+        "trials": trials,
+        "mean": {name: _mean([each[name] for each in trials]) for name in names},
+        "seconds_a_step": fmean(each["seconds_a_step"] for each in trials),
+        "calibration_error": fmean(each["calibration"]["error"] for each in trials),
+    }
+
+
+def trial(
+    config: RunConfig, environment: EnvironmentFactory, held_out: dict[str, list[Heard]], *, points: Sequence[int]
+) -> dict[str, Any]:
+    """One seed: `{"world_model": {split: [share after each point]}, "memory": ..., "seconds_a_step": 1.3}`"""
+    trainer = create_trainer(config, environment, load_tokenizer(config.model))
+    shares: dict[str, dict[str, list[float]]] = {
+        name: {split: [] for split in held_out} for name in ("world_model", *NAMES)
+    }
+    heard: list[Heard] = []
+    seconds = 0.0
+    step = 0
+    while step * config.rollout.prompts < max(points):
+        tasks = draw_tasks(config, environment(), step, 0)
+        new = [record(environment, [task]) for task in tasks]
+        heard += [each for some in new for each in some]
+        started = time.process_time()
+        _learn(trainer, step, new)
+        seconds += time.process_time() - started
+        step += 1
+        if step * config.rollout.prompts in points:
+            trainer.backend.sync(step)
+            judges = {"world_model": partial(share_right, trainer), **fit_rivals(heard, environment)}
+            for name, judge in judges.items():
+                for split, asked in held_out.items():
+                    shares[name][split].append(judge(asked))
+    first_split = next(iter(held_out.values()))
+    calibrated = calibration(trainer, first_split)
+    return {"seed": config.seed, **shares, "seconds_a_step": seconds / step, "calibration": calibrated}
+
+
+def _learn(trainer: Trainer, step: int, heard: Sequence[Sequence[Heard]]) -> None:
+    """The updates of one step, as the loop makes them of the same replies."""
+    examples = [
+        [trainer.codec.example(each.state, each.call, each.reply, asked=True) for each in observed]
+        for observed in ([each.observed for each in some] for some in heard)
+    ]
+    for of_task in examples:
+        trainer.replay.add(of_task)
+    update = trainer.rows(step, _NOTHING, examples)
+    trainer.backend.learn(update.mini_batches, weight=update.weight, rate_factor=update.rate_factor)
+
+
+def share_right(trainer: Trainer, asked: Sequence[Heard]) -> float:
+    """How often what the world model expects means what was said."""
+    calls, judge = [each.observed for each in asked], trainer.environment()
+    written = trainer.backend.complete([trainer.codec.question_ids(each.state, each.call) for each in calls])
+    replies = map(trainer.codec.decode, written)
+    return fmean(bool(same_meaning(judge, said, each.reply)) for said, each in zip(replies, calls, strict=True))
+
+
+def calibration(trainer: Trainer, asked: Sequence[Heard]) -> dict[str, Any]:
+    """The certainty of the world model at the end, by replies that it samples, against the truth."""
+    calls, judge, codec = [each.observed for each in asked], trainer.environment(), trainer.codec
+    prompts = [codec.question_ids(each.state, each.call) for each in calls]
+    expected = [codec.decode(ids) for ids in trainer.backend.complete(prompts)]
+    agent = cast(LocalBackend, trainer.backend).agent
+    limit = trainer.config.world_model.reply_tokens
+    samples: list[list[str]] = [[] for _ in calls]
+    for sample in range(SAMPLES):
+        answers = agent.sampler.generate(
+            prompts,
+            adapters=agent.model.world_model_adapters,
+            max_new_tokens=limit,
+            temperature=1.0,
+            uniforms=np.random.default_rng([trainer.config.seed, sample]).random((len(prompts), limit)),
+        )
+        for said, answer in zip(samples, answers, strict=True):
+            said.append(codec.decode(answer.tokens))
+    judged = [
+        (certainty(judge, reply, said) or 0.0, bool(same_meaning(judge, reply, each.reply)))
+        for reply, said, each in zip(expected, samples, calls, strict=True)
+    ]
+    diagram = reliability([sure for sure, _ in judged], [right for _, right in judged])
+    return {"error": expected_calibration_error(diagram), "diagram": [asdict(each) for each in diagram]}
+
+
+# --- what is recorded ------------------------------------------------------------------------------------------------
+
+
+def record(environment: EnvironmentFactory, tasks: Iterable[Any]) -> list[Heard]:
+    """Of each task the calls that look-ahead asks about once the task's first question is answered, each made for real
+    in an environment of its own."""
+    return [each for task in tasks for each in _record(environment, task)]
+
+
+def _record(environment: EnvironmentFactory, task: Any) -> list[Heard]:
+    asker = environment()
+    opening = asker.reset(task)
+    first = format_tool_call(_first_question(task))
+    told = asker.step(first).observation
+    rollout = rollout_from_texts(asker, task_id=str(task.id), opening=opening, exchanges=[(first, told)])
+    transcript = list(transcript_at(rollout, 1))
+    state = state_of(rollout.opening, rollout.turns)
+    heard: list[Heard] = []
+    if not isinstance(asker, OffersLookahead):
+        return heard
+    while (call := asker.lookahead_query(transcript)) is not None:
+        said = format_tool_call(call)
+        transcript += [
+            Message(role="assistant", content=said, predicted=True),
+            Message(role="tool", content="", name=call.name, predicted=True),
+        ]
+        copy = environment()
+        copy.reset(task)
+        copy.step(first)
+        reply = copy.step(said).observation
+        facts = describe_with(asker, reply)
+        observed = ObservedCall(state=state, call=call, reply=reply, facts=facts, asked=True)
+        heard.append(Heard(observed=observed, cell=_cell(asker, task, len(heard))))
+    return heard
+
+
+def _first_question(task: Any) -> ToolCall:
+    if isinstance(task, Task):
+        return ToolCall(name="search_company", arguments={"name": task.company_name})
+    return ToolCall(name="ask_oracle", arguments={"oracle": task.oracle})
+
+
+def _cell(environment: Any, task: Any, place: int) -> tuple[str, ...]:
+    """What the law depends on, as far as an agent can see it."""
+    if isinstance(task, OracleTask):
+        return task.order, task.colour
+    return environment.company.industry, task.errands[place].service
+
+
+def _kind(environment: EnvironmentFactory) -> type:
+    made = environment()
+    kind = next((each for each in SPLITS if isinstance(made, each)), None)
+    if kind is None:
+        raise UsageError(
+            f"lfo bench world-model records phone-calls and oracle-codes, not {type(made).__name__}; train a short run "
+            "with policy.frozen=true instead and read world_model_eval/semantic_accuracy"
+        )
+    return kind
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+
+
+def _mean(trials: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
+    return {split: [fmean(at) for at in zip(*(each[split] for each in trials), strict=True)] for split in trials[0]}
+
+
+def in_words(shares: dict[str, list[float]]) -> str:
+    """
+    >>> in_words({"val": [0.06, 0.48], "test_unseen_rules": [0.0, 0.04]})
+    'val 6 48, test_unseen_rules 0 4 %'
+    """
+    parts = (f"{split} {' '.join(map(percent, some))}" for split, some in shares.items())
+    return ", ".join(parts) + " %"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f}"

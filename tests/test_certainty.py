@@ -1,0 +1,37 @@
+"""Certainty by hand: agreement of meanings, bins, and the calibration error."""
+
+from __future__ import annotations
+
+import pytest
+
+from lfo.env.phone_calls import PhoneCalls
+from lfo.evaluation.certainty import Bin, certainty, expected_calibration_error, reliability
+
+PIN, OTHER_WORDS, ZIP = "I have to ask you for your tax number.", "Our system asks me for your tax number.", "I have."
+
+
+def test_certainty_is_agreement_in_meaning_not_in_words():
+    world = PhoneCalls()
+    assert certainty(world, PIN, [PIN, OTHER_WORDS, ZIP, "?"]) == 0.5
+    assert certainty(world, PIN, [OTHER_WORDS]) == 1.0
+    assert certainty(world, PIN, []) is None
+    assert certainty(world, "nothing that a rep says", [PIN]) is None
+
+
+def test_bins_hold_what_is_alike_and_their_edges_belong_above():
+    diagram = reliability([0.0, 0.05, 0.1, 1.0, 0.95], [False, True, True, True, False])
+    assert diagram == [
+        Bin(certainty=pytest.approx(0.025), right=0.5, count=2),
+        Bin(certainty=pytest.approx(0.1), right=1.0, count=1),
+        Bin(certainty=pytest.approx(0.975), right=0.5, count=2),
+    ]
+
+
+def test_the_calibration_error_weighs_bins_by_what_is_in_them():
+    diagram = [Bin(certainty=0.9, right=0.5, count=3), Bin(certainty=0.2, right=0.2, count=1)]
+    assert expected_calibration_error(diagram) == pytest.approx(0.3)
+
+
+def test_who_is_always_right_and_sure_has_no_error():
+    assert expected_calibration_error(reliability([1.0] * 4, [True] * 4)) == 0.0
+    assert expected_calibration_error(reliability([1.0] * 4, [False] * 4)) == 1.0

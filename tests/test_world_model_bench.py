@@ -1,0 +1,160 @@
+"""The bench of the world model: replies as the loop hears them, rivals that can be checked by hand, honest shares."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from lfo.cli import bench as commands
+from lfo.env.oracle import OracleCodes
+from lfo.env.phone_calls import PhoneCalls
+from lfo.errors import UsageError
+from lfo.protocol.world_model import ObservedCall, WorldModelState
+from lfo.rollout.deliberation import Question
+from lfo.rollout.predictors import true_reply_predictor
+from lfo.rollout.runner import RunnerSettings
+from lfo.tools import rivals
+from lfo.tools import world_model_bench as bench
+from lfo.tools.world_model_bench import Heard, record, share_right
+from lfo.types import ReplyFacts, ToolCall
+from small_runs import small_trainer
+
+
+def calls(level: int) -> PhoneCalls:
+    return PhoneCalls(levels=(level,))
+
+
+def two() -> PhoneCalls:
+    return calls(2)
+
+
+class Elsewhere:
+    """A world of somebody else."""
+
+
+def heard(words: str, facts: tuple[str, ...], cell: str = "") -> Heard:
+    state = WorldModelState(task=words, step=1, actions=(), collected={})
+    call = ToolCall(name="make_phone_call", arguments={})
+    told = ReplyFacts(category="auth_failure", facts=facts)
+    return Heard(observed=ObservedCall(state=state, call=call, reply="", facts=told), cell=(cell,))
+
+
+def test_a_task_gives_the_call_that_look_ahead_asks_about_with_its_true_reply():
+    task = two().tasks("train")[0]
+    (only,) = record(two, [task])
+    observed, errand = only.observed, task.errands[0]
+    assert observed.call.arguments["auth_info"] == {}
+    assert observed.facts == ReplyFacts(category="auth_failure", facts=errand.requires)
+    assert observed.state.actions[0][0] == f'search_company("{task.company_name}")'
+    assert observed.asked
+    assert only.cell[1] == errand.service
+
+
+def test_of_two_departments_both_are_asked_in_the_state_before_any_call():
+    for task in calls(3).tasks("train")[:5]:
+        first, second = record(lambda: calls(3), [task])
+        assert first.observed.state == second.observed.state
+        assert first.observed.call != second.observed.call
+        assert [first.cell[1], second.cell[1]] == [errand.service for errand in task.errands]
+
+
+def test_oracles_are_recorded_too():
+    task = OracleCodes().tasks("train")[0]
+    (only,) = record(OracleCodes, [task])
+    assert only.observed.facts is not None
+    assert set(only.observed.facts.facts) == set(task.code)
+    assert only.cell == (task.order, task.colour)
+
+
+def test_the_lookup_knows_what_it_heard_and_nothing_else():
+    known = [heard("a", ("pin",), "x"), heard("b", ("zip",), "x"), heard("c", ("pin",), "x")]
+    asked = [heard("a", ("pin",), "x"), heard("a", ("zip",), "x"), heard("a", ("pin",), "y")]
+    assert rivals.lookup(known, asked) == pytest.approx(1 / 3)
+
+
+def test_the_linear_classifier_puts_parts_together():
+    """bank -> account, telecom -> contract; billing -> zip, refunds -> payment: the fourth combination follows."""
+    law = {"bank": "account", "telecom": "contract", "billing": "zip", "refunds": "payment"}
+
+    def case(*words: str) -> Heard:
+        return heard(" ".join(words), tuple(law[word] for word in words), " ".join(words))
+
+    known = [case("bank", "billing"), case("bank", "refunds"), case("telecom", "billing")] * 3
+    judges = rivals.fit_rivals(known, two)
+    assert tuple(judges) == rivals.NAMES
+    new = [case("telecom", "refunds")]
+    assert judges["linear"](new) == judges["linear_top4"](new) == 1.0
+    assert judges["lookup"](new) == 0.0
+    wrong = [heard("telecom refunds", ("account", "zip"))]
+    assert judges["linear"](wrong) == 0.0
+
+
+def test_right_is_what_means_the_same(monkeypatch):
+    trainer = small_trainer(environment=two)
+    asked = record(two, two().tasks("val")[:6])
+    truth = [trainer.codec.target_ids(each.observed.reply) for each in asked]
+    monkeypatch.setattr(trainer.backend, "complete", lambda prompts: truth)
+    assert share_right(trainer, asked) == 1.0
+    monkeypatch.setattr(trainer.backend, "complete", lambda prompts: truth[1:] + truth[:1])
+    assert share_right(trainer, asked) < 0.5
+
+
+def test_a_trial_follows_the_run_that_it_stands_for():
+    said: list[str] = []
+    settings = ["rollout.prompts=4", "steps=2", "world_model.examples_per_mini_batch=2"]
+    result = bench.bench_world_model(settings, seeds=2, points=(4, 8), calls=5, say=said.append)
+    assert len(said) == len(result["trials"]) == 2
+    assert result["calls"] == dict.fromkeys(("val", "test_unseen_companies", "test_unseen_rules"), 5)
+    assert set(result["mean"]) == {"world_model", *rivals.NAMES}
+    assert all(len(shares["val"]) == 2 for shares in result["mean"].values())
+    one, other = (each["memory"]["val"] for each in result["trials"])
+    assert result["mean"]["memory"]["val"] == pytest.approx([(a + b) / 2 for a, b in zip(one, other, strict=True)])
+    assert result["seconds_a_step"] > 0
+
+
+def test_the_updates_are_those_of_the_loop(monkeypatch):
+    """As many mini-batches as the run has, with as many rows each, drawn from what was heard so far."""
+    trainer = small_trainer("rollout.mini_batch_prompts=1", "policy.frozen=true", environment=two)
+    learnt = []
+    monkeypatch.setattr(trainer.backend, "learn", lambda parts, **settings: learnt.append(parts))
+    tasks = two().tasks("train")[: trainer.config.rollout.prompts]
+    bench._learn(trainer, 0, [record(two, [task]) for task in tasks])
+    assert len(trainer.replay) == len(tasks)
+    ((*mini_batches,),) = learnt
+    most = min(len(tasks), trainer.config.world_model.examples_per_mini_batch)
+    assert [len(rows) for rows in mini_batches] == [most] * len(tasks)
+
+
+@pytest.mark.parametrize(
+    ("settings", "points", "words"),
+    [
+        (["steps=2"], (40,), "steps=2 draws fewer than 40 tasks"),
+        ([], (12,), "which 12 is not"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_a_sentence(settings, points, words: str):
+    with pytest.raises(UsageError, match=words):
+        bench.bench_world_model(settings, points=points, calls=1)
+
+
+def test_a_world_that_nobody_can_record_is_refused():
+    with pytest.raises(UsageError, match="records phone-calls and oracle-codes, not Elsewhere"):
+        bench._kind(cast(Any, Elsewhere))
+
+
+@pytest.mark.parametrize("text", ["", "80,40", "40,x", "0,8", "8,8"])
+def test_points_are_rising_numbers(text: str):
+    assert commands._points("8, 16") == [8, 16]
+    with pytest.raises(UsageError, match="rising numbers"):
+        commands._points(text)
+
+
+def test_the_recorded_reply_is_the_one_that_a_run_shown_the_truth_would_see():
+    task = two().tasks("val")[3]
+    (only,) = record(two, [task])
+    trainer = small_trainer(environment=two)
+    search = f'<tool_call>{{"name": "search_company", "arguments": {{"name": "{task.company_name}"}}}}</tool_call>'
+    question = Question(task=task, state=only.observed.state, call=only.observed.call, messages=(search,))
+    told = true_reply_predictor(two, RunnerSettings.of_run(trainer.config))([question])
+    assert told == [only.observed.reply]
