@@ -37,6 +37,7 @@ from lfo.cli import (
     report,
     rollouts,
     run,
+    serve,
     train,
 )
 from lfo.errors import LfoError
@@ -65,6 +66,7 @@ app.command("rollouts")(rollouts.rollouts)
 app.command("inspect")(inspect.inspect)
 app.command("probe")(probe.probe)
 app.command("export")(export.export)
+app.command("serve")(serve.serve)
 app.command("generate")(environment.generate)
 app.command("check-env")(environment.check_env)
 app.command("play")(play.play)
