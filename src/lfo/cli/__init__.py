@@ -39,6 +39,7 @@ from lfo.cli import (
     run,
     serve,
     train,
+    watch,
 )
 from lfo.errors import LfoError
 
@@ -60,6 +61,7 @@ app.command("compare")(compare.compare)
 app.command("advise")(advise.advise)
 app.command("ablate")(ablate.ablate)
 app.command("report")(report.report)
+app.command("watch")(watch.watch)
 app.command("eval")(evaluate.evaluate)
 app.command("run")(run.run)
 app.command("rollouts")(rollouts.rollouts)
