@@ -114,6 +114,7 @@ function ticks(high, wanted, axis) {
   let step = 10 ** Math.floor(Math.log10(high / wanted));
   if (axis === "seconds") step = TIME_STEPS.find((each) => high / each <= wanted) || step;
   else step *= [1, 2, 5, 10].find((factor) => high / (step * factor) <= wanted);
+  if (axis === "tasks") step = Math.max(1, step);
   const found = [];
   for (let value = 0; value <= high * 1.0001; value += step) found.push(value);
   return found;

@@ -35,12 +35,12 @@ function now() {
 function phaseBar(phases, all) {
   const shares = phases.filter(([, seconds]) => seconds / all >= 0.005);
   const bar = element("div", { class: "phases", "aria-hidden": "true" }, shares.map(([, seconds], index) => {
-    const part = element("span", { class: `c${index % 8}` });
+    const part = element("span", { class: `p${Math.min(index, 4)}` });
     part.style.width = `${(100 * seconds) / all}%`;
     return part;
   }));
   return [bar, element("ul", { class: "legend" }, shares.map(([name, seconds], index) =>
-    element("li", { class: `c${index % 8}` }, element("i"), `${name} ${FORMATS.share(seconds / all)}`)))];
+    element("li", {}, element("i", { class: `p${Math.min(index, 4)}` }), `${name} ${FORMATS.share(seconds / all)}`)))];
 }
 
 // News ---------------------------------------------------------------------------------------------------------------
