@@ -36,7 +36,9 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "preflight": frozenset({"errors", "config", "env", "rollout", "tracking"}),
     "loading": frozenset({"errors", "config", "env", "model"}),
     "agent": frozenset({"types", "errors", "config", "rundir", "env", "protocol", "rollout", "model", "loading"}),
-    "serving": frozenset({"types", "errors", "env", "protocol", "rollout", "agent"}),
+    "serving": frozenset(
+        {"types", "errors", "config", "couplings", "env", "protocol", "rollout", "loading", "agent"},
+    ),
     "training": frozenset(
         {
             *("types", "errors", "config", "rundir", "env", "protocol", "objectives", "rollout", "backend"),

@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
@@ -17,11 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lfo.agent import Agent, build_agent
-from lfo.errors import UsageError
+from lfo.config import to_yaml
+from lfo.errors import UsageError, WorkError
 from lfo.loading import environment_factory
 from lfo.serving import batcher as batcher_module
 from lfo.serving.app import listen, make_app, make_server
 from lfo.serving.batcher import Batcher
+from lfo.serving.speaker import local_speaker, upstream_speaker
 from lfo.serving.wire import ChatRequest, RefusedRequest, Reply, chunks, completion, parse_request
 from lfo.types import Message, ToolCall
 from serving_load import malformed, play, words_of
@@ -51,7 +55,7 @@ class Server(NamedTuple):
 
 @pytest.fixture(scope="module")
 def server(agent: Agent) -> Iterator[Server]:
-    with Batcher(agent) as batcher, listen("127.0.0.1", 0) as bound:
+    with Batcher(local_speaker(agent)) as batcher, listen("127.0.0.1", 0) as bound:
         serving = make_server(make_app(batcher.submit, model=MODEL, token=TOKEN))
         thread = threading.Thread(target=serving.run, kwargs={"sockets": [bound]})
         thread.start()
@@ -100,7 +104,7 @@ def test_other_ways_of_looking_ahead_are_served_too(lookahead: bool, overrides: 
     imagined = [turn for turn in own.turns if turn.predicted]
     assert bool(imagined) == lookahead
     messages = opening(agent)
-    with Batcher(agent, lookahead=lookahead) as batcher:
+    with Batcher(local_speaker(agent), lookahead=lookahead) as batcher:
         for turn in (turn for turn in own.turns if not turn.predicted):
             reply = batcher.submit(request(messages, temperature=0)).result()
             assert reply.call == turn.call
@@ -110,7 +114,7 @@ def test_other_ways_of_looking_ahead_are_served_too(lookahead: bool, overrides: 
 
 def test_a_control_that_needs_the_worlds_own_tasks_is_refused():
     with pytest.raises(UsageError, match=r"lookahead_source=truth.*--no-lookahead"):
-        Batcher(small_agent("lookahead_source=truth"))
+        Batcher(local_speaker(small_agent("lookahead_source=truth")))
 
 
 def test_a_stream_says_the_same(agent: Agent, server: Server):
@@ -165,6 +169,55 @@ def test_sampling_is_named_by_its_seed(agent: Agent, server: Server):
     ]
     assert said[0] == said[1]
     assert len(set(said)) > 1
+
+
+class Completions(BaseHTTPRequestHandler):
+    """What `upstream` asks of vLLM, answered by the real sampler: no vLLM runs without a GPU."""
+
+    agent: Agent
+    one_at_a_time = threading.Lock()
+
+    def do_GET(self) -> None:
+        self.answer({"data": [{"id": "policy"}, {"id": "world_model"}]})
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        model, end = self.agent.model, self.agent.codec.end_of_turn
+        assert (asked["stop_token_ids"], asked["return_token_ids"], asked["temperature"]) == ([end], True, 0)
+        adapters = {"policy": model.policy_adapters, "world_model": model.world_model_adapters}[asked["model"]]
+        with self.one_at_a_time:
+            (said,) = self.agent.sampler.generate(
+                [asked["prompt"]], adapters=adapters, max_new_tokens=asked["max_tokens"]
+            )
+        self.answer({"choices": [{"token_ids": said.tokens, "finish_reason": "stop" if said.stopped else "length"}]})
+
+    def answer(self, value: Any) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(value).encode())
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+def test_a_server_that_holds_both_adapters_can_stand_in_for_the_sampler(agent: Agent, tmp_path: Path):
+    (tmp_path / "config.yaml").write_text(to_yaml(agent.config))
+    handler = type("Handler", (Completions,), {"agent": agent})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as upstream:
+        threading.Thread(target=upstream.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{upstream.server_port}"
+        (own,) = agent.roll_out(agent.tasks("val")[:1], greedy=True)
+        assert own.taken_back, "rows must be taken back there too"
+        with Batcher(upstream_speaker(tmp_path, url)) as batcher:
+            messages = opening(agent)
+            for turn in (turn for turn in own.turns if not turn.predicted):
+                reply = batcher.submit(request(messages, temperature=0)).result()
+                assert reply.call == turn.call
+                message = completion(reply, model=MODEL)["choices"][0]["message"]
+                messages += [message, {"role": "tool", "tool_call_id": reply.call_id, "content": turn.observation}]
+        upstream.shutdown()
+    with pytest.raises(WorkError, match=f"{url}/v1/models cannot be asked: .*refused"):
+        upstream_speaker(tmp_path, url)
 
 
 # --- conversations ---------------------------------------------------------------------------------------------------
@@ -239,21 +292,21 @@ def test_what_stands_beside_a_conversation_does_not_change_it(agent: Agent):
                 futures[-1].result()
         return [str(each.result().call) for each in futures]
 
-    with Batcher(agent, rows=2) as narrow, Batcher(agent, rows=8) as wide:
+    with Batcher(local_speaker(agent), rows=2) as narrow, Batcher(local_speaker(agent), rows=8) as wide:
         alone = said(narrow, False)
         assert len(set(alone)) == 5
         assert said(narrow, True) == said(wide, True) == alone
 
 
 def test_many_conversations_are_answered_in_few_batches(agent: Agent):
-    with Batcher(agent) as batcher:
+    with Batcher(local_speaker(agent)) as batcher:
         answers = [batcher.submit(request(opening(agent, place), temperature=0)) for place in range(20)]
         assert all(answer.result().call for answer in answers)
         assert batcher.batches <= 3
 
 
 def test_conversations_that_were_kept_too_long_are_forgotten(agent: Agent, monkeypatch):
-    with Batcher(agent) as batcher:
+    with Batcher(local_speaker(agent)) as batcher:
         batcher._conversations._kept = 2
         for place in range(4):
             batcher.submit(request(opening(agent, place), temperature=0)).result()
@@ -404,7 +457,7 @@ def test_a_request_whose_client_has_left_is_not_computed(agent: Agent, server: S
 
 
 def test_a_server_with_too_much_to_do_says_so(agent: Agent):
-    batcher = Batcher(agent)  # nobody works
+    batcher = Batcher(local_speaker(agent))  # nobody works
     batcher._waiting.maxsize = 1
     batcher.submit(request(opening(agent)))
     with pytest.raises(RefusedRequest) as refused:

@@ -23,6 +23,13 @@ def serve(
     ] = None,
     adapter: common.Adapter = "last",
     no_lookahead: common.NoLookahead = False,
+    upstream: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="A vLLM server that holds both LoRAs, in place of the own sampler."),
+    ] = None,
+    upstream_key: Annotated[
+        str, typer.Option(envvar="LFO_UPSTREAM_KEY", metavar="KEY", help="That server's API key.")
+    ] = "",
     rows: Annotated[int, typer.Option(min=1, help="Conversations that speak at the same time.")] = 64,
     device: common.Device = "auto",
 ) -> None:
@@ -34,17 +41,24 @@ def serve(
     for package in ("starlette", "uvicorn"):
         if importlib.util.find_spec(package) is None:
             raise UsageError(f"lfo serve needs {package}: pip install 'learn-from-observation[serve]'")
-    agent = common.open_agent(run, adapter=adapter, device=device)
+    if upstream is None:
+        agent = common.open_agent(run, adapter=adapter, device=device)
+        from lfo.serving.speaker import local_speaker
+
+        speaker, weights = local_speaker(agent), common.weights_in_words(agent)
+    else:
+        with common.working(f"Loading {common.visible(str(run))}"):
+            from lfo.serving.speaker import upstream_speaker
+
+            speaker, weights = upstream_speaker(run, upstream, api_key=upstream_key), f"weights of {upstream}"
     from lfo.serving.app import listen, make_app, make_server
     from lfo.serving.batcher import Batcher
 
     model, token = run.resolve().name, token or secrets.token_urlsafe(24)
-    with listen(host, port) as socket, Batcher(agent, lookahead=not no_lookahead, rows=rows) as batcher:
+    with listen(host, port) as socket, Batcher(speaker, lookahead=not no_lookahead, rows=rows) as batcher:
         app = make_app(batcher.submit, model=model, token=token)
-        looks = "with look-ahead" if agent.lookahead is not None and not no_lookahead else "without look-ahead"
-        typer.echo(
-            f"Serving {model}, {common.weights_in_words(agent)}, {looks}. Ctrl-C ends it. In the client's shell:"
-        )
+        looks = "with look-ahead" if speaker.lookahead is not None and not no_lookahead else "without look-ahead"
+        typer.echo(f"Serving {model}, {weights}, {looks}. Ctrl-C ends it. In the client's shell:")
         typer.echo(
             f"  export OPENAI_BASE_URL=http://{_reached_at(host)}:{socket.getsockname()[1]}/v1 OPENAI_API_KEY={token}"
         )

@@ -17,17 +17,17 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from lfo.agent import Agent
 from lfo.errors import LfoError, UsageError
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import Mistake, parse_tool_call
 from lfo.rollout.deliberation import Deliberation
-from lfo.rollout.row import RolloutRequest, Row, Rows
+from lfo.rollout.row import RolloutRequest, Row
 from lfo.serving.conversations import Answered, Context, Conversations, packed
+from lfo.serving.speaker import Speaker, SpeakingRows
 from lfo.serving.wire import ChatRequest, RefusedRequest, Reply, message_of, read_message
 from lfo.types import Message, Origin, StopReason
 
@@ -38,12 +38,6 @@ CODECS = 16  # sets of tools that stay prepared
 PAUSE, LONGEST_WAIT = 0.005, 0.05
 
 logger = logging.getLogger(__name__)
-
-
-class SpeakingRows(Rows, Protocol):
-    """Rows of a sampler that tell what is in them."""
-
-    def tokens(self, row: int) -> Sequence[int]: ...
 
 
 class Key(NamedTuple):
@@ -72,21 +66,21 @@ class Ready:
 class Batcher:
     """Answers requests; use it in a `with`, which ends its thread."""
 
-    def __init__(self, agent: Agent, *, lookahead: bool = True, rows: int = ROWS) -> None:
-        self._lookahead = agent.lookahead if lookahead else None
-        if self._lookahead is not None and agent.config.lookahead_source in ("truth", "shuffled"):
-            source = agent.config.lookahead_source
+    def __init__(self, speaker: Speaker, *, lookahead: bool = True, rows: int = ROWS) -> None:
+        self._lookahead = speaker.lookahead if lookahead else None
+        if self._lookahead is not None and speaker.config.lookahead_source in ("truth", "shuffled"):
+            source = speaker.config.lookahead_source
             raise UsageError(
                 f"this run looks ahead by lookahead_source={source}, a control that needs the environment's own tasks; "
                 "serve it with --no-lookahead"
             )
-        self._agent, self._count = agent, rows
-        self._default_tools = _name_of(agent.environment().tools())
-        self._codecs: OrderedDict[str, ChatCodec] = OrderedDict({self._default_tools: agent.codec})
+        self._speaker, self._count = speaker, rows
+        self._default_tools = _name_of(speaker.environment().tools())
+        self._codecs: OrderedDict[str, ChatCodec] = OrderedDict({self._default_tools: speaker.codec})
         self._conversations = Conversations()
         self._waiting: queue.Queue[Job | None] = queue.Queue(WAITING)
         self._thread = threading.Thread(target=self._work, name="batcher", daemon=True)
-        self._slots = Slots(self._new_rows(), rows)
+        self._slots = Slots(speaker.new_rows(rows), rows)
         self.sampled_tokens = 0  # drafts included, for those who measure
         self.batches = 0
 
@@ -106,9 +100,6 @@ class Batcher:
         except queue.Full:
             raise RefusedRequest("too many requests wait; try again", code="overloaded", status=503) from None
         return job.answer
-
-    def _new_rows(self) -> SpeakingRows:
-        return self._agent.sampler.session(rows=self._count, adapters=self._agent.model.policy_adapters)
 
     # --- the thread --------------------------------------------------------------------------------------------
 
@@ -137,7 +128,7 @@ class Batcher:
         return jobs, False
 
     def _key(self, request: ChatRequest) -> Key:
-        settings = self._agent.settings
+        settings = self._speaker.settings
         return Key(
             tools=self._default_tools if request.tools is None else _name_of(request.tools),
             temperature=settings.temperature if request.temperature is None else request.temperature,
@@ -161,7 +152,9 @@ class Batcher:
         except Exception as error:
             if not isinstance(error, LfoError):
                 logger.exception("a batch of requests failed")
-                self._slots = Slots(self._new_rows(), self._count)  # nobody knows what state the old ones are in
+                self._slots = Slots(
+                    self._speaker.new_rows(self._count), self._count
+                )  # nobody knows what state the old ones are in
                 error = RefusedRequest("the server failed on this request; its log says why", status=500)
             for job in jobs:
                 if not job.answer.done():
@@ -170,7 +163,7 @@ class Batcher:
     def _codec(self, key: Key, request: ChatRequest) -> ChatCodec:
         if key.tools not in self._codecs:
             try:
-                self._codecs[key.tools] = ChatCodec(self._agent.tokenizer, request.tools or ())
+                self._codecs[key.tools] = ChatCodec(self._speaker.tokenizer, request.tools or ())
             except LfoError as error:
                 raise RefusedRequest(f"these tools cannot be described to the model: {error}", param="tools") from error
             while len(self._codecs) > CODECS:
@@ -185,7 +178,7 @@ class Batcher:
             raise RefusedRequest(
                 f"these messages cannot be written for the model: {error}", param="messages"
             ) from error
-        most = self._agent.config.rollout.max_context
+        most = self._speaker.config.rollout.max_context
         if len(context.tokens) >= most:
             sentence = f"the conversation has {len(context.tokens)} tokens, and the run's context ends at {most}"
             raise RefusedRequest(sentence, param="messages", code="context_length_exceeded")
@@ -194,7 +187,7 @@ class Batcher:
             index=self._slots.place(context),
             request=RolloutRequest(task=None, seeds=(seed, len(context.turns))),
             rows=self._slots.rows,
-            environment=self._agent.environment(),
+            environment=self._speaker.environment(),
             opening=context.opening,
             transcript=list(context.transcript),
             tokens=list(context.tokens),
@@ -210,7 +203,7 @@ class Batcher:
         look = self._lookahead
         deliberation = None
         if look is not None:
-            call = self._agent.settings.call_all
+            call = self._speaker.settings.call_all
             deliberation = Deliberation(look, codec, self._slots.rows, max_turn_tokens=key.limit, call_all=call)
         if deliberation and look and look.proposed_by == "environment":
             deliberation.look_ahead(rows)
