@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -97,19 +97,23 @@ def test_a_client_plays_as_the_agent_does_by_itself(agent: Agent, server: Server
         assert reward == rollout.reward
 
 
-@pytest.mark.parametrize(("lookahead", "overrides"), [(True, ("lookahead=environment",)), (False, ())])
+@pytest.mark.parametrize(
+    ("lookahead", "overrides"), [(True, ("lookahead=environment",)), (True, ("imagine.most=1",)), (False, ())]
+)
 def test_other_ways_of_looking_ahead_are_served_too(lookahead: bool, overrides: tuple[str, ...]):
     agent = small_agent(*overrides)
     (own,) = agent.roll_out(agent.tasks("val")[:1], greedy=True, lookahead=lookahead)
-    imagined = [turn for turn in own.turns if turn.predicted]
+    imagined = [*(turn for turn in own.turns if turn.predicted), *own.taken_back]
     assert bool(imagined) == lookahead
-    messages = opening(agent)
+    messages, told = opening(agent), []
     with Batcher(local_speaker(agent), lookahead=lookahead) as batcher:
         for turn in (turn for turn in own.turns if not turn.predicted):
             reply = batcher.submit(request(messages, temperature=0)).result()
             assert reply.call == turn.call
+            told += reply.imagined
             message = completion(reply, model=MODEL)["choices"][0]["message"]
             messages += [message, {"role": "tool", "tool_call_id": reply.call_id, "content": turn.observation}]
+    assert len(told) == len(imagined), "what was imagined before counts"
 
 
 def test_a_control_that_needs_the_worlds_own_tasks_is_refused():
@@ -342,6 +346,7 @@ def test_nothing_is_told_without_the_token(server: Server):
         ({"messages": [{"role": "assistant", "content": "x"}]}, "messages", "nothing to answer"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]", "tool_call_id must be"),
         ({"tools": [{"type": "function", "function": {"name": "\ud800"}}]}, "tools", "surrogate"),
+        ({"tools": json.loads("[" * 80 + "]" * 80)}, None, "nested at most 64 deep"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(wrong: dict[str, Any], param: str, sentence: str):
@@ -428,6 +433,13 @@ def test_slow_clients_and_clients_that_leave_hold_up_nobody(agent: Agent, server
     assert ask(server, opening(agent)).choices[0].message.tool_calls
 
 
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_a_request_whose_client_has_left_is_not_computed(agent: Agent, server: Server, monkeypatch):
     busy, entered = threading.Event(), threading.Event()
     real, batches = Batcher._speak, []
@@ -444,13 +456,13 @@ def test_a_request_whose_client_has_left_is_not_computed(agent: Agent, server: S
         entered.wait()
         leaving, wanted = raw_request(server, agent)
         leaving.sendall(wanted)
-        while server.batcher._waiting.empty():
-            time.sleep(0.01)
+        wait_for(lambda: not server.batcher._waiting.empty())
         job = server.batcher._waiting.queue[0]
         leaving.close()
-        while not job.answer.cancelled():
-            time.sleep(0.01)
-        busy.set()
+        try:
+            wait_for(job.answer.cancelled)
+        finally:
+            busy.set()
         assert first.result().choices[0].message.tool_calls
     assert ask(server, opening(agent)).choices[0].message.tool_calls
     assert batches == [1, 1]

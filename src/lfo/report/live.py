@@ -23,6 +23,8 @@ def now(record: RunRecord, process: Mapping[str, Any] | None) -> dict[str, Any]:
     evaluated = [(row["step"], value) for row in rows if (value := number(row.get("eval/val/success"))) is not None]
     if record.finished:
         state = "finished"
+    elif config is None:
+        state = "unusable"  # why stands among the page's problems
     elif process is not None:
         state = "running" if rows else "starting"
     else:
