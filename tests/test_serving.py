@@ -303,10 +303,11 @@ def test_what_stands_beside_a_conversation_does_not_change_it(agent: Agent):
 
 
 def test_many_conversations_are_answered_in_few_batches(agent: Agent):
-    with Batcher(local_speaker(agent)) as batcher:
-        answers = [batcher.submit(request(opening(agent, place), temperature=0)) for place in range(20)]
+    batcher = Batcher(local_speaker(agent), rows=16)
+    answers = [batcher.submit(request(opening(agent, place), temperature=0)) for place in range(20)]
+    with batcher:
         assert all(answer.result().call for answer in answers)
-        assert batcher.batches <= 3
+        assert batcher.batches == 2
 
 
 def test_conversations_that_were_kept_too_long_are_forgotten(agent: Agent, monkeypatch):
@@ -409,6 +410,22 @@ def test_a_failure_inside_costs_its_own_batch_only(agent: Agent, server: Server,
     assert ask(server, opening(agent)).choices[0].message.tool_calls
 
 
+@pytest.mark.parametrize("broken", ["_prepare", "_reply"])
+def test_a_failure_of_one_request_is_told_to_that_one_alone(agent: Agent, monkeypatch, broken: str):
+    real = getattr(Batcher, broken)
+
+    def fails_for_one(self: Batcher, work: Any, *rest: Any) -> Any:
+        asked = work.request if broken == "_prepare" else work.job.request
+        return 1 / 0 if asked.seed == 13 else real(self, work, *rest)
+
+    monkeypatch.setattr(Batcher, broken, fails_for_one)
+    batcher = Batcher(local_speaker(agent))
+    answers = [batcher.submit(request(opening(agent), temperature=0, seed=seed)) for seed in (12, 13, 14)]
+    with batcher:
+        assert [type(each.exception()) for each in answers] == [type(None), RefusedRequest, type(None)]
+        assert batcher.batches == 1
+
+
 def raw_request(server: Server, agent: Agent, **options: Any) -> tuple[socket.socket, bytes]:
     body = json.dumps({"model": MODEL, "messages": opening(agent), "temperature": 0, **options}).encode()
     address = httpx.URL(server.url)
@@ -420,7 +437,10 @@ def raw_request(server: Server, agent: Agent, **options: Any) -> tuple[socket.so
 def test_slow_clients_and_clients_that_leave_hold_up_nobody(agent: Agent, server: Server):
     slow, wanted = raw_request(server, agent, stream=True)
     unsaid, _ = raw_request(server, agent)
-    with slow, unsaid:
+    garbage, _ = raw_request(server, agent)
+    with slow, unsaid, garbage:
+        garbage.sendall(bytes(range(256)) + b"\r\n\r\n")
+        assert garbage.recv(12) == b"HTTP/1.1 400"
         slow.sendall(wanted[:50])  # one that has not finished asking
         unsaid.sendall(b"GET")  # and one that never will
         assert ask(server, opening(agent)).choices[0].message.tool_calls

@@ -14,8 +14,9 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -109,17 +110,20 @@ class Batcher:
             by_key: dict[Key, list[Job]] = {}
             for job in jobs:
                 if job.answer.set_running_or_notify_cancel():
-                    by_key.setdefault(self._key(job.request), []).append(job)
+                    with _telling(job):
+                        by_key.setdefault(self._key(job.request), []).append(job)
             for key, group in by_key.items():
                 self._serve(key, group)
             if ended:
                 return
 
     def _gather(self, first: Job) -> tuple[list[Job], bool]:
+        """All that wait, and those that come while others come."""
         jobs, latest = [first], time.monotonic() + LONGEST_WAIT
-        while len(jobs) < self._count and time.monotonic() < latest:
+        while len(jobs) < self._count:
+            late = time.monotonic() >= latest
             try:
-                job = self._waiting.get(timeout=PAUSE)
+                job = self._waiting.get_nowait() if late else self._waiting.get(timeout=PAUSE)
             except queue.Empty:
                 break
             if job is None:
@@ -138,27 +142,21 @@ class Batcher:
     def _serve(self, key: Key, jobs: Sequence[Job]) -> None:
         """Answer jobs of one kind; what fails for one is told to that one alone."""
         ready: list[Ready] = []
-        try:
+        with _telling(*jobs):
             codec = self._codec(key, jobs[0].request)
             self._slots.begin()
             for job in jobs:
-                try:
+                with _telling(job):
                     ready.append(self._prepare(job, codec, key))
-                except LfoError as error:
-                    job.answer.set_exception(error)
-            self._speak(ready, codec, key)
+            try:
+                self._speak(ready, codec, key)
+            except Exception:
+                # Nobody knows what state the old rows are in.
+                self._slots = Slots(self._speaker.new_rows(self._count), self._count)
+                raise
             for each in ready:
-                each.job.answer.set_result(self._reply(each, codec, key))
-        except Exception as error:
-            if not isinstance(error, LfoError):
-                logger.exception("a batch of requests failed")
-                self._slots = Slots(
-                    self._speaker.new_rows(self._count), self._count
-                )  # nobody knows what state the old ones are in
-                error = RefusedRequest("the server failed on this request; its log says why", status=500)
-            for job in jobs:
-                if not job.answer.done():
-                    job.answer.set_exception(error)
+                with _telling(each.job):
+                    each.job.answer.set_result(self._reply(each, codec, key))
 
     def _codec(self, key: Key, request: ChatRequest) -> ChatCodec:
         if key.tools not in self._codecs:
@@ -263,6 +261,20 @@ class Batcher:
             answered = Answered(messages=(*request.messages, said), tools=key.tools, context=context)
             self._conversations.keep(reply.call_id, answered)
         return reply
+
+
+@contextmanager
+def _telling(*jobs: Job) -> Iterator[None]:
+    """Tell a failure to those of these jobs that have no answer yet; the thread goes on."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, LfoError):
+            logger.exception("requests failed")
+            error = RefusedRequest("the server failed on this request; its log says why", status=500)
+        for job in jobs:
+            if not job.answer.done():
+                job.answer.set_exception(error)
 
 
 class Slots:
