@@ -68,8 +68,8 @@ class Browser:
         os.close(self._out)
         shutil.rmtree(self._profile, ignore_errors=True)
 
-    def open(self, path: Path, width: int = 1280, height: int = 900, dark: bool = False) -> Page:
-        """A new tab with a file in it, drawn to the end."""
+    def open(self, path: Path | str, width: int = 1280, height: int = 900, dark: bool = False) -> Page:
+        """A new tab with a file or an address in it, drawn to the end."""
         target = self.call("Target.createTarget", {"url": "about:blank"})["targetId"]
         session = self.call("Target.attachToTarget", {"targetId": target, "flatten": True})["sessionId"]
         page = Page(self, session, target)
@@ -79,7 +79,7 @@ class Browser:
         page.call("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         page.call("Emulation.setEmulatedMedia", features=[scheme])
-        page.call("Page.navigate", url=path.resolve().as_uri())
+        page.call("Page.navigate", url=path if isinstance(path, str) else path.resolve().as_uri())
         while not page.happened("Page.loadEventFired"):
             self.events.append(self._read())
         page.settle()
@@ -164,5 +164,5 @@ if __name__ == "__main__":
     source, target, *rest = sys.argv[1:]
     wide, high, scheme = (*rest, *("1280", "0", "light")[len(rest) :])
     with Browser() as chromium:
-        tab = chromium.open(Path(source), width=int(wide), dark=scheme == "dark")
+        tab = chromium.open(source if "://" in source else Path(source), width=int(wide), dark=scheme == "dark")
         tab.picture(Path(target), height=int(high) or None)

@@ -1,6 +1,7 @@
 """`lfo demo` with real runs of one small step: it trains, compares, goes on, and says what failed."""
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -38,6 +39,7 @@ def demo(monkeypatch, capsys, tmp_path: Path):
 def test_both_arms_train_on_the_same_tasks_are_compared_and_go_on(demo, tmp_path: Path):
     code, out, err = demo()
     assert code == 0, err
+    assert re.search(r"^Watch at http://127\.0\.0\.1:\d+/\S{32}/", err, re.MULTILINE)
     assert "plain DAPO: step 1 of 1, 1 tasks, val " in err
     assert "dual-LoRA: step 1 of 1, 1 tasks, val " in err
     assert "plain DAPO" in out

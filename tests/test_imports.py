@@ -36,6 +36,9 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "preflight": frozenset({"errors", "config", "env", "rollout", "tracking"}),
     "loading": frozenset({"errors", "config", "env", "model"}),
     "agent": frozenset({"types", "errors", "config", "rundir", "env", "protocol", "rollout", "model", "loading"}),
+    "serving": frozenset(
+        {"types", "errors", "config", "couplings", "env", "protocol", "rollout", "loading", "agent"},
+    ),
     "training": frozenset(
         {
             *("types", "errors", "config", "rundir", "env", "protocol", "objectives", "rollout", "backend"),
@@ -74,6 +77,8 @@ LIVES_IN: Mapping[str, tuple[str, ...]] = {
     "hydra": ("lfo.engines.verl",),
     "vllm": ("lfo.engines.verl",),
     "gymnasium": ("lfo.env.gym",),
+    "starlette": ("lfo.serving.app",),
+    "uvicorn": ("lfo.serving.app",),
 }
 # (module, what it imports inside a function), with the reason.
 LATE: Mapping[tuple[str, str], str] = {
@@ -265,6 +270,8 @@ def test_the_table_itself_has_no_cycle():
         ("lfo.env.world", "import gymnasium"),
         ("lfo.rollout.runner", "import gymnasium"),
         ("lfo.surprise", "import os"),
+        ("lfo.serving.wire", "import starlette"),
+        ("lfo.serving.batcher", "import torch"),
     ],
 )
 def test_a_wrong_import_is_caught(module, source):

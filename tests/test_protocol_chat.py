@@ -59,6 +59,16 @@ def test_a_row_is_the_templates_own_rendering(exchanges):
     assert show(row_of(codec, exchanges)) == rendered(CHATML_WITH_TOOLS, exchanges)
 
 
+@pytest.mark.parametrize("template", [CHATML_WITH_TOOLS, CHATML_PLAIN, ALTERNATING])
+def test_a_user_who_speaks_again_is_the_templates_own_rendering(template):
+    codec, again = ChatCodec(build(template), ()), "And now?  <|im_end|>"
+    row = [*codec.opening(OPENING[1:]).ids, *codec.encode("So: 800?"), codec.end_of_turn]
+    row += codec.after_action_by_user(again).ids
+    messages = [*OPENING[1:], Message(role="assistant", content="So: 800?"), Message(role="user", content=again)]
+    assert show(row) == rendered(template, (), opening=messages, tools=())
+    assert row == list(codec.opening(messages).ids)
+
+
 def test_the_end_of_turn_is_added_only_where_it_was_not_sampled():
     codec = ChatCodec(build(CHATML_WITH_TOOLS), TOOLS)
     after = codec.after_action("Yes.", stopped=True)

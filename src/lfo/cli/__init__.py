@@ -37,7 +37,9 @@ from lfo.cli import (
     report,
     rollouts,
     run,
+    serve,
     train,
+    watch,
 )
 from lfo.errors import LfoError
 
@@ -59,12 +61,14 @@ app.command("compare")(compare.compare)
 app.command("advise")(advise.advise)
 app.command("ablate")(ablate.ablate)
 app.command("report")(report.report)
+app.command("watch")(watch.watch)
 app.command("eval")(evaluate.evaluate)
 app.command("run")(run.run)
 app.command("rollouts")(rollouts.rollouts)
 app.command("inspect")(inspect.inspect)
 app.command("probe")(probe.probe)
 app.command("export")(export.export)
+app.command("serve")(serve.serve)
 app.command("generate")(environment.generate)
 app.command("check-env")(environment.check_env)
 app.command("play")(play.play)

@@ -1,12 +1,14 @@
 """`lfo demo`: plain DAPO and dual-LoRA on the same tasks, side by side, in a few minutes on two cores.
 
-Each arm is an ordinary `lfo train` in a process of its own; this only watches their folders. Stop it at any moment:
-the same command goes on. It ends with a table and with the page of both runs (`lfo report`).
+Each arm is an ordinary `lfo train` in a process of its own; this only watches their folders, and prints an address at
+which a browser can too. Stop it at any moment: the same command goes on. It ends with a table and with the page of both
+runs (`lfo report`).
 """
 
 from __future__ import annotations
 
 import json
+import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +21,7 @@ from rich.table import Column, Table
 from lfo.cli.children import ChildRun, train_all
 from lfo.cli.common import Json, bars
 from lfo.cli.report import write_report
+from lfo.cli.watch import has_display
 from lfo.errors import WorkError
 
 ARMS = {"dapo": "plain DAPO", "dual-lora": "dual-LoRA"}  # `algo`, which also names the folder -> name in the table
@@ -43,7 +46,7 @@ def demo(
     unfinished = [run for run in runs if not run.finished]
     try:
         if unfinished:
-            _train(unfinished)
+            _train(unfinished, output_dir)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; the same command goes on from the last checkpoints") from None
     _show(runs, output_dir / "report.html", as_json)
@@ -54,17 +57,21 @@ def demo(
         )
 
 
-def _train(runs: Sequence[ChildRun]) -> None:
-    """Run all at the same time, until the last has ended or one has failed.
+def _train(runs: Sequence[ChildRun], folder: Path) -> None:
+    """Run all at the same time, until the last has ended or one has failed, and let them be watched.
 
     One bar a run on a terminal; one plain line for each evaluation elsewhere. Everything goes to stderr.
     """
     from lfo.evaluation.sample_efficiency import VAL
+    from lfo.report.watch import Watch
     from lfo.rundir import read_metrics
 
     told = dict.fromkeys((run.name for run in runs), -1)  # the last step that was printed
     columns = (BarColumn(bar_width=20), MofNCompleteColumn(), "{task.fields[words]}", TimeElapsedColumn())
-    with bars("{task.description}", *columns) as shown:
+    with Watch([folder]).serving() as address, bars("{task.description}", *columns) as shown:
+        typer.echo(f"Watch at {address}  (until the demo ends)", err=True)
+        if has_display():
+            webbrowser.open(address)
         tasks = {run.name: shown.add_task(run.name, total=run.config.steps, words="starting") for run in runs}
 
         def look(run: ChildRun, code: int | None, running: Sequence[str]) -> None:

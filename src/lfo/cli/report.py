@@ -36,12 +36,13 @@ def report(
 
 def write_report(runs: Sequence[Path], output: Path) -> dict[str, Any]:
     """Write the page; what it is about, for people and programs."""
+    from lfo.evaluation.runs import read_run
     from lfo.report.page import render
     from lfo.report.payload import build, find_runs_and_studies
 
     found = find_runs_and_studies(runs)
     with bars(transient=True) as shown:
-        payload = build(found, lambda paths: shown.track(paths, description="reading runs"))
+        payload = build(found, map(read_run, shown.track(found.runs, description="reading runs")))
     page = render(payload)
     if output.is_dir():
         raise UsageError(f"{output} is a folder; name a file, such as -o {output / 'report.html'}")

@@ -44,6 +44,8 @@ For each function call, return a json object with function name and arguments wi
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
 
+MAX_FRAMES = 256  # sequences of roles whose glue is kept, where strangers choose them
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tokens:
@@ -112,6 +114,8 @@ class ChatCodec:
         messages = self._with_tools_described(messages) if self._describes_tools else list(messages)
         roles = tuple(message.role for message in messages)
         if roles not in self._frames:
+            if len(self._frames) >= MAX_FRAMES:
+                self._frames.clear()
             self._frames[roles] = [self._encode_glue(piece) for piece in self._pieces(roles)]
         return _weave(self._frames[roles], [self.encode(message.content) for message in messages], Origin.PROMPT)
 
@@ -122,6 +126,14 @@ class ChatCodec:
         """
         before = self._to_observation if stopped else [self.end_of_turn, *self._to_observation]
         return _weave([before, self._to_prompt], [self.encode(observation)], origin)
+
+    def after_action_by_user(self, words: str) -> Tokens:
+        """What follows a sampled message, its end of turn included, when the user speaks next."""
+        _, _, to_user, to_prompt = self._pieces(("user", "assistant", "user"))
+        end, *before = self._encode_glue(to_user.lstrip())
+        if end != self.end_of_turn:
+            raise ConfigError("the chat template ends an assistant message differently before a user's")
+        return _weave([before, self._encode_glue(to_prompt)], [self.encode(words)], Origin.PROMPT)
 
     def imagined(self, action: str, observation: str) -> Tokens:
         """A whole exchange that never happened, in the shape of a real one."""

@@ -1,8 +1,10 @@
 // Draws the report page from the JSON that lies in it. Text of models and environments is data: it reaches the page
-// only through text nodes (`element` and `shape` below), never as markup.
+// only through text nodes (`element` and `shape` below), never as markup. A section can be drawn again (`page.live.js`):
+// what its reader has chosen stays.
 "use strict";
 
 const data = JSON.parse(document.getElementById("data").textContent);
+const choices = new Map(); // what the reader has chosen, by the name of the control
 
 // Elements ----------------------------------------------------------------------------------------------------------
 
@@ -22,22 +24,38 @@ const byId = (id) => document.getElementById(id);
 
 function section(id, title, about) {
   const node = element("section", { id }, element("h2", {}, title), about ? element("p", { class: "about" }, about) : null);
-  byId("page").append(node);
-  byId("sections").append(element("a", { href: `#${id}` }, title));
+  const old = byId(id);
+  if (old) {
+    // Charts are drawn a moment later: until then the page must not jump.
+    node.style.minHeight = `${old.offsetHeight}px`;
+    setTimeout(() => { node.style.minHeight = ""; }, 300);
+    old.replaceWith(node);
+  } else {
+    byId("page").append(node);
+    byId("sections").append(element("a", { href: `#${id}` }, title));
+  }
   return node;
 }
 const empty = (words) => element("p", { class: "empty" }, words);
 
-function picker(label, options, onPick) {
-  const select = element("select", { change: () => onPick(select.value), "aria-label": label });
+/** What was chosen in a control before, where it can still be chosen; else its first option. */
+const chosen = (key, options) => {
+  const values = options.map(([value]) => String(value));
+  return values.includes(choices.get(key)) ? choices.get(key) : values[0];
+};
+
+function picker(label, options, onPick, key = label) {
+  const select = element("select", { change: () => { choices.set(key, select.value); onPick(select.value); }, "aria-label": label });
   for (const [value, words] of options) select.append(element("option", { value }, words));
+  select.value = chosen(key, options);
   return element("label", {}, label, select);
 }
 
-function switcher(label, options, onPick) {
-  const buttons = options.map(([value, words], index) =>
-    element("button", { type: "button", "aria-pressed": String(index === 0), "data-value": value, click: () => pick(value) }, words));
+function switcher(label, options, onPick, key = label) {
+  const buttons = options.map(([value, words]) =>
+    element("button", { type: "button", "aria-pressed": String(value === chosen(key, options)), "data-value": value, click: () => pick(value) }, words));
   const pick = (value) => {
+    choices.set(key, value);
     for (const button of buttons) button.setAttribute("aria-pressed", String(button.dataset.value === value));
     onPick(value);
   };
@@ -96,6 +114,7 @@ function ticks(high, wanted, axis) {
   let step = 10 ** Math.floor(Math.log10(high / wanted));
   if (axis === "seconds") step = TIME_STEPS.find((each) => high / each <= wanted) || step;
   else step *= [1, 2, 5, 10].find((factor) => high / (step * factor) <= wanted);
+  if (axis === "tasks") step = Math.max(1, step);
   const found = [];
   for (let value = 0; value <= high * 1.0001; value += step) found.push(value);
   return found;
@@ -116,8 +135,9 @@ const largest = (values, start) => values.reduce((one, other) => Math.max(one, o
 const pathOf = (points) => points.map(([x, y], index) => `${index ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
 
 /** A line for each group: the mean over its runs with its interval, each run as a thin line behind it. */
-function lineChart({ curve, axis, height, labels }) {
-  const hidden = new Set();
+function lineChart({ curve, axis, height, labels, key }) {
+  const hidden = choices.get(`hidden in ${key}`) || new Set();
+  if (key) choices.set(`hidden in ${key}`, hidden);
   return responsive(function draw(box, width) {
     const spec = curve();
     const lines = spec.lines.filter((line) => !hidden.has(line.group));
@@ -329,8 +349,12 @@ function head() {
   byId("headline").textContent = data.headline;
   byId("lede").textContent = data.lede;
   const masthead = document.querySelector(".masthead");
+  for (const id of ["problems", "notes"]) byId(id)?.remove();
   if (data.problems.length) masthead.append(element("ul", { class: "notices", id: "problems" }, data.problems.map((words) => element("li", {}, words))));
   if (data.notes.length) masthead.append(element("ul", { class: "notices quiet-notices", id: "notes" }, data.notes.map((words) => element("li", {}, words))));
+}
+
+function themeButton() {
   const dark = () => (document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
   byId("theme").addEventListener("click", () => { document.documentElement.dataset.theme = dark() ? "light" : "dark"; });
 }
@@ -343,14 +367,16 @@ function learning() {
     ? `${INTERVAL}${data.success.some((curve) => curve.blind.length) ? BLIND : ""}A mean goes as far as all of its runs. The ceiling is the best chance of an agent that knows the rules but no exception to them.`
     : null);
   if (!data.success.length) return node.append(empty("No run has been evaluated yet: a learning curve needs at least one evaluation (eval.every)."));
-  let split = 0;
-  let axis = "tasks";
-  const chart = lineChart({ curve: () => data.success[split], axis: () => axis, height: 430, labels: true });
+  const splits = data.success.map((curve, index) => [index, curve.title]);
+  const axes = [["tasks", "tasks"], ["seconds", "time"]];
+  let split = Number(chosen("evaluated on", splits));
+  let axis = chosen("Horizontal axis", axes);
+  const chart = lineChart({ curve: () => data.success[split], axis: () => axis, height: 430, labels: true, key: "learning" });
   chart.box.id = "learning-chart";
   const redraw = () => chart.redraw();
   node.append(element("div", { class: "controls" },
-    data.success.length > 1 ? picker("evaluated on", data.success.map((curve, index) => [index, curve.title]), (value) => { split = Number(value); redraw(); }) : null,
-    switcher("Horizontal axis", [["tasks", "tasks"], ["seconds", "time"]], (value) => { axis = value; redraw(); })), chart.box);
+    data.success.length > 1 ? picker("evaluated on", splits, (value) => { split = Number(value); redraw(); }) : null,
+    switcher("Horizontal axis", axes, (value) => { axis = value; redraw(); })), chart.box);
 }
 
 function comparison() {
@@ -385,18 +411,20 @@ function worldModel() {
   if (!data.world_model.length) return node.append(empty("No run here trained or evaluated a world model."));
   const halves = element("div", { class: "halves" });
   node.append(halves);
-  let which = 0;
-  const over = lineChart({ curve: () => data.world_model[which], axis: () => "tasks", height: 300, labels: true });
+  const measures = data.world_model.map((curve, index) => [index, curve.title]);
+  let which = Number(chosen("measure", measures));
+  const over = lineChart({ curve: () => data.world_model[which], axis: () => "tasks", height: 300, labels: true, key: "world model" });
   over.box.id = "world-model-chart";
   halves.append(element("div", {}, element("h3", {}, "Over training"),
-    element("div", { class: "controls" }, picker("measure", data.world_model.map((curve, index) => [index, curve.title]), (value) => { which = Number(value); over.redraw(); })), over.box));
+    element("div", { class: "controls" }, picker("measure", measures, (value) => { which = Number(value); over.redraw(); })), over.box));
   const side = element("div", {}, element("h3", {}, "By kind of reply, last evaluation"));
   halves.append(side);
   if (data.categories.length) {
     const place = element("div", { id: "categories" });
     const show = (index) => place.replaceChildren(dotPlot(data.categories[index].rows, data.categories[index].format).box);
-    side.append(element("div", { class: "controls" }, picker("measure", data.categories.map((each, index) => [index, each.title]), (value) => show(Number(value)))), place);
-    show(0);
+    const kinds = data.categories.map((each, index) => [index, each.title]);
+    side.append(element("div", { class: "controls" }, picker("measure", kinds, (value) => show(Number(value)), "measure by kind")), place);
+    show(Number(chosen("measure by kind", kinds)));
   } else {
     side.append(empty("These runs were not evaluated by kind of reply."));
   }
@@ -439,8 +467,9 @@ function examples() {
       call(example.action),
       pair("expected by the world model", example.predicted, "said by the environment", example.actual, true),
       element("details", {}, element("summary", {}, "what the world model had seen"), element("p", { class: "call" }, example.state)))));
-  show(runs[0]);
-  const controls = element("div", { class: "controls" }, picker("run", runs.map((run) => [run, data.runs[run].name]), (value) => show(Number(value))));
+  const named = runs.map((run) => [run, data.runs[run].name]);
+  show(Number(chosen("examples of", named)));
+  const controls = element("div", { class: "controls" }, picker("run", named, (value) => show(Number(value)), "examples of"));
   return element("div", {}, controls, place);
 }
 
@@ -501,7 +530,7 @@ function rolloutBrowser() {
   const node = section("rollouts", "Rollouts", items.length ? about : null);
   if (!items.length) return node.append(empty("No sample rollouts lie in these folders. A run writes some at each evaluation, into its rollouts folder."));
   const text = (index) => texts[index];
-  const filters = { run: "", outcome: "", level: "", split: "", category: "" };
+  const filters = {};
   const categories = items.map((item) => new Set(item.turns.map((turn) => turn.category).filter((category) => category !== null)));
   const succeeded = (item) => item.reward >= 1;
   let shown = [];
@@ -512,7 +541,11 @@ function rolloutBrowser() {
   const stage = element("div", { class: "stage" });
   const count = element("span", { class: "quiet", id: "rollout-count", role: "status" });
   const distinct = (values) => [...new Set(values)].filter((value) => value !== null && value !== "").sort((one, other) => (one > other) - (one < other));
-  const choice = (name, label, options) => picker(label, [["", "all"], ...options], (value) => { filters[name] = value; filter(); });
+  const choice = (name, label, options) => {
+    const offered = [["", "all"], ...options];
+    filters[name] = chosen(`rollouts by ${name}`, offered);
+    return picker(label, offered, (value) => { filters[name] = value; filter(); }, `rollouts by ${name}`);
+  };
   const plainOptions = (values) => values.map((value) => [String(value), String(value)]);
   node.append(element("div", { class: "controls", id: "rollout-filters" },
     choice("outcome", "outcome", [["won", "succeeded"], ["lost", "failed"]]),
@@ -534,6 +567,9 @@ function rolloutBrowser() {
   }
 
   const PAGE = 100;
+  const nameOf = (item) => JSON.stringify([item.run, item.step, item.split, item.task]);
+  /** Who reads an older rollout, or a later turn, goes on reading it when new ones come. */
+  const bookmark = () => choices.set("rollout", place || turn ? [nameOf(items[shown[place]]), turn] : null);
   function open(index, scroll) {
     place = Math.min(Math.max(index, 0), Math.max(shown.length - 1, 0));
     turn = 0;
@@ -557,6 +593,7 @@ function rolloutBrowser() {
 
   function drawStage(scroll) {
     if (!shown.length) return stage.replaceChildren(empty("No rollout fits these filters."));
+    bookmark();
     const item = items[shown[place]];
     const step = (words, label, enabled, action) => element("button", { type: "button", "aria-label": label, disabled: !enabled, click: action }, words);
     const steps = element("div", { class: "steps" },
@@ -601,7 +638,7 @@ function rolloutBrowser() {
     drawStage(true);
   }
 
-  document.addEventListener("keydown", (event) => {
+  onKey = (event) => {
     if (event.altKey || event.ctrlKey || event.metaKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
     const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     const { top, bottom } = node.getBoundingClientRect();
@@ -609,18 +646,34 @@ function rolloutBrowser() {
     event.preventDefault();
     if (event.shiftKey) open(place + by);
     else move(by);
-  });
+  };
+  const [marked, at] = choices.get("rollout") || [];
   filter();
+  const again = shown.findIndex((index) => nameOf(items[index]) === marked);
+  if (again >= 0) {
+    open(again);
+    turn = Math.min(at, items[shown[again]].turns.length - 1);
+    drawStage();
+  }
 }
+let onKey = () => {};
+document.addEventListener("keydown", (event) => onKey(event));
 
+// What is drawn, and from which parts of the data -------------------------------------------------------------------
+
+const SECTIONS = [
+  ["learning", learning, ["success", "groups"]],
+  ["comparison", comparison, ["comparison", "groups"]],
+  ["levels", levels, ["levels", "groups"]],
+  ["world-model", worldModel, ["world_model", "categories", "examples", "groups"]],
+  ["training", training, ["training", "groups"]],
+  ["ablations", ablations, ["ablations"]],
+  ["rollouts", rolloutBrowser, ["rollouts"]],
+  ["runs", runTable, ["runs", "groups"]],
+];
+
+themeButton();
 head();
-learning();
-comparison();
-levels();
-worldModel();
-training();
-ablations();
-rolloutBrowser();
-runTable();
+for (const [, draw] of SECTIONS) draw();
 byId("foot").textContent = data.foot;
 document.documentElement.dataset.ready = "true";

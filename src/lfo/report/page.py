@@ -16,22 +16,20 @@ import hashlib
 import html
 import re
 from collections.abc import Mapping
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from lfo.report.text import as_script_json
 
+_OWN_SERVER = "connect-src 'self'; "
 
-def render(payload: Mapping[str, Any]) -> str:
-    """The page of a payload, pure ASCII but for the template's own words."""
-    folder = files("lfo.report")
-    parts = {name: (folder / f"page.{name}").read_text(encoding="utf-8") for name in ("html", "css", "js")}
-    policy = (
-        f"default-src 'none'; script-src {_hash(parts['js'])}; style-src {_hash(parts['css'])}; "
-        "base-uri 'none'; form-action 'none'"
-    )
+
+def render(payload: Mapping[str, Any], *, live: bool = False) -> str:
+    """The page of a payload, pure ASCII but for the template's own words; a live one may ask its server for news."""
+    parts = _parts(live)
     filling = {
-        "policy": policy,
+        "policy": content_policy(live=live),
         "title": html.escape(str(payload["title"])),
         "style": parts["css"],
         "payload": as_script_json(payload),
@@ -39,6 +37,21 @@ def render(payload: Mapping[str, Any]) -> str:
     }
     # In one pass, so that a place named in what is filled in stays what it is.
     return re.sub(r"\{\{(\w+)\}\}", lambda match: filling[match[1]], parts["html"])
+
+
+def content_policy(*, live: bool = False) -> str:
+    parts = _parts(live)
+    return (
+        f"default-src 'none'; script-src {_hash(parts['js'])}; style-src {_hash(parts['css'])}; "
+        f"{_OWN_SERVER if live else ''}base-uri 'none'; form-action 'none'"
+    )
+
+
+@cache
+def _parts(live: bool) -> dict[str, str]:
+    folder = files("lfo.report")
+    parts = {name: (folder / f"page.{name}").read_text(encoding="utf-8") for name in ("html", "css", "js", "live.js")}
+    return {**parts, "js": f"{parts['js']}\n{parts['live.js']}" if live else parts["js"]}
 
 
 def _hash(text: str) -> str:

@@ -9,7 +9,7 @@ A run that cannot be used is named with the reason and costs only itself. Runs o
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -106,11 +106,11 @@ def find_runs_and_studies(paths: Sequence[Path]) -> Found:
     return Found(runs=tuple(runs), studies=tuple(studies), problems=tuple(problems))
 
 
-def build(found: Found, progress: Callable[[Sequence[Path]], Iterable[Path]] = iter) -> dict[str, Any]:
-    """The payload of the page."""
+def build(found: Found, records: Iterable[RunRecord] | None = None) -> dict[str, Any]:
+    """The payload of the page; `records` are the runs that were found, where somebody has read them already."""
     page = _Page(list(found.problems))
-    for path in progress(found.runs):
-        page.add(read_run(path))
+    for record in map(read_run, found.runs) if records is None else records:
+        page.add(record)
     page.group({study.path for study in found.studies})
     texts, items, examples, about = page.samples()
     first, second, tables = page.comparison()

@@ -223,7 +223,8 @@ The exchange of step 3:
 
 {_indented(json.dumps(imagined, indent=2))}
 
-`lfo run {run}` does exactly this and shows it turn by turn. In Python, the package builds the prompts:
+`lfo run {run}` does exactly this and shows it turn by turn; `lfo serve {run}` does it behind OpenAI's chat endpoint, in
+front of a vLLM server too (`--upstream`). In Python, the package builds the prompts:
 
     from lfo.protocol.world_model import WorldModelCodec, parse_prediction
     codec = WorldModelCodec(tokenizer, state_tokens={state_tokens})

@@ -1,0 +1,69 @@
+"""`lfo serve`: a trained agent behind OpenAI's chat endpoint."""
+
+from __future__ import annotations
+
+import importlib.util
+import secrets
+from typing import Annotated
+
+import typer
+
+from lfo.cli import common
+from lfo.errors import UsageError
+
+
+def serve(
+    run: common.Run,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Where to listen; others reach only 0.0.0.0.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    token: Annotated[
+        str | None, typer.Option(envvar="LFO_TOKEN", metavar="TOKEN", help="The API key; without it, a new one.")
+    ] = None,
+    adapter: common.Adapter = "last",
+    no_lookahead: common.NoLookahead = False,
+    upstream: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="A vLLM server that holds both LoRAs, in place of the own sampler."),
+    ] = None,
+    upstream_key: Annotated[
+        str, typer.Option(envvar="LFO_UPSTREAM_KEY", metavar="KEY", help="That server's API key.")
+    ] = "",
+    rows: Annotated[int, typer.Option(min=1, help="Conversations that speak at the same time.")] = 64,
+    device: common.Device = "auto",
+) -> None:
+    """Serve a trained agent to any OpenAI client, look-ahead inside: lfo serve runs/x
+
+    Tools, tool calls and streams work as with OpenAI's chat completions. Where the
+    client names no tools, the agent has those that it was trained with.
+    """
+    for package in ("starlette", "uvicorn"):
+        if importlib.util.find_spec(package) is None:
+            raise UsageError(f"lfo serve needs {package}: pip install 'learn-from-observation[serve]'")
+    if upstream is None:
+        agent = common.open_agent(run, adapter=adapter, device=device)
+        from lfo.serving.speaker import local_speaker
+
+        speaker, weights = local_speaker(agent), common.weights_in_words(agent)
+    else:
+        with common.working(f"Loading {common.visible(str(run))}"):
+            from lfo.serving.speaker import upstream_speaker
+
+            speaker, weights = upstream_speaker(run, upstream, api_key=upstream_key), f"weights of {upstream}"
+    from lfo.serving.app import listen, make_app, make_server
+    from lfo.serving.batcher import Batcher
+
+    model, token = run.resolve().name, token or secrets.token_urlsafe(24)
+    with listen(host, port) as socket, Batcher(speaker, lookahead=not no_lookahead, rows=rows) as batcher:
+        app = make_app(batcher.submit, model=model, token=token)
+        looks = "with look-ahead" if speaker.lookahead is not None and not no_lookahead else "without look-ahead"
+        typer.echo(f"Serving {model}, {weights}, {looks}. Ctrl-C ends it. In the client's shell:")
+        typer.echo(
+            f"  export OPENAI_BASE_URL=http://{_reached_at(host)}:{socket.getsockname()[1]}/v1 OPENAI_API_KEY={token}"
+        )
+        make_server(app).run(sockets=[socket])
+
+
+def _reached_at(host: str) -> str:
+    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)

@@ -1,0 +1,173 @@
+"""`lfo watch RUNS...`: the report's page while runs go on, for a browser on this machine.
+
+    with Watch([Path("runs/x")]).serving() as address: ...
+
+The page asks for news every other second and is told only what has changed. Nothing is written and no lock is taken, so
+whatever happens here, the runs do not notice. The address holds a token; whoever does not have it is told nothing.
+The standard library's server is enough: two pages, a few readers, nothing to upload.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from lfo import __version__
+from lfo.errors import LfoError, UsageError
+from lfo.evaluation.runs import RunRecord, read_run
+from lfo.report import live
+from lfo.report.machine import Machine, process_of
+from lfo.report.page import content_policy, render
+from lfo.report.payload import Found, build, find_runs_and_studies
+
+EVERY = 2.0  # seconds after which a page asks for news
+LOOPBACK = "127.0.0.1"
+SLOW_CLIENT = 30.0  # seconds that a client may take to ask, or to read
+
+
+class Watch:
+    """What a page of these folders shows now."""
+
+    def __init__(self, paths: Sequence[Path], every: float = EVERY) -> None:
+        self._paths, self._every = list(paths), every
+        self._machine = Machine()
+        self._lock = threading.Lock()
+        self._looked = 0.0
+        self._seen: Any = None  # what the folders looked like when the page was built
+        self._records: list[RunRecord] = []
+        self._payload: dict[str, Any] = {}
+        self._version = 0
+        self._changed: dict[str, tuple[bytes, int]] = {}  # part of the page -> digest, version of its last change
+
+    def page(self) -> str:
+        return render(self.news(0), live=True)
+
+    def news(self, have: int) -> dict[str, Any]:
+        """The parts of the page that have changed since a version of it."""
+        with self._lock:
+            # However many ask, the folders are not looked at more often than one page needs.
+            if time.monotonic() - self._looked >= self._every / 2:
+                self._look()
+                self._looked = time.monotonic()
+            news = {name: self._payload[name] for name, (_, changed) in self._changed.items() if changed > have}
+            return {**news, "version": self._version}
+
+    def _look(self) -> None:
+        found = self._find()
+        seen = [(path, *map(_stamp, _growing(path))) for path in found.runs], found.problems
+        if seen != self._seen:
+            self._records = [read_run(path) for path in found.runs]
+            self._payload = build(found, self._records)
+            self._seen = seen
+        self._payload |= {
+            "title": "lfo watch",
+            "live": self._now(),
+            "foot": f"Served by lfo watch {__version__}, which only reads. This page asks this machine for news "
+            f"every {self._every:g} seconds, and nobody else for anything.",
+        }
+        digests = {name: hashlib.sha256(json.dumps(part).encode()).digest() for name, part in self._payload.items()}
+        new = {name: digest for name, digest in digests.items() if self._changed.get(name, (b"",))[0] != digest}
+        if new:
+            self._version += 1
+            self._changed |= {name: (digest, self._version) for name, digest in new.items()}
+
+    def _find(self) -> Found:
+        """Runs may appear later, and folders too."""
+        try:
+            return find_runs_and_studies([path for path in self._paths if path.is_dir()])
+        except LfoError:
+            return Found(runs=(), studies=(), problems=())
+
+    def _now(self) -> dict[str, Any]:
+        cards = []
+        for record in self._records:
+            number = None if record.finished else process_of(record.path)
+            cards.append(live.now(record, None if number is None else self._machine.process(number)))
+        return {"runs": cards, "machine": self._machine.whole(), "every": self._every}
+
+    @contextmanager
+    def serving(self, host: str = LOOPBACK, port: int = 0, token: str | None = None) -> Iterator[str]:
+        """Serve the page from a thread; answers its address."""
+        token = token or secrets.token_urlsafe(24)
+        try:
+            server = _Server((host, port), _handler(self, token))
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise UsageError(f"cannot listen on {host} port {port}: {reason}; choose another --port") from error
+        thread = threading.Thread(target=server.serve_forever, name="watch", daemon=True)
+        thread.start()
+        try:
+            reached = LOOPBACK if host == "0.0.0.0" else host
+            yield f"http://{reached}:{server.server_port}/{token}/"
+        finally:
+            server.shutdown()
+            server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that left or sent rubbish is no news."""
+
+
+def _handler(watch: Watch, token: str) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = SLOW_CLIENT  # one request a connection, so that none outlives the server
+
+        def do_GET(self) -> None:
+            address = urlsplit(self.path)
+            _, given, *rest = address.path.split("/")
+            if not secrets.compare_digest(given.encode(), token.encode()):
+                self._answer(
+                    403, "text/plain", "This page needs the token in its address: see what lfo watch printed.\n"
+                )
+            elif rest == [""]:
+                self._answer(200, "text/html", watch.page())
+            elif rest == ["data"]:
+                self._answer(200, "application/json", json.dumps(watch.news(_version(address.query))))
+            else:
+                self._answer(404, "text/plain", "There is nothing here; the page's address ends with a slash.\n")
+
+        def _answer(self, status: int, kind: str, text: str) -> None:
+            body = text.encode("utf-8", errors="replace")
+            self.send_response(status)
+            self.send_header("Content-Type", f"{kind}; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Cache-Control", "no-store")
+            self.send_header("Content-Security-Policy", f"{content_policy(live=True)}; frame-ancestors 'none'")
+            self.send_header("Referrer-Policy", "no-referrer")  # the address is the key
+            self.send_header("X-Content-Type-Options", "nosniff")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    return Handler
+
+
+def _version(query: str) -> int:
+    with suppress(ValueError, KeyError):
+        return int(parse_qs(query)["have"][0][:18])
+    return 0
+
+
+def _growing(run: Path) -> list[Path]:
+    return [run / name for name in ("config.yaml", "metrics.jsonl", "data.json", "rollouts", "predictions")]
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    with suppress(OSError):
+        found = path.stat()
+        return found.st_mtime_ns, found.st_size
+    return None

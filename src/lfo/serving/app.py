@@ -1,0 +1,141 @@
+"""The HTTP side of `lfo serve`: who may ask, what is read, how it is answered.
+
+Starlette and uvicorn do what is easy to get wrong: parsing hostile HTTP, streams with backpressure, clients that leave.
+Both are small, pure Python, and what servers of this kind (vLLM) run on; they are the extra `serve`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from lfo.errors import LfoError, UsageError
+from lfo.serving import wire
+from lfo.serving.wire import ChatRequest, RefusedRequest, Reply
+
+MAX_BODY = 4_000_000  # bytes
+PATIENCE = 30.0  # seconds for a client to send its request
+CONNECTIONS = 1024
+CLIENT_GONE = 499  # nobody reads it
+
+Submit = Callable[[ChatRequest], "Future[Reply]"]
+
+
+def make_app(submit: Submit, *, model: str, token: str) -> ASGIApp:
+    """The endpoints of one served model."""
+
+    async def chat(request: Request) -> Response:
+        wanted = wire.parse_request(await _body(request), model=model)
+        reply = await _answer(request, submit(wanted))
+        if reply is None:
+            return Response(status_code=CLIENT_GONE)
+        if not wanted.stream:
+            return JSONResponse(wire.completion(reply, model=model))
+        events = _events(reply, model=model, usage=wanted.usage_in_stream)
+        return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+    async def models(request: Request) -> Response:
+        return JSONResponse(wire.models(model))
+
+    async def refused(request: Request, error: Exception) -> Response:
+        known = error if isinstance(error, RefusedRequest) else RefusedRequest(str(error), status=500)
+        return JSONResponse(known.body(), status_code=known.status)
+
+    async def gone(request: Request, error: Exception) -> Response:
+        return Response(status_code=CLIENT_GONE)
+
+    async def nowhere(request: Request, error: Exception) -> Response:
+        status = getattr(error, "status_code", 404)
+        known = RefusedRequest("there is nothing here but /v1/chat/completions and /v1/models", status=status)
+        return JSONResponse(known.body(), status_code=status)
+
+    routes = [Route("/v1/chat/completions", chat, methods=["POST"]), Route("/v1/models", models, methods=["GET"])]
+    handlers = {LfoError: refused, ClientDisconnect: gone, 404: nowhere, 405: nowhere}
+    return _Guarded(Starlette(routes=routes, exception_handlers=handlers), token)
+
+
+class _Guarded:
+    """Answers 403 to whoever does not have the token, wherever they knock."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app, self._expected = app, f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            if not secrets.compare_digest(given, self._expected):
+                error = RefusedRequest("this needs the server's token as the API key", code="no_token", status=403)
+                await JSONResponse(error.body(), status_code=403)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+async def _body(request: Request) -> bytes:
+    """A request's body, of a bearable size and in bearable time."""
+
+    async def read() -> bytes:
+        parts, size = [], 0
+        async for part in request.stream():
+            size += len(part)
+            if size > MAX_BODY:
+                raise RefusedRequest(f"the request is larger than {MAX_BODY:,} bytes", status=413)
+            parts.append(part)
+        return b"".join(parts)
+
+    try:
+        return await asyncio.wait_for(read(), PATIENCE)
+    except TimeoutError:
+        raise RefusedRequest(f"the request did not arrive within {PATIENCE:g} seconds", status=408) from None
+
+
+async def _answer(request: Request, future: Future[Reply]) -> Reply | None:
+    """What was answered; None when the client has left, whose request is then dropped if it still waits."""
+    answer = asyncio.wrap_future(future)
+    gone = asyncio.ensure_future(request.receive())  # after the body there is only one thing left to hear
+    try:
+        await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return answer.result() if answer.done() else None
+    finally:
+        gone.cancel()
+        answer.cancel()
+
+
+async def _events(reply: Reply, *, model: str, usage: bool) -> AsyncIterator[str]:
+    for chunk in wire.chunks(reply, model=model, usage=usage):
+        yield f"data: {json.dumps(chunk)}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket to serve on; port 0 takes a free one."""
+    try:
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=1024
+        )
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"cannot listen on {host} port {port}: {reason}; choose another --port or --host") from error
+
+
+def make_server(app: ASGIApp) -> uvicorn.Server:
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        limit_concurrency=CONNECTIONS,
+        timeout_graceful_shutdown=5,
+    )
+    return uvicorn.Server(config)

@@ -1,0 +1,320 @@
+"""Requests of many conversations in, their next messages out: whatever waits is answered in one batch of the sampler.
+
+One thread owns the model. It takes all requests that wait, lets them speak together, turn by turn as in a rollout
+(`rollout/deliberation.py` is the same look-ahead), and hands each its message. A conversation that goes on finds what
+was computed for it in the sampler's row where it was continued last.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lfo.errors import LfoError, UsageError
+from lfo.protocol.chat import ChatCodec
+from lfo.protocol.hermes import Mistake, parse_tool_call
+from lfo.rollout.deliberation import Deliberation
+from lfo.rollout.row import RolloutRequest, Row
+from lfo.serving.conversations import Answered, Context, Conversations, packed
+from lfo.serving.speaker import Speaker, SpeakingRows
+from lfo.serving.wire import ChatRequest, RefusedRequest, Reply, message_of, read_message
+from lfo.types import Message, Origin, StopReason
+
+ROWS = 64  # conversations that speak at the same time
+WAITING = 4096  # requests; more are refused
+CODECS = 16  # sets of tools that stay prepared
+# Requests that were sent together arrive one after the other: wait while they come, but not for long.
+PAUSE, LONGEST_WAIT = 0.005, 0.05
+
+logger = logging.getLogger(__name__)
+
+
+class Key(NamedTuple):
+    """What requests of one batch have in common."""
+
+    tools: str
+    temperature: float
+    limit: int  # tokens of the message
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Job:
+    request: ChatRequest
+    answer: Future[Reply]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Ready:
+    """A job whose conversation is written."""
+
+    job: Job
+    context: Context
+    row: Row
+
+
+class Batcher:
+    """Answers requests; use it in a `with`, which ends its thread."""
+
+    def __init__(self, speaker: Speaker, *, lookahead: bool = True, rows: int = ROWS) -> None:
+        self._lookahead = speaker.lookahead if lookahead else None
+        if self._lookahead is not None and speaker.config.lookahead_source in ("truth", "shuffled"):
+            source = speaker.config.lookahead_source
+            raise UsageError(
+                f"this run looks ahead by lookahead_source={source}, a control that needs the environment's own tasks; "
+                "serve it with --no-lookahead"
+            )
+        self._speaker, self._count = speaker, rows
+        self._default_tools = _name_of(speaker.environment().tools())
+        self._codecs: OrderedDict[str, ChatCodec] = OrderedDict({self._default_tools: speaker.codec})
+        self._conversations = Conversations()
+        self._waiting: queue.Queue[Job | None] = queue.Queue(WAITING)
+        self._thread = threading.Thread(target=self._work, name="batcher", daemon=True)
+        self._slots = Slots(speaker.new_rows(rows), rows)
+        self.sampled_tokens = 0  # drafts included, for those who measure
+        self.batches = 0
+
+    def __enter__(self) -> Batcher:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._waiting.put(None)
+        self._thread.join()
+
+    def submit(self, request: ChatRequest) -> Future[Reply]:
+        """The answer to come; one that is cancelled while it waits costs nothing."""
+        job = Job(request=request, answer=Future())
+        try:
+            self._waiting.put_nowait(job)
+        except queue.Full:
+            raise RefusedRequest("too many requests wait; try again", code="overloaded", status=503) from None
+        return job.answer
+
+    # --- the thread --------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while (first := self._waiting.get()) is not None:
+            jobs, ended = self._gather(first)
+            by_key: dict[Key, list[Job]] = {}
+            for job in jobs:
+                if job.answer.set_running_or_notify_cancel():
+                    with _telling(job):
+                        by_key.setdefault(self._key(job.request), []).append(job)
+            for key, group in by_key.items():
+                self._serve(key, group)
+            if ended:
+                return
+
+    def _gather(self, first: Job) -> tuple[list[Job], bool]:
+        """All that wait, and those that come while others come."""
+        jobs, latest = [first], time.monotonic() + LONGEST_WAIT
+        while len(jobs) < self._count:
+            late = time.monotonic() >= latest
+            try:
+                job = self._waiting.get_nowait() if late else self._waiting.get(timeout=PAUSE)
+            except queue.Empty:
+                break
+            if job is None:
+                return jobs, True
+            jobs.append(job)
+        return jobs, False
+
+    def _key(self, request: ChatRequest) -> Key:
+        settings = self._speaker.settings
+        return Key(
+            tools=self._default_tools if request.tools is None else _name_of(request.tools),
+            temperature=settings.temperature if request.temperature is None else request.temperature,
+            limit=min(request.max_tokens or settings.max_turn_tokens, settings.max_turn_tokens),
+        )
+
+    def _serve(self, key: Key, jobs: Sequence[Job]) -> None:
+        """Answer jobs of one kind; what fails for one is told to that one alone."""
+        ready: list[Ready] = []
+        with _telling(*jobs):
+            codec = self._codec(key, jobs[0].request)
+            self._slots.begin()
+            for job in jobs:
+                with _telling(job):
+                    ready.append(self._prepare(job, codec, key))
+            try:
+                self._speak(ready, codec, key)
+            except Exception:
+                # Nobody knows what state the old rows are in.
+                self._slots = Slots(self._speaker.new_rows(self._count), self._count)
+                raise
+            for each in ready:
+                with _telling(each.job):
+                    each.job.answer.set_result(self._reply(each, codec, key))
+
+    def _codec(self, key: Key, request: ChatRequest) -> ChatCodec:
+        if key.tools not in self._codecs:
+            try:
+                self._codecs[key.tools] = ChatCodec(self._speaker.tokenizer, request.tools or ())
+            except LfoError as error:
+                raise RefusedRequest(f"these tools cannot be described to the model: {error}", param="tools") from error
+            while len(self._codecs) > CODECS:
+                self._codecs.popitem(last=False)
+        self._codecs.move_to_end(key.tools)
+        return self._codecs[key.tools]
+
+    def _prepare(self, job: Job, codec: ChatCodec, key: Key) -> Ready:
+        try:
+            context = self._conversations.context(job.request, codec, key.tools)
+        except LfoError as error:
+            raise RefusedRequest(
+                f"these messages cannot be written for the model: {error}", param="messages"
+            ) from error
+        most = self._speaker.config.rollout.max_context
+        if len(context.tokens) >= most:
+            sentence = f"the conversation has {len(context.tokens)} tokens, and the run's context ends at {most}"
+            raise RefusedRequest(sentence, param="messages", code="context_length_exceeded")
+        seed = secrets.randbits(63) if job.request.seed is None else job.request.seed
+        row = Row(
+            index=self._slots.place(context),
+            request=RolloutRequest(task=None, seeds=(seed, len(context.turns))),
+            rows=self._slots.rows,
+            environment=self._speaker.environment(),
+            opening=context.opening,
+            transcript=list(context.transcript),
+            tokens=list(context.tokens),
+            origins=[int(Origin.PROMPT)] * len(context.tokens),
+            logprobs=[0.0] * len(context.tokens),
+            turns=list(context.turns),
+        )
+        return Ready(job=job, context=context, row=row)
+
+    def _speak(self, ready: Sequence[Ready], codec: ChatCodec, key: Key) -> None:
+        """Let all rows say their turn, after they have looked ahead as in a rollout."""
+        rows = [each.row for each in ready]
+        look = self._lookahead
+        deliberation = None
+        if look is not None:
+            call = self._speaker.settings.call_all
+            deliberation = Deliberation(look, codec, self._slots.rows, max_turn_tokens=key.limit, call_all=call)
+        if deliberation and look and look.proposed_by == "environment":
+            deliberation.look_ahead(rows)
+            rows = [row for row in rows if row.stop is None]
+        if not rows:
+            return
+        speeches = self._slots.rows.decode(
+            [row.index for row in rows],
+            max_new_tokens=[key.limit] * len(rows),
+            temperature=key.temperature,
+            uniforms=[np.random.default_rng([*row.request.seeds, 0]).random(key.limit) for row in rows],
+        )
+        for row, speech in zip(rows, speeches, strict=True):
+            row.say(speech)
+            if not speech.stopped:
+                row.stop = StopReason.TURN_OVERFLOW
+        if deliberation and look and look.proposed_by == "policy":
+            deliberation.reconsider([row for row in rows if row.stop is None], 0, key.temperature)
+        self.batches += 1
+        sampled = (sum(origin == Origin.SAMPLED for origin in row.origins) + row.discarded_tokens for row in rows)
+        self.sampled_tokens += sum(sampled)
+
+    def _reply(self, ready: Ready, codec: ChatCodec, key: Key) -> Reply:
+        """What a row has said, for the client; and its row, for the next request."""
+        row, request = ready.row, ready.job.request
+        if row.speech is None:
+            raise RefusedRequest(f"the world model's part failed: {row.error or row.stop}", status=500)
+        text = codec.decode(row.speech.tokens)
+        content, call, finish = text, None, "stop" if row.speech.stopped else "length"
+        if row.speech.stopped:
+            try:
+                call = parse_tool_call(text)
+            except Mistake:
+                call = None  # the client reads what was written
+        if call is not None:
+            before, _, rest = text.partition("<tool_call>")
+            content, finish = (before + rest.partition("</tool_call>")[2]).strip(), "tool_calls"
+        own = row.turns[len(ready.context.turns) :]
+        reply = Reply(
+            content=content,
+            call=call,
+            call_id=f"call_{secrets.token_hex(12)}" if call else "",
+            finish=finish,
+            prompt_tokens=len(ready.context.tokens),
+            completion_tokens=len(row.speech.tokens),
+            imagined=tuple(own + row.taken_back),
+        )
+        if call is not None:
+            said, _ = read_message(message_of(reply), {}, "the reply")
+            context = Context(
+                opening=row.opening,
+                tokens=packed(row.tokens),
+                turns=tuple(row.turns),
+                transcript=(*row.transcript, Message(role="assistant", content=text)),
+                slot=row.index,
+            )
+            answered = Answered(messages=(*request.messages, said), tools=key.tools, context=context)
+            self._conversations.keep(reply.call_id, answered)
+        return reply
+
+
+@contextmanager
+def _telling(*jobs: Job) -> Iterator[None]:
+    """Tell a failure to those of these jobs that have no answer yet; the thread goes on."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, LfoError):
+            logger.exception("requests failed")
+            error = RefusedRequest("the server failed on this request; its log says why", status=500)
+        for job in jobs:
+            if not job.answer.done():
+                job.answer.set_exception(error)
+
+
+class Slots:
+    """Rows of a sampler, each with what was computed in it last; a conversation that goes on finds its own."""
+
+    def __init__(self, rows: SpeakingRows, count: int) -> None:
+        self.rows = rows
+        self._oldest_first = OrderedDict.fromkeys(range(count))
+        self._taken: set[int] = set()
+
+    def begin(self) -> None:
+        """A new batch: all rows are free."""
+        self._taken.clear()
+
+    def place(self, context: Context) -> int:
+        """Write a conversation into a free row, its own where that is free; returns which."""
+        own = context.slot
+        slot = (
+            next(each for each in self._oldest_first if each not in self._taken) if own in (None, *self._taken) else own
+        )
+        assert slot is not None
+        self._taken.add(slot)
+        self._oldest_first.move_to_end(slot)
+        shared = _common_prefix(self.rows.tokens(slot), context.tokens)
+        self.rows.rewind(slot, shared)
+        self.rows.extend([slot], [context.tokens[shared:]])
+        return slot
+
+
+def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many first tokens are the same.
+
+    >>> _common_prefix((1, 2, 3), (1, 2, 4, 5))
+    2
+    """
+    return next(
+        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
+
+
+def _name_of(tools: Sequence[Mapping[str, Any]]) -> str:
+    """The same for the same tools in the same words: the order of keys is part of what the model reads."""
+    return json.dumps(list(tools))

@@ -1,0 +1,129 @@
+"""What a conversation is to the policy: the row of tokens behind its messages, imagined exchanges included.
+
+A client sends the whole conversation with every request, without what was imagined on the way. So the row of each
+answered turn is kept, named by the id of the call in it, which nobody can guess. A request that holds such an id,
+behind the very messages that led to it, grows that row, as a rollout grows in training. Any other request is written
+anew from its messages: after a restart, when a client has edited what was said, or when too many others came since.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from lfo.protocol.chat import ChatCodec
+from lfo.protocol.hermes import read_tool_call
+from lfo.serving.wire import ChatRequest
+from lfo.types import Message, Turn
+
+KEPT = 1024  # conversations, the latest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Context:
+    """A conversation up to the point where the policy speaks."""
+
+    opening: tuple[Message, ...]  # all before the policy's first message
+    tokens: Sequence[int]
+    turns: tuple[Turn, ...]  # of the policy so far, imagined ones too
+    transcript: tuple[Message, ...]  # what the policy has seen, imagined messages too
+    slot: int | None = None  # the sampler's row in which it was continued last
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answered:
+    """A conversation that ends with a message of the policy."""
+
+    messages: tuple[Message, ...]  # as the client knows it
+    tools: str  # in which it was written
+    context: Context
+
+
+class Conversations:
+    """The latest conversations that were answered. Used by one thread."""
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self._kept = kept
+        self._answered: OrderedDict[str, Answered] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._answered)
+
+    def keep(self, call_id: str, answered: Answered) -> None:
+        self._answered[call_id] = answered
+        while len(self._answered) > self._kept:
+            self._answered.popitem(last=False)
+
+    def context(self, request: ChatRequest, codec: ChatCodec, tools: str) -> Context:
+        """The row that a request is answered behind."""
+        for place in reversed(range(len(request.messages))):
+            call_id = request.call_ids[place]
+            answered = self._answered.get(call_id) if call_id else None
+            said, rest = request.messages[: place + 1], request.messages[place + 1 :]
+            if answered and call_id and answered.messages == said and answered.tools == tools and _alternates(rest):
+                self._answered.move_to_end(call_id)
+                return _grown(answered.context, rest, codec)
+        return _written(request.messages, codec)
+
+
+def packed(tokens: Sequence[int]) -> Sequence[int]:
+    """Token ids in four bytes each."""
+    return array("i", tokens)
+
+
+def _alternates(messages: Sequence[Message]) -> bool:
+    """Whether these messages, behind one of the policy, can be written one after the other: heard, said, heard ..."""
+    heard, said = messages[::2], messages[1::2]
+    in_turn = all(each.role in ("tool", "user") for each in heard) and all(each.role == "assistant" for each in said)
+    return in_turn and len(messages) % 2 == 1
+
+
+def _grown(context: Context, rest: Sequence[Message], codec: ChatCodec) -> Context:
+    """A row that ends with a finished message of the policy, with what followed it."""
+    tokens, turns = list(context.tokens), list(context.turns)
+    said = context.transcript[-1].content
+    for message in rest:
+        if message.role == "assistant":
+            said = message.content
+            tokens += [*codec.encode(said), codec.end_of_turn]
+            continue
+        if message.role == "user":
+            tokens += codec.after_action_by_user(message.content).ids
+        else:
+            tokens += codec.after_action(message.content, stopped=True).ids
+        turns.append(_turn(said, message.content))
+    return Context(
+        opening=context.opening,
+        tokens=tokens,
+        turns=tuple(turns),
+        transcript=(*context.transcript, *rest),
+        slot=context.slot,
+    )
+
+
+def _written(messages: Sequence[Message], codec: ChatCodec) -> Context:
+    """The whole conversation in the template's own words; nothing in it was imagined."""
+    first = next((place for place, each in enumerate(messages) if each.role == "assistant"), len(messages))
+    turns = [
+        _turn(message.content, after.content if after.role != "assistant" else "")
+        for message, after in pairwise(messages)
+        if message.role == "assistant"
+    ]
+    tokens = codec.opening(messages).ids
+    return Context(opening=tuple(messages[:first]), tokens=tokens, turns=tuple(turns), transcript=tuple(messages))
+
+
+def _turn(action: str, observation: str) -> Turn:
+    """A real exchange. Its places in the row are not needed here: they tell training what to train."""
+    return Turn(
+        action=action,
+        observation=observation,
+        call=read_tool_call(action),
+        action_start=0,
+        action_end=0,
+        observation_start=0,
+        observation_end=0,
+    )

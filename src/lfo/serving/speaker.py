@@ -1,0 +1,87 @@
+"""Who speaks: all of a run that answering needs, with the local sampler or a vLLM server behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from transformers import PreTrainedTokenizerBase
+
+from lfo.agent import MEMORY, Agent, adapters_of, saved_config
+from lfo.config import RunConfig
+from lfo.env.interface import EnvironmentFactory
+from lfo.errors import UsageError
+from lfo.loading import environment_factory, load_tokenizer
+from lfo.model.couplings import POLICY, WORLD_MODEL
+from lfo.protocol.chat import ChatCodec
+from lfo.rollout.deliberation import LookAhead
+from lfo.rollout.predictors import make_lookahead, world_model_codec
+from lfo.rollout.reply_memory import ReplyMemory
+from lfo.rollout.row import Rows
+from lfo.rollout.runner import RunnerSettings
+from lfo.serving.upstream import Upstream, UpstreamRows, completer
+
+
+class SpeakingRows(Rows, Protocol):
+    """Rows of a sampler that tell what is in them."""
+
+    def tokens(self, row: int) -> Sequence[int]: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speaker:
+    """Make it with `local_speaker` or `upstream_speaker`."""
+
+    config: RunConfig
+    environment: EnvironmentFactory
+    tokenizer: PreTrainedTokenizerBase
+    codec: ChatCodec  # of the environment's own tools
+    settings: RunnerSettings
+    lookahead: LookAhead | None
+    new_rows: Callable[[int], SpeakingRows]  # so many fresh rows that the policy continues
+
+
+def local_speaker(agent: Agent) -> Speaker:
+    def new_rows(rows: int) -> SpeakingRows:
+        return agent.sampler.session(rows=rows, adapters=agent.model.policy_adapters)
+
+    return Speaker(
+        config=agent.config,
+        environment=agent.environment,
+        tokenizer=agent.tokenizer,
+        codec=agent.codec,
+        settings=agent.settings,
+        lookahead=agent.lookahead,
+        new_rows=new_rows,
+    )
+
+
+def upstream_speaker(run: Path, url: str, *, api_key: str = "") -> Speaker:
+    """A run whose weights a vLLM server holds, under the names that `lfo export` gives them."""
+    config = saved_config(run)
+    environment, tokenizer = environment_factory(config), load_tokenizer(config.model)
+    codec, world = ChatCodec(tokenizer, environment().tools()), world_model_codec(config, tokenizer)
+    upstream = Upstream(url, end_of_turn=codec.end_of_turn, api_key=api_key)
+    memory = None
+    if config.lookahead_source == "memory":
+        memory = ReplyMemory()
+        memory.load(adapters_of(run) / MEMORY)
+    needed = {POLICY} | ({WORLD_MODEL} if config.looks_ahead and memory is None else set())
+    if missing := sorted(needed - set(upstream.models())):
+        raise UsageError(f"{url} has no model {missing[0]!r}; start vLLM with the --lora-modules that lfo export names")
+    complete = completer(upstream, WORLD_MODEL, config.world_model.reply_tokens)
+
+    def new_rows(rows: int) -> SpeakingRows:
+        return UpstreamRows(upstream, POLICY, rows=rows, context=config.rollout.max_context)
+
+    return Speaker(
+        config=config,
+        environment=environment,
+        tokenizer=tokenizer,
+        codec=codec,
+        settings=RunnerSettings.of_run(config),
+        lookahead=make_lookahead(config, environment, world, complete, memory),
+        new_rows=new_rows,
+    )

@@ -1,0 +1,126 @@
+"""A vLLM server in the sampler's place: it holds the base and both LoRAs, and continues rows of tokens.
+
+    vllm serve BASE --enable-lora --lora-modules policy=policy world_model=world_model     in the folder of `lfo export`
+    lfo serve runs/x --upstream http://localhost:8001
+
+Rows and look-ahead stay here; what is asked there is `/v1/completions`, ids in, ids out (`return_token_ids`, vLLM
+0.10.2 or later), so that nothing is tokenised twice. vLLM has random numbers of its own: sampled answers are not those
+of the local sampler, greedy ones are, up to rounding.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from lfo.errors import WorkError
+from lfo.rollout.row import Dictated
+
+PATIENCE = 300.0  # seconds for one answer
+AT_ONCE = 64
+
+
+class Upstream:
+    """Completions of a server; `end_of_turn` is the id that ends a message."""
+
+    def __init__(self, url: str, *, end_of_turn: int, api_key: str = "") -> None:
+        self._url, self._end, self._key = url.rstrip("/").removesuffix("/v1"), end_of_turn, api_key
+        self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="upstream")
+
+    def models(self) -> list[str]:
+        return [each["id"] for each in self._ask("/v1/models")["data"]]
+
+    def complete(
+        self,
+        model: str,
+        prompts: Sequence[Sequence[int]],
+        *,
+        limits: Sequence[int],
+        temperature: float,
+        seeds: Sequence[int],
+    ) -> list[Dictated]:
+        """What a model says behind each prompt, all at the same time."""
+
+        def one(prompt: Sequence[int], limit: int, seed: int) -> Dictated:
+            body = {
+                "model": model,
+                "prompt": list(prompt),
+                "max_tokens": limit,
+                "temperature": temperature,
+                "seed": seed,
+                "stop_token_ids": [self._end],
+                "return_token_ids": True,
+            }
+            return self._read(self._ask("/v1/completions", body), limit)
+
+        return list(self._pool.map(one, prompts, limits, seeds))
+
+    def _read(self, answer: Any, limit: int) -> Dictated:
+        try:
+            choice = answer["choices"][0]
+            tokens, stopped = [int(token) for token in choice["token_ids"]], choice["finish_reason"] == "stop"
+        except (KeyError, TypeError, ValueError, IndexError):
+            raise WorkError(f"{self._url} answered no token ids: lfo serve needs vLLM 0.10.2 or later") from None
+        if stopped and (not tokens or tokens[-1] != self._end):
+            tokens.append(self._end)
+        return Dictated(tokens=tuple(tokens[:limit]), logprobs=(0.0,) * min(len(tokens), limit), stopped=stopped)
+
+    def _ask(self, path: str, body: Any = None) -> Any:
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._url + path, data=data, headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                words = error.read(300).decode(errors="replace")
+            raise WorkError(f"{self._url}{path} answered {error.code}: {words}") from error
+        except (OSError, ValueError) as error:
+            raise WorkError(f"{self._url}{path} cannot be asked: {getattr(error, 'reason', error)}") from error
+
+
+class UpstreamRows:
+    """Rows that a model of the server continues. What was computed of them is the server's business."""
+
+    def __init__(self, upstream: Upstream, model: str, *, rows: int, context: int) -> None:
+        self._upstream, self._model, self._context = upstream, model, context
+        self._tokens: list[list[int]] = [[] for _ in range(rows)]
+
+    def tokens(self, row: int) -> Sequence[int]:
+        return tuple(self._tokens[row])
+
+    def room(self, row: int) -> int:
+        return self._context - len(self._tokens[row])
+
+    def rewind(self, row: int, length: int) -> None:
+        del self._tokens[row][length:]
+
+    def extend(self, rows: Sequence[int], chunks: Sequence[Sequence[int]]) -> None:
+        for row, chunk in zip(rows, chunks, strict=True):
+            self._tokens[row].extend(chunk)
+
+    def decode(
+        self, rows: Sequence[int], *, max_new_tokens: Sequence[int], temperature: float, uniforms: Any
+    ) -> list[Dictated]:
+        limits = [min(limit, self.room(row)) for row, limit in zip(rows, max_new_tokens, strict=True)]
+        seeds = [int(numbers[0] * 2**31) for numbers in uniforms]
+        prompts = [self._tokens[row] for row in rows]
+        said = self._upstream.complete(self._model, prompts, limits=limits, temperature=temperature, seeds=seeds)
+        self.extend(rows, [each.tokens for each in said])
+        return said
+
+
+def completer(upstream: Upstream, model: str, limit: int) -> Callable[[Sequence[Sequence[int]]], list[tuple[int, ...]]]:
+    """The world model's part: what it says behind each prompt, greedily."""
+
+    def complete(prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+        same = [limit] * len(prompts)
+        said = upstream.complete(model, prompts, limits=same, temperature=0.0, seeds=[0] * len(prompts))
+        return [each.tokens for each in said]
+
+    return complete

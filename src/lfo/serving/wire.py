@@ -1,0 +1,312 @@
+"""OpenAI's chat form on the wire <-> the words of this package. Pure functions; whatever a client sends is judged here.
+
+    request = parse_request(body, model="x")       a `ChatRequest`, or `RefusedRequest` with one sentence
+    completion(reply, model="x")                   what is answered at once
+    chunks(reply, model="x")                       the same as the events of a stream
+
+An option that would change the answer and cannot be honoured is refused; options that we do not know are ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from lfo.errors import UsageError
+from lfo.protocol.hermes import format_tool_call
+from lfo.types import Message, Role, ToolCall, Turn
+
+MAX_MESSAGES = 512
+MAX_TOOLS = 128
+MAX_NESTING = 64  # of JSON inside a request
+GREEDY_BELOW = 0.01  # a temperature that divides by nothing
+SPEAKERS = ("system", "developer", "user", "assistant", "tool")
+# Options that change what is said, with the one value that we can honour; null is as good as absent.
+ONLY: Mapping[str, Any] = {
+    "n": 1,
+    "top_p": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "logprobs": False,
+    "logit_bias": {},
+    "stop": [],
+    "response_format": {"type": "text"},
+    "functions": [],
+}
+
+
+class RefusedRequest(UsageError):
+    """A request that cannot be answered, in one sentence for the client."""
+
+    def __init__(self, sentence: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
+        super().__init__(sentence)
+        self.param, self.code, self.status = param, code, status
+
+    def body(self) -> dict[str, Any]:
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatRequest:
+    """What a client wants: the next message of a conversation."""
+
+    messages: tuple[Message, ...]
+    call_ids: tuple[str | None, ...]  # of each message: the id of the call in it
+    tools: tuple[Mapping[str, Any], ...] | None = None  # None: those that the run was trained with
+    temperature: float | None = None  # None: the run's
+    max_tokens: int | None = None
+    seed: int | None = None
+    stream: bool = False
+    usage_in_stream: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reply:
+    """The agent's next message: `Reply(content="", call=ToolCall(...), call_id="call_5f", finish="tool_calls")`."""
+
+    content: str
+    call: ToolCall | None = None
+    call_id: str = ""
+    finish: str = "stop"  # or tool_calls, length
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    imagined: Sequence[Turn] = field(default=())  # what was imagined before it was said
+
+
+def parse_request(body: bytes, *, model: str) -> ChatRequest:
+    """The request in a body, of a server whose one model has this name."""
+    try:
+        wanted = json.loads(body, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        raise RefusedRequest("the body is not a JSON object in UTF-8") from None
+    if not isinstance(wanted, dict) or _nests_deeper(wanted, MAX_NESTING):
+        raise RefusedRequest(f"the body must be a JSON object, nested at most {MAX_NESTING} deep")
+    _check_model(wanted.get("model"), model)
+    _check_options(wanted)
+    messages, call_ids = _read_messages(wanted.get("messages"))
+    limit = _number(wanted, "max_completion_tokens", whole=True, low=1)
+    if limit is None:
+        limit = _number(wanted, "max_tokens", whole=True, low=1)
+    temperature = _number(wanted, "temperature", low=0, high=2)
+    seed = _number(wanted, "seed", whole=True)
+    stream_options = wanted.get("stream_options") or {}
+    return ChatRequest(
+        messages=messages,
+        call_ids=call_ids,
+        tools=() if wanted.get("tool_choice") == "none" else _read_tools(wanted.get("tools")),
+        temperature=0.0 if temperature is not None and temperature < GREEDY_BELOW else temperature,
+        max_tokens=None if limit is None else int(limit),
+        seed=None if seed is None else int(seed) % 2**63,
+        stream=wanted.get("stream") is True,
+        usage_in_stream=isinstance(stream_options, dict) and stream_options.get("include_usage") is True,
+    )
+
+
+def _check_model(name: Any, model: str) -> None:
+    if not isinstance(name, str):
+        raise RefusedRequest(f"model must be the name of the served model, {model!r}", param="model")
+    if name != model:
+        sentence = f"there is no model {name[:80]!r}; this server has {model!r}"
+        raise RefusedRequest(sentence, param="model", code="model_not_found", status=404)
+
+
+def _check_options(wanted: Mapping[str, Any]) -> None:
+    for name, value in ONLY.items():
+        if (given := wanted.get(name)) is not None and given != value:
+            raise RefusedRequest(f"{name} can only be {json.dumps(value)}", param=name)
+    if wanted.get("tool_choice") not in (None, "auto", "none"):
+        raise RefusedRequest('tool_choice can only be "auto" or "none"', param="tool_choice")
+    if wanted.get("stream") not in (None, True, False):
+        raise RefusedRequest("stream must be true or false", param="stream")
+
+
+def _number(
+    wanted: Mapping[str, Any], name: str, *, whole: bool = False, low: float = -math.inf, high: float = math.inf
+) -> float | None:
+    value = wanted.get(name)
+    if value is None:
+        return None
+    right = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    if not right or not low <= value <= high:
+        limits = [f"from {low:g}"] * (low > -math.inf) + [f"up to {high:g}"] * (high < math.inf)
+        kind = "a whole number" if whole else "a number"
+        raise RefusedRequest(f"{name} must be {' '.join([kind, *limits])}", param=name)
+    return value
+
+
+# --- messages and tools --------------------------------------------------------------------------------------------
+
+
+def _read_messages(given: Any) -> tuple[tuple[Message, ...], tuple[str | None, ...]]:
+    if not isinstance(given, list) or not 1 <= len(given) <= MAX_MESSAGES:
+        raise RefusedRequest(f"messages must be a list of 1 to {MAX_MESSAGES} messages", param="messages")
+    called: dict[str, str] = {}  # id of a call -> name of its tool
+    messages, call_ids = [], []
+    for place, each in enumerate(given):
+        message, ids = read_message(each, called, f"messages[{place}]")
+        messages.append(message)
+        called |= ids
+        call_ids.append(next(iter(ids), None))
+    if messages[-1].role == "assistant":
+        raise RefusedRequest(
+            "the last message must not be the assistant's: there is nothing to answer", param="messages"
+        )
+    return tuple(messages), tuple(call_ids)
+
+
+def read_message(given: Any, called: Mapping[str, str], where: str) -> tuple[Message, dict[str, str]]:
+    """A message as the policy wrote or will read it, with the ids of the calls in it; a call is part of its text."""
+    if not isinstance(given, dict) or given.get("role") not in SPEAKERS:
+        raise RefusedRequest(f"{where} must be an object whose role is one of {', '.join(SPEAKERS)}", param=where)
+    speaker = given["role"]
+    content = _text(given.get("content"), where, may_be_absent=speaker == "assistant")
+    name, ids = None, {}
+    if speaker == "assistant":
+        calls = given.get("tool_calls") or []
+        if not isinstance(calls, list):
+            raise RefusedRequest(f"{where}.tool_calls must be a list", param=where)
+        read = [_read_call(call, f"{where}.tool_calls[{place}]") for place, call in enumerate(calls)]
+        ids = {number: call.name for number, call in read}
+        content = "\n".join(filter(None, [content, *(format_tool_call(call) for _, call in read)]))
+    elif speaker == "tool":
+        number = given.get("tool_call_id")
+        if not isinstance(number, str):
+            raise RefusedRequest(f"{where}.tool_call_id must be the id of a call", param=where)
+        name = called.get(number)
+    role = "system" if speaker == "developer" else speaker
+    return Message(role=cast(Role, role), content=content, name=name), ids
+
+
+def _text(content: Any, where: str, *, may_be_absent: bool) -> str:
+    if content is None and may_be_absent:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        parts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
+        if len(parts) == len(content) and all(isinstance(part, str) for part in parts):
+            return "".join(cast(list[str], parts))
+    raise RefusedRequest(f"{where}.content must be text, or a list of parts of text", param=where)
+
+
+def _read_call(given: Any, where: str) -> tuple[str, ToolCall]:
+    function = given.get("function") if isinstance(given, dict) else None
+    if not isinstance(function, dict) or not isinstance(given.get("id"), str):
+        raise RefusedRequest(f"{where} must have an id and a function", param=where)
+    name, arguments = function.get("name"), function.get("arguments")
+    try:
+        read = json.loads(arguments, parse_constant=_refuse_constant) if isinstance(arguments, str) else None
+    except (ValueError, RecursionError):
+        read = None
+    if not isinstance(name, str) or not isinstance(read, dict) or _nests_deeper(read, MAX_NESTING):
+        raise RefusedRequest(f"{where}.function must have a name, and arguments that are a JSON object", param=where)
+    return given["id"], ToolCall(name=name, arguments=read)
+
+
+def _read_tools(given: Any) -> tuple[Mapping[str, Any], ...] | None:
+    if given is None:
+        return None
+    if not isinstance(given, list) or len(given) > MAX_TOOLS:
+        raise RefusedRequest(f"tools must be a list of at most {MAX_TOOLS} tools", param="tools")
+    for place, tool in enumerate(given):
+        where = f"tools[{place}]"
+        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise RefusedRequest(
+                f"{where} must be of the type function, and its function must have a name", param=where
+            )
+        if not isinstance(function.get("parameters", {}), dict) or not isinstance(function.get("description", ""), str):
+            sentence = f"{where}.function.parameters must be an object and its description text"
+            raise RefusedRequest(sentence, param=where)
+    try:
+        json.dumps(given, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise RefusedRequest("tools contain half of a Unicode surrogate pair", param="tools") from None
+    return tuple(given)
+
+
+def _nests_deeper(outermost: Any, depth: int) -> bool:
+    level = [outermost]
+    for _ in range(depth):
+        items = [item for box in level for item in (box.values() if isinstance(box, dict) else box)]
+        level = [item for item in items if isinstance(item, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+# --- answers -------------------------------------------------------------------------------------------------------
+
+
+def message_of(reply: Reply) -> dict[str, Any]:
+    """The assistant's message, as the client will send it back."""
+    message: dict[str, Any] = {"role": "assistant", "content": reply.content or (None if reply.call else "")}
+    return message | ({"tool_calls": [_call_of(reply)]} if reply.call else {})
+
+
+def completion(reply: Reply, *, model: str) -> dict[str, Any]:
+    choice = {"index": 0, "message": message_of(reply), "logprobs": None, "finish_reason": reply.finish}
+    return {**_frame(model, "chat.completion"), "choices": [choice], "usage": _usage(reply), "lfo": _about(reply)}
+
+
+def chunks(reply: Reply, *, model: str, usage: bool = False) -> Iterator[dict[str, Any]]:
+    """The events of a stream. A turn is streamed when it is decided: look-ahead may replace a draft as a whole."""
+    frame = _frame(model, "chat.completion.chunk")
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": reply.content}]
+    if reply.call:
+        call = _call_of(reply)
+        arguments = call["function"]["arguments"]
+        call["function"]["arguments"] = ""
+        deltas.append({"tool_calls": [{"index": 0, **call}]})
+        deltas.append({"tool_calls": [{"index": 0, "function": {"arguments": arguments}}]})
+    for delta in deltas:
+        yield {**frame, "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}]}
+    end = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": reply.finish}
+    yield {**frame, "choices": [end], "lfo": _about(reply)}
+    if usage:
+        yield {**frame, "choices": [], "usage": _usage(reply)}
+
+
+def models(model: str) -> dict[str, Any]:
+    return {"object": "list", "data": [{"id": model, "object": "model", "created": 0, "owned_by": "lfo"}]}
+
+
+def _frame(model: str, kind: str) -> dict[str, Any]:
+    number = f"chatcmpl-{secrets.token_hex(12)}"
+    return {"id": number, "object": kind, "created": int(time.time()), "model": model}
+
+
+def _call_of(reply: Reply) -> dict[str, Any]:
+    assert reply.call is not None
+    arguments = json.dumps(dict(reply.call.arguments), ensure_ascii=False)
+    return {"id": reply.call_id, "type": "function", "function": {"name": reply.call.name, "arguments": arguments}}
+
+
+def _usage(reply: Reply) -> dict[str, int]:
+    total = reply.prompt_tokens + reply.completion_tokens
+    tokens = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.completion_tokens}
+    return {**tokens, "total_tokens": total}
+
+
+def _about(reply: Reply) -> dict[str, Any]:
+    """What a server of OpenAI's form has no word for: the calls that were imagined, and what was expected."""
+    imagined = [
+        {
+            "name": turn.call.name if turn.call else None,
+            "arguments": dict(turn.call.arguments) if turn.call else None,
+            "expected": turn.observation,
+            "kept": not turn.taken_back,
+        }
+        for turn in reply.imagined
+    ]
+    return {"imagined": imagined}
