@@ -118,7 +118,7 @@ class RunConfig:
     algo: Literal["dual-lora", "dapo"] = "dual-lora"
     engine: Literal["local", "verl"] = "local"
     model: str = "tiny"  # the embedded base, a fetched one, a folder or a hub id
-    env: str = "phone-calls"  # or oracle-codes, or package.module:Class
+    env: str = "phone-calls"  # or oracle-codes, package.module:Class, or an adapter's word:name (env/adapters)
     # Given to the environment's class; `levels=2,3` is short for env_args.levels=[2,3].
     env_args: Mapping[str, Any] = field(default_factory=lambda: dict(SHIPPED_ENVIRONMENTS["phone-calls"]))
     coupling: str = "separate"  # how the adapters meet: separate, shared or stacked (model/couplings.py)
