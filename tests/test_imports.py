@@ -69,12 +69,15 @@ LIVES_IN: Mapping[str, tuple[str, ...]] = {
         "lfo.engines",
     ),
     "peft": ("lfo.model", "lfo.tools", "lfo.engines"),
-    "verl": ("lfo.engines.verl",),
+    "verl": ("lfo.engines.verl", "lfo.env.adapters.verl_project"),
     "ray": ("lfo.engines.verl",),
     "hydra": ("lfo.engines.verl",),
     "vllm": ("lfo.engines.verl",),
     "gymnasium": ("lfo.env.gym", "lfo.env.adapters.gymnasium_env"),
     "textarena": ("lfo.env.adapters.textarena_game",),
+    "openenv": ("lfo.env.adapters.openenv_server",),
+    "verifiers": ("lfo.env.adapters.verifiers_env",),
+    "scienceworld": ("lfo.env.adapters.scienceworld_task",),
 }
 # (module, what it imports inside a function), with the reason.
 LATE: Mapping[tuple[str, str], str] = {

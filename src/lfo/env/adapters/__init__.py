@@ -16,6 +16,10 @@ from lfo.errors import ConfigError
 ADAPTERS: Mapping[str, str] = {
     "gymnasium": "gymnasium_env",
     "textarena": "textarena_game",
+    "openenv": "openenv_server",
+    "verifiers": "verifiers_env",
+    "verl": "verl_project",
+    "scienceworld": "scienceworld_task",
 }
 
 
