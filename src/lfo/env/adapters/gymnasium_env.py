@@ -78,6 +78,10 @@ class Adapter(ForeignEnvironment):
             observation=self._words(observation, info), reward=float(reward), done=bool(terminated or truncated)
         )
 
+    def moves(self) -> list[ToolCall]:
+        names = {number: name for name, number in self._meanings.items()}
+        return [ToolCall(name="act", arguments={"action": names.get(each, each)}) for each in self._legal]
+
     def _tool(self) -> list[dict[str, Any]]:
         about = _ABOUT_ACTIONS.search(type(self._game.unwrapped).__doc__ or "")
         meaning = " ".join(about[1].split())[:600] if about and not self._meanings else ""
@@ -91,14 +95,15 @@ class Adapter(ForeignEnvironment):
 
     def _words(self, observation: Any, info: Mapping[str, Any]) -> str:
         words = words_of(self._observations, observation)
+        self._legal: list[int] = []
         lines = [words if isinstance(self._observations, spaces.Text | spaces.Dict) else f"Observation: {words}"]
         if self._render:
             lines.append(_plain(str(self._game.render())))
         if (mask := info.get("action_mask")) is not None and isinstance(self._actions, spaces.Discrete):
             names = {number: name for name, number in self._meanings.items()}
             first = int(self._actions.start)
-            legal = [first + place for place, allowed in enumerate(mask) if allowed]
-            lines.append("Legal actions: " + ", ".join(names.get(each, str(each)) for each in legal))
+            self._legal = [first + place for place, allowed in enumerate(mask) if allowed]
+            lines.append("Legal actions: " + ", ".join(names.get(each, str(each)) for each in self._legal))
         return "\n".join(lines)
 
 
@@ -124,8 +129,15 @@ def schema_of(space: spaces.Space[Any]) -> dict[str, Any]:
     kind = "number" if isinstance(space, spaces.Box) and space.dtype.kind == "f" else "integer"
     if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
         size = _size_in_words(space)
-        items: dict[str, Any] = {"type": "array", "items": {"type": kind}, "minItems": size, "maxItems": size}
-        return items | {"description": f"{size} numbers within {_bounds(space)}"}
+        low, high = _bounds(space)
+        limits = {"minimum": low, "maximum": high} if np.isfinite([low, high]).all() else {}
+        return {
+            "type": "array",
+            "items": {"type": kind, **limits},
+            "minItems": size,
+            "maxItems": size,
+            "description": f"{size} numbers from {low:.4g} to {high:.4g}",
+        }
     raise ValueError(f"the space {space} has no schema")
 
 
@@ -174,12 +186,11 @@ def _size_in_words(space: spaces.Space[Any]) -> int:
     return size
 
 
-def _bounds(space: spaces.Space[Any]) -> str:
+def _bounds(space: spaces.Space[Any]) -> tuple[Any, Any]:
+    """The lowest and the highest number anywhere in it."""
     if isinstance(space, spaces.Box):
-        return f"{float(space.low.min()):.4g} to {float(space.high.max()):.4g}"
-    if isinstance(space, spaces.MultiDiscrete):
-        return "0 to one below " + ", ".join(map(str, space.nvec.ravel().tolist()))
-    return "0 to 1"
+        return space.low.min().item(), space.high.max().item()
+    return 0, int(space.nvec.max()) - 1 if isinstance(space, spaces.MultiDiscrete) else 1
 
 
 def _meanings(game: Any, actions: spaces.Space[Any]) -> dict[str, int]:

@@ -82,6 +82,10 @@ class Adapter(ForeignEnvironment):
         observation, reward, done, _ = self._world.step(call.arguments["action"])
         return Reaction(observation=observation, reward=float(reward), done=bool(done))
 
+    def moves(self) -> list[ToolCall]:
+        valid = self._world.get_valid_action_object_combinations()
+        return [ToolCall(name="act", arguments={"action": action}) for action in valid]
+
 
 @functools.cache
 def _splits(task: str) -> dict[str, list[Variation]]:
@@ -111,7 +115,7 @@ def _java() -> Any:
 def _world(java: Any) -> Any:
     """A world of its own in the Java process that is there: the library starts a process for each."""
     world = _World.__new__(_World)
-    vars(world).update(vars(java))
+    world.__dict__.update(java.__dict__)
     world.server = java._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
     world.lastStepScore = 0
     world.clear_run_histories()

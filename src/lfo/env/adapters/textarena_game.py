@@ -7,6 +7,7 @@ game's own at its end, 0 where it is negative. `env_args` go to `textarena.make`
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -18,6 +19,7 @@ from lfo.env.adapters.foreign import ForeignEnvironment, GlobalState, Reaction, 
 from lfo.errors import ConfigError
 from lfo.types import Message, ToolCall
 
+_BRACKETED = re.compile(r"\[[^\[\]\n]{1,40}\]")
 _played: set[str] = set()  # games that were tried with one player
 _TOOL = one_tool(
     "act",
@@ -59,17 +61,22 @@ class Adapter(ForeignEnvironment):
     def open(self, task: SeededTask) -> Sequence[Message]:
         self._game = textarena.make(self.name, **self._options)
         self._game.reset(num_players=1, seed=task.seed)
-        return system_message(self.name), Message(role="user", content=self._heard())
+        self._last = self._heard()
+        return system_message(self.name), Message(role="user", content=self._last)
 
     def act(self, call: ToolCall) -> Reaction:
         done, _ = self._game.step(action=call.arguments["action"])
-        heard = self._heard()
+        heard = self._last = self._heard()
         if not done:
             return Reaction(observation=heard)
         rewards, info = self._game.close()
         ending = str(info.get(0, {}).get("reason") or "")
         words = [heard, *([ending] if ending and ending not in heard else [])]
         return Reaction(observation="\n".join(filter(None, words)), reward=(rewards or {}).get(0, 0.0), done=True)
+
+    def moves(self) -> list[ToolCall]:
+        """What stands in brackets in the game's last words; some games list their moves there."""
+        return [ToolCall(name="act", arguments={"action": move}) for move in _BRACKETED.findall(self._last)]
 
     def _heard(self) -> str:
         """What the game has said since it was last asked; its wrappers would repeat the whole history."""
