@@ -35,7 +35,9 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "report": frozenset({"types", "errors", "config", "rundir", "evaluation"}),
     "preflight": frozenset({"errors", "config", "env", "rollout", "tracking"}),
     "loading": frozenset({"errors", "settings", "config", "env", "model"}),
-    "agent": frozenset({"types", "errors", "config", "rundir", "env", "protocol", "rollout", "model", "loading"}),
+    "agent": frozenset(
+        {"types", "errors", "config", "rundir", "env", "protocol", "rollout", "model", "couplings", "loading"}
+    ),
     "training": frozenset(
         {
             *("types", "errors", "config", "rundir", "env", "protocol", "objectives", "rollout", "backend"),

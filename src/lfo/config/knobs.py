@@ -128,7 +128,7 @@ class RunConfig:
     steps: int = 100
     seed: int = 0
     output_dir: str = "runs/latest"
-    init_from: str | None = None  # run whose adapters this one starts from
+    init_from: str | None = None  # a run whose adapters this one starts from, or a PEFT LoRA for the policy
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = 0  # CPU threads; 0 = let torch decide
     micro_batch_tokens: int = 16_384  # in one forward and backward; a matter of memory and speed alone
