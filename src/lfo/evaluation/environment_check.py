@@ -9,12 +9,7 @@ time limit, and what it does to the process around it is watched.
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
-import random as global_random
 import re
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,14 +17,13 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
-import numpy as np
-
 from lfo.env.interface import EnvironmentFactory, NamesMoves, flaw_of
 from lfo.env.random_play import random_call
 from lfo.env.seeds import stream
 from lfo.errors import EnvironmentFailed
 from lfo.protocol.hermes import format_tool_call
-from lfo.rollout.patience import EnvironmentTimedOut, call_all
+from lfo.rollout.patience import EnvironmentTimedOut
+from lfo.rollout.watch import Watch
 from lfo.types import Message
 
 FAREWELL = "I am done."
@@ -75,31 +69,6 @@ class Story:
         return tuple(message.content for message in self.opening), tuple(self.replies), str(self.failure)
 
 
-class Watch:
-    """Calls of an environment with a time limit; remembers what they did to the process around them."""
-
-    def __init__(self, timeout: float) -> None:
-        self.timeout = timeout
-        self.printed = ""
-        self.effects: dict[str, None] = {}
-
-    def call(self, function: Callable[[], Any]) -> tuple[Any, float]:
-        """The result, or the failure that stands for it, and the seconds it took."""
-        folder, drawn = os.getcwd(), (global_random.getstate(), _numpy_state())
-        printed = io.StringIO()
-        started = time.perf_counter()
-        with contextlib.redirect_stdout(printed):
-            (outcome,) = call_all([function], timeout=self.timeout, retries=0, workers=1)
-        seconds = time.perf_counter() - started
-        self.printed = self.printed or printed.getvalue().strip()
-        if os.getcwd() != folder:
-            os.chdir(folder)
-            self.effects["it changes the working directory of the process"] = None
-        if (global_random.getstate(), _numpy_state()) != drawn:
-            self.effects["it draws from the global random state, so rollouts side by side are not repeatable"] = None
-        return outcome, seconds
-
-
 def check_environment(
     factory: EnvironmentFactory,
     *,
@@ -127,13 +96,11 @@ def check_environment(
     played = _play(factory, tasks, watch, max_turns=max_turns, tools=tools) if not hangs(idle) else []
     problems += _failures(played, idle)
     if hangs(idle) or hangs(played):  # more of it would take the time limit again and again
-        return {"ok": False, "problems": problems, "warnings": list(watch.effects)}
+        return {"ok": False, "problems": problems, "warnings": watch.effects()}
     problems += _hostile_problems(factory, tasks[0], watch, allowed=idle[0].reward)
     problems += [f"it answers a special token of the model: {each!r}" for each in _specials_in(played, specials)]
     again = _repeated(factory, tasks, played, watch, tools, max_turns)
-    warnings = [*again, *schema_flaws(tools), *watch.effects]
-    if watch.printed:
-        warnings.append(f"it prints: {watch.printed.splitlines()[0][:80]!r}")
+    warnings = [*again, *schema_flaws(tools), *watch.effects()]
     figures = _figures(idle, played, length_of)
     warnings += _figure_warnings(figures, room)
     return {
@@ -374,8 +341,3 @@ def _figure_warnings(figures: Mapping[str, Any], room: int | None) -> list[str]:
             f"replies up to {figures['lengths']['reply']['longest']}"
         )
     return warnings
-
-
-def _numpy_state() -> tuple[Any, ...]:
-    name, keys, *rest = np.random.get_state(legacy=True)
-    return name, bytes(np.asarray(keys)), *rest
