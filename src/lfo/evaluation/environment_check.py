@@ -137,7 +137,7 @@ def _play(
     for place, task in enumerate(tasks):
         if hangs(stories):
             break
-        speak = partial(_random_speech, tools, place) if tools else None
+        speak = partial(random_speech, tools, place) if tools else None
         stories.append(tell(factory, task, watch, max_turns=max_turns, speak=speak))
     return stories
 
@@ -171,7 +171,8 @@ def _turns(
             return
 
 
-def _random_speech(tools: Sequence[Mapping[str, Any]], place: int, heard: str, environment: Any) -> str:
+def random_speech(tools: Sequence[Mapping[str, Any]], place: int, heard: str, environment: Any) -> str:
+    """A random call, a function of `place` and of what was heard."""
     moves = environment.moves() if isinstance(environment, NamesMoves) else ()
     random = stream(place, len(heard), heard[-200:])
     return format_tool_call(random_call(tools, heard=heard, random=random, moves=moves))
@@ -225,7 +226,7 @@ def _repeated(
     """Is the same heard when the same is done again, alone and beside another rollout?"""
 
     def turns(place: int, story: Story) -> Any:
-        speak = partial(_random_speech, tools, place)
+        speak = partial(random_speech, tools, place)
         return _turns(story, factory, tasks[place], watch, max_turns=max_turns, speak=speak)
 
     places = [place for place in range(min(REPEATED, len(tasks))) if played[place].failure is None]
