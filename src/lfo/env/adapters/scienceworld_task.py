@@ -84,7 +84,7 @@ class Adapter(ForeignEnvironment):
 
     def moves(self) -> list[ToolCall]:
         valid = self._world.get_valid_action_object_combinations()
-        return [ToolCall(name="act", arguments={"action": action}) for action in valid]
+        return [ToolCall(name="act", arguments={"action": action}) for action in sorted(valid)]
 
 
 @functools.cache
