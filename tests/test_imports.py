@@ -78,7 +78,7 @@ LIVES_IN: Mapping[str, tuple[str, ...]] = {
     "gymnasium": ("lfo.env.gym", "lfo.env.adapters.gymnasium_env"),
     "textarena": ("lfo.env.adapters.textarena_game",),
     "openenv": ("lfo.env.adapters.openenv_server",),
-    "verifiers": ("lfo.env.adapters.verifiers_env",),
+    "verifiers": ("lfo.env.adapters.verifiers_env", "lfo.env.for_verifiers"),
     "scienceworld": ("lfo.env.adapters.scienceworld_task",),
 }
 # (module, what it imports inside a function), with the reason.
@@ -87,7 +87,7 @@ LATE: Mapping[tuple[str, str], str] = {
 }
 # The environment is pure Python, and so is what it may import, except for its faces to other libraries.
 PURE = ("lfo.env", "lfo.protocol.hermes", "lfo.statistics")
-IMPURE = ("lfo.env.gym", "lfo.env.adapters")
+IMPURE = ("lfo.env.gym", "lfo.env.adapters", "lfo.env.for_verifiers")
 
 
 def package_sources() -> dict[str, str]:
