@@ -25,6 +25,8 @@ from lfo.env.interface import EnvironmentFactory, tasks_of
 from lfo.errors import DataError, UsageError
 from lfo.loading import environment_factory, load_base, load_tokenizer, pick_device
 from lfo.model.adapters import DualAdapterModel
+from lfo.model.couplings import POLICY
+from lfo.model.lora_folder import CONFIG_FILE
 from lfo.model.sampler import Sampler
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.world_model import WorldModelCodec, WorldModelState
@@ -224,6 +226,18 @@ def adapters_of(run: Path, adapter: Literal["best", "last"] = "last") -> Path:
         if folder and (folder / "policy").is_dir():
             return folder
     raise DataError(f"{run} holds no adapters: there is neither a checkpoint nor a folder adapters in it yet")
+
+
+def start_from(model: DualAdapterModel, init_from: str) -> None:
+    """Take over the adapters of a run; where it has a policy alone, or the folder is one PEFT LoRA, the policy's."""
+    folder = Path(init_from)
+    if not (folder / CONFIG_FILE).is_file():
+        adapters = adapters_of(folder)
+        if all((adapters / name).is_dir() for name in model.adapter_names):
+            model.load(adapters)
+            return
+        folder = adapters / POLICY
+    model.load_policy(folder)
 
 
 def batches(things: Sequence[T], size: int = BATCH) -> Iterator[Sequence[T]]:

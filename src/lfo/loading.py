@@ -15,10 +15,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from transformers.utils.logging import disable_progress_bar
 
 from lfo.config import SHIPPED_ENVIRONMENTS, RunConfig
+from lfo.env.adapters import ADAPTERS, adapter_class, adapter_word
 from lfo.env.interface import Environment, EnvironmentFactory
 from lfo.env.shipped import SHIPPED
 from lfo.errors import ConfigError
 from lfo.model import catalog
+from lfo.settings import did_you_mean
 
 EMBEDDED = "tiny"
 
@@ -67,7 +69,7 @@ def pick_device(name: str) -> torch.device:
 
 def environment_factory(config: RunConfig) -> EnvironmentFactory:
     """What makes one environment per rollout."""
-    factory = partial(_class_of(config.env), **config.env_args)
+    factory = partial(_class_of(config.env), *_behind_the_colon(config.env), **config.env_args)
     try:
         environment = factory()
     except TypeError as error:
@@ -81,7 +83,9 @@ def naming_environment(config: RunConfig, environment: EnvironmentFactory) -> Ru
     """The config with the environment that is really played, so that its run can be evaluated from its folder."""
     told = environment if isinstance(environment, partial) else partial(environment)
     name = config.env
-    if told.func is not (_class_of(config.env)):
+    if adapter_word(spec := getattr(environment(), "spec", "")):
+        name = spec
+    elif told.func is not (_class_of(config.env)):
         kind = type(environment())
         name = next(
             (each for each, known in SHIPPED.items() if kind is known.made_by), f"{kind.__module__}:{kind.__name__}"
@@ -97,7 +101,14 @@ def naming_environment(config: RunConfig, environment: EnvironmentFactory) -> Ru
 
 
 def _class_of(name: str) -> Any:
-    return SHIPPED[name].made_by if name in SHIPPED else _class_named(name)
+    if name in SHIPPED:
+        return SHIPPED[name].made_by
+    return adapter_class(name) if adapter_word(name) else _class_named(name)
+
+
+def _behind_the_colon(name: str) -> tuple[str, ...]:
+    """What an adapter is given first: the name that its library knows."""
+    return (name.partition(":")[2],) if adapter_word(name) else ()
 
 
 def _class_named(name: str) -> Any:
@@ -108,6 +119,7 @@ def _class_named(name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), attribute)
     except ImportError as error:
-        raise ConfigError(f"env={name} cannot be imported: {error}") from error
+        hint = did_you_mean(module, tuple(ADAPTERS))
+        raise ConfigError(f"env={name} cannot be imported: {error}{hint}") from error
     except AttributeError:
         raise ConfigError(f"env={name}: the module {module} has no {attribute}") from None

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 
 from lfo.config import RunConfig, validate
 from lfo.env.interface import EnvironmentFactory, OffersLookahead, flaw_of, predicted_tools, tasks_of
 from lfo.errors import ConfigError
-from lfo.rollout.patience import call_all
 from lfo.rollout.predictors import imagined_tools
+from lfo.rollout.watch import Watch
 from lfo.tracking import require_trackers
+
+logger = logging.getLogger(__name__)
 
 
 def check_run(config: RunConfig, environment: EnvironmentFactory) -> None:
@@ -17,12 +20,13 @@ def check_run(config: RunConfig, environment: EnvironmentFactory) -> None:
     validate(config)
     require_trackers(config)
     # An environment that raises or hangs here is not refused: that costs a rollout, which reports it.
-    (flaw,) = call_all(
-        [partial(flaw_of, environment)], timeout=config.rollout.environment_timeout, retries=0, workers=1
-    )
+    watch = Watch(config.rollout.environment_timeout)
+    flaw, _ = watch.call(partial(flaw_of, environment))
     if isinstance(flaw, str):
         raise ConfigError(flaw)
     made = environment()
+    for effect in watch.effects():
+        logger.warning(f"the environment {type(made).__name__}: {effect}")
     if config.lookahead == "environment" and not isinstance(made, OffersLookahead):
         raise ConfigError(
             f"the environment {type(made).__name__} has no lookahead_query, so nothing would ever be "

@@ -28,6 +28,7 @@ from lfo.cli import (
     environment,
     evaluate,
     export,
+    init,
     inspect,
     models,
     plan,
@@ -54,6 +55,7 @@ class _Commands(TyperGroup):
 
 
 app = typer.Typer(name="lfo", cls=_Commands, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app.command("init")(init.init)
 app.command("train")(train.train)
 app.command("config")(train.config)
 app.command("demo")(demo.demo)

@@ -1,4 +1,4 @@
-"""`lfo generate` writes the phone-call world to files; `lfo check-env` shows that it keeps its promises."""
+"""`lfo generate` writes the phone-call world to files; `lfo check-env` checks that world, or any other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lfo.cli.common import Json, answer, progress_bar
+from lfo.cli.common import Json, answer, counted, progress_bar, visible, working
+from lfo.errors import UsageError
 
 Data = Annotated[Path, typer.Option("--data", metavar="DIR", help="A folder that `lfo generate` wrote.")]
 
@@ -46,8 +47,27 @@ def generate(
         typer.echo(f"  {split}: {sum(counts.values())} tasks; information ceiling: {ceilings}")
 
 
-def check_env(data: Data = Path("data"), as_json: Json = False) -> None:
-    """Let every player loose on 1,000 fresh tasks a level and check all bounds: lfo check-env --data data"""
+def check_env(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME=VALUE", help="Any environment, as env=textarena:FrozenLake-v0 env_args.size=5."),
+    ] = None,
+    data: Data = Path("data"),
+    episodes: Annotated[int, typer.Option(min=1, help="Rollouts of each player.")] = 20,
+    logs: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Recorded rollouts: how predictable are the replies?")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check any environment by playing it, or the phone-call world against all of its bounds.
+
+    lfo check-env env=my_world:Safes; lfo check-env env=my_world:Safes --logs rollouts.jsonl; lfo check-env --data data
+    """
+    if overrides:
+        _check_any(overrides, episodes, logs, as_json)
+        return
+    if logs is not None:
+        raise UsageError("--logs needs the environment that the rollouts are of: lfo check-env env=NAME --logs FILE")
     from lfo.env.check import check, plays
     from lfo.env.generator import load
 
@@ -57,6 +77,77 @@ def check_env(data: Data = Path("data"), as_json: Json = False) -> None:
     answer(result, lambda: _show(result), as_json=as_json)
     if not result["ok"]:
         raise typer.Exit(1)
+
+
+def _check_any(overrides: list[str], episodes: int, logs: Path | None, as_json: bool) -> None:
+    with working("checking"):
+        from lfo.config import load_config
+        from lfo.evaluation.environment_check import check_environment
+        from lfo.evaluation.predictability import predictability
+        from lfo.loading import environment_factory, load_tokenizer
+        from lfo.rollout.records import read_rollouts
+
+        config = load_config(overrides)
+        factory, tokenizer = environment_factory(config), load_tokenizer(config.model)
+
+        def length_of(text: str) -> int:
+            return len(tokenizer.encode(text, add_special_tokens=False))
+
+        if logs is not None:
+            result = {"ok": True, **predictability(read_rollouts(logs, factory()), length_of=length_of)}
+        else:
+            result = check_environment(
+                factory,
+                episodes=episodes,
+                max_turns=config.rollout.max_turns,
+                timeout=config.rollout.environment_timeout,
+                specials=tokenizer.all_special_tokens,
+                length_of=length_of,
+                room=config.rollout.max_context,
+            )
+    answer(result, lambda: (_show_replies if logs else _show_any)(config.env, result), as_json=as_json)
+    if not result["ok"]:
+        raise typer.Exit(1)
+
+
+def _show_any(env: str, result: dict[str, Any]) -> None:
+    console = Console()
+    if "players" in result:
+        table = Table("player", "reward", "lowest", "highest", "success", "turns", title=visible(env))
+        for name, each in result["players"].items():
+            cells = (f"{each[key]:.3g}" for key in ("reward", "lowest", "highest"))
+            table.add_row(name, *cells, f"{each['success']:.0%}", f"{each['turns']:.1f}")
+        console.print(table)
+        seconds, lengths = result["seconds"], result["lengths"]
+        tasks = ", ".join(f"{split} {count:,}" for split, count in result["tasks"].items())
+        console.print(f"Tasks: {tasks}. Tools: {visible(', '.join(result['tools']))}.", markup=False)
+        console.print(
+            f"Seconds: reset {seconds['reset']:.4f}, step {seconds['step']:.4f}, slowest {seconds['slowest']:.3f}."
+        )
+        console.print(
+            "Tokens, median and longest: "
+            + "; ".join(f"{name} {each['median']:g}, {each['longest']:g}" for name, each in lengths.items())
+            + f". Random calls: {result['random_mistakes']:.0%} mistakes."
+        )
+    for word, sentences in (("BROKEN", result["problems"]), ("warning", result["warnings"])):
+        for sentence in sentences:
+            console.print(f"{word}: {visible(sentence)}", markup=False, soft_wrap=True)
+    ready = "It can be trained in." if result["ok"] else f"{counted(len(result['problems']), 'thing')} must be mended."
+    console.print(ready)
+
+
+def _show_replies(env: str, result: dict[str, Any]) -> None:
+    console = Console()
+    headings = ("tool", "replies", "distinct", "constant", "memory", "frequency", "new words", "tokens", "predict?")
+    table = Table(*headings, title=f"replies of {visible(env)}")
+    for name, row in result["tools"].items():
+        shares = (f"{row[key]:.0%}" for key in ("constant", "by_memory", "by_frequency", "new_words"))
+        counts = (f"{row[key]:,}" for key in ("replies", "distinct"))
+        table.add_row(visible(name), *counts, *shares, f"{row['length']:g}", row["verdict"])
+    console.print(table)
+    names = ",".join(result["worth_predicting"])
+    words = f"Train with world_model.predict={names}" if names else "No tool's replies are worth predicting yet."
+    console.print(words, markup=False, soft_wrap=True)
 
 
 def _show(result: dict[str, Any]) -> None:

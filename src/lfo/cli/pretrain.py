@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,22 +28,38 @@ def pretrain(
     workers: Annotated[int, typer.Option(min=1, help="Processes that write the corpus.")] = os.cpu_count() or 1,
     check: Annotated[bool, typer.Option("--check", help="Measure a base instead of building one.")] = False,
     model: Annotated[str, typer.Option(help="With --check: the base, a folder or tiny.")] = "tiny",
-    tasks: Annotated[int, typer.Option(min=1, help="With --check: tasks of each level.")] = 64,
+    tasks: Annotated[
+        int | None, typer.Option(min=1, help="With --check: tasks of each level (64), or of --env (500).")
+    ] = None,
+    env: Annotated[
+        str | None, typer.Option(help="Practise how the tools of this environment are called, and nothing else.")
+    ] = None,
+    env_arg: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="With --env: an argument of it.")
+    ] = None,
+    row: Annotated[int | None, typer.Option(min=64, help="With --env: tokens of a rollout.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Build the embedded base, warm one up, or check one.
+    """Build the embedded base, warm one up for its worlds or for any tools, or check one.
 
-    lfo pretrain --output-dir base; lfo pretrain --base smollm2-135m; lfo pretrain --check --model base
+    lfo pretrain --output-dir base; lfo pretrain --base smollm2-135m; lfo pretrain --check --model base;
+    lfo pretrain --env textarena:FrozenLake-v0 --base tiny --output-dir base
     """
+    if env is not None:
+        settings = [f"env={env}", *(f"env_args.{each}" for each in env_arg or ())]
+        if check:
+            _check_syntax(model, settings, tasks or 500, row, device, as_json)
+        else:
+            practice = {"steps": steps, "conversations": conversations, "row": row}
+            _teach_syntax(base or "tiny", settings, output_dir, practice, device, as_json)
+        return
+    tasks = tasks or 64
     if check:
         _check(model, tasks, device, as_json)
         return
     if output_dir is None and base is not None:
         output_dir = _warm_folder(base)
-    if output_dir is None:
-        raise UsageError("lfo pretrain needs --output-dir DIR, or --check")
-    if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
-        raise UsageError(f"{output_dir} exists already; name a new folder")
+    output_dir = _new_folder(output_dir)
     given = {"steps": steps, "conversations": conversations}
     changed = {name: value for name, value in given.items() if value is not None}
     _build(output_dir, base, changed, device, workers, as_json)
@@ -55,14 +73,17 @@ def _warm_folder(base: str) -> Path:
     return catalog.models_root() / (base + catalog.WARM)
 
 
-def _build(
-    output_dir: Path, base: str | None, changed: dict[str, int], device: str, workers: int, as_json: bool
-) -> None:
-    from dataclasses import replace
+def _new_folder(output_dir: Path | None) -> Path:
+    if output_dir is None:
+        raise UsageError("lfo pretrain needs --output-dir DIR, or --check")
+    if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
+        raise UsageError(f"{output_dir} exists already; name a new folder")
+    return output_dir
 
-    from lfo.loading import pick_device
-    from lfo.tools.pretrain.recipe import WARM_UP, Recipe, pretrain, warm_up
 
+@contextmanager
+def _progress_bars() -> Iterator[Callable[[str, int, int, str], None]]:
+    """A bar for each phase of the work; answers how to move them."""
     columns = (BarColumn(), MofNCompleteColumn(), "{task.fields[words]}", TimeElapsedColumn())
     with bars("{task.description}", *columns) as shown:
         tasks: dict[str, Any] = {}
@@ -72,6 +93,18 @@ def _build(
                 tasks[phase] = shown.add_task(phase, total=of, words=words)
             shown.update(tasks[phase], completed=done, words=words)
 
+        yield progress
+
+
+def _build(
+    output_dir: Path, base: str | None, changed: dict[str, int], device: str, workers: int, as_json: bool
+) -> None:
+    from dataclasses import replace
+
+    from lfo.loading import pick_device
+    from lfo.tools.pretrain.recipe import WARM_UP, Recipe, pretrain, warm_up
+
+    with _progress_bars() as progress:
         work: Any = {"device": pick_device(device).type, "workers": workers, "progress": progress}
         if base is None:
             loss = pretrain(replace(Recipe(), **changed), output_dir, **work)
@@ -79,6 +112,59 @@ def _build(
             loss = warm_up(base, replace(WARM_UP, **changed), output_dir, **work)
     words = f"Wrote {output_dir}, final loss {loss:.3f}; check it with: lfo pretrain --check --model {output_dir}"
     answer({"output_dir": str(output_dir), "loss": loss}, lambda: typer.echo(words), as_json=as_json)
+
+
+def _teach_syntax(
+    base: str,
+    settings: list[str],
+    output_dir: Path | None,
+    practice: dict[str, int | None],
+    device: str,
+    as_json: bool,
+) -> None:
+    from dataclasses import replace
+
+    from lfo.config import load_config
+    from lfo.loading import environment_factory, pick_device
+    from lfo.tools.pretrain.syntax import SYNTAX, teach_syntax
+
+    folder = _new_folder(output_dir)
+    chosen = replace(SYNTAX, **{name: value for name, value in practice.items() if value is not None})
+    factory = environment_factory(load_config(settings))
+    with _progress_bars() as progress:
+        result = teach_syntax(base, factory, chosen, folder, device=pick_device(device).type, progress=progress)
+    words = (
+        f"Wrote {folder}: {result['calls']:,} random calls in {result['tasks']:,} tasks of train, final loss "
+        f"{result['loss']:.3f}; check it with: lfo pretrain --env {settings[0].removeprefix('env=')} --check "
+        f"--model {folder}"
+    )
+    answer(result, lambda: typer.echo(words), as_json=as_json)
+
+
+def _check_syntax(model: str, settings: list[str], tasks: int, row: int | None, device: str, as_json: bool) -> None:
+    from lfo.config import load_config
+    from lfo.loading import environment_factory, pick_device
+    from lfo.tools.pretrain.syntax import check_syntax
+
+    with working("checking"):
+        factory = environment_factory(load_config(settings))
+        room = {} if row is None else {"max_context": row}
+        result = check_syntax(model, factory, episodes=tasks, device=pick_device(device), **room)
+
+    def show() -> None:
+        for name in ("base", "random"):
+            each = result[name]
+            typer.echo(
+                f"{name}: success {each['success']:.1%} ({each['low']:.1%}-{each['high']:.1%}), reward "
+                f"{each['reward']:.3g}, {each['n']} rollouts"
+            )
+        typer.echo(f"{result['readable']:.1%} of {result['turns']:,} turns are calls that can be read.")
+        for problem in result["problems"]:
+            typer.echo(f"BROKEN: {problem}")
+
+    answer(result, show, as_json=as_json)
+    if not result["ok"]:
+        raise typer.Exit(1)
 
 
 def _check(model: str, tasks: int, device: str, as_json: bool) -> None:

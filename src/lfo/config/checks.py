@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from lfo.config.knobs import ABOVE_0, RANGES, SHIPPED_ENVIRONMENTS, RunConfig, flatten
+from lfo.env.adapters import ADAPTERS, adapter_word
 from lfo.errors import ConfigError
 from lfo.model.couplings import coupling_of, names_where
 from lfo.settings import did_you_mean, typed
@@ -39,9 +40,12 @@ def _relations(c: RunConfig) -> Iterator[tuple[bool, str]]:
 
 def _of_the_run(c: RunConfig) -> Iterator[tuple[bool, str]]:
     yield (
-        c.env in SHIPPED_ENVIRONMENTS or re.fullmatch(r"[\w.]+:\w+", c.env) is not None,
-        f"env must be {' or '.join(SHIPPED_ENVIRONMENTS)} or package.module:Class, not {c.env!r}"
-        + did_you_mean(c.env, tuple(SHIPPED_ENVIRONMENTS)),
+        c.env in SHIPPED_ENVIRONMENTS
+        or adapter_word(c.env) is not None
+        or re.fullmatch(r"[\w.]+:\w+", c.env) is not None,
+        f"env must be {', '.join(SHIPPED_ENVIRONMENTS)}, package.module:Class or one of "
+        f"{', '.join(ADAPTERS)} with a colon and a name, not {c.env!r}"
+        + did_you_mean(c.env.partition(":")[0], (*SHIPPED_ENVIRONMENTS, *ADAPTERS)),
     )
     yield bool(c.model.strip()), "model must name the embedded base (tiny), a folder or a hub id"
     yield bool(c.output_dir.strip()), "output_dir must name a folder"

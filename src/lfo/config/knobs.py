@@ -137,7 +137,7 @@ class RunConfig:
     algo: Literal["dual-lora", "dapo"] = "dual-lora"
     engine: Literal["local", "verl"] = "local"
     model: str = "tiny"  # the embedded base, a fetched one, a folder or a hub id
-    env: str = "phone-calls"  # or oracle-codes, or package.module:Class
+    env: str = "phone-calls"  # or oracle-codes, package.module:Class, or an adapter's word:name (env/adapters)
     # Given to the environment's class; `levels=2,3` is short for env_args.levels=[2,3].
     env_args: Mapping[str, Any] = field(default_factory=lambda: dict(SHIPPED_ENVIRONMENTS["phone-calls"]))
     coupling: str = "separate"  # how the adapters meet: separate, shared or stacked (model/couplings.py)
@@ -149,7 +149,7 @@ class RunConfig:
     steps: int = 100
     seed: int = 0
     output_dir: str = "runs/latest"
-    init_from: str | None = None  # run whose adapters this one starts from
+    init_from: str | None = None  # a run whose adapters this one starts from, or a PEFT LoRA for the policy
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = 0  # CPU threads; 0 = let torch decide
     micro_batch_tokens: int = 16_384  # in one forward and backward; a matter of memory and speed alone

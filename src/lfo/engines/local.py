@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from lfo.agent import MEMORY, Agent, adapters_of, build_agent
+from lfo.agent import MEMORY, Agent, build_agent, start_from
 from lfo.config import RunConfig, to_yaml
 from lfo.env.interface import EnvironmentFactory
 from lfo.errors import WorkError
@@ -39,7 +39,7 @@ def create_backend(
         base = load_base(config.model, pick_device(config.device))
     agent = build_agent(config, environment, tokenizer, base)
     if config.init_from:
-        agent.model.load(adapters_of(Path(config.init_from)))
+        start_from(agent.model, config.init_from)
     return LocalBackend(agent)
 
 

@@ -81,6 +81,13 @@ class NamesPredictedTools(Protocol):
     def predicted_tools(self) -> Collection[str]: ...
 
 
+@runtime_checkable
+class NamesMoves(Protocol):
+    """Optional: calls that are legal now, for random play (`lfo check-env`, `lfo pretrain --env`) and nobody else."""
+
+    def moves(self) -> Sequence[ToolCall]: ...
+
+
 EnvironmentFactory = Callable[[], Environment]
 
 

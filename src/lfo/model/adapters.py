@@ -40,9 +40,7 @@ from lfo.config import RunConfig
 from lfo.errors import ConfigError, DataError
 from lfo.model.couplings import POLICY, WORLD_MODEL, Coupling, coupling_of
 from lfo.model.lean import LeanForward
-
-_WEIGHTS_FILE = "adapter_model.safetensors"
-_CONFIG_FILE = "adapter_config.json"
+from lfo.model.lora_folder import CONFIG_FILE, WEIGHTS_FILE, fitted, read_lora, refuse_misfit
 
 # Models that do more to the logits than multiply by the head; `head` would silently be wrong for them.
 _LOGIT_TRANSFORMS = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}
@@ -348,9 +346,9 @@ class DualAdapterModel:
         folder.mkdir(parents=True, exist_ok=True)
         tensors, config = self.as_one_lora(adapters)
         tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-        save_file(tensors, folder / _WEIGHTS_FILE, metadata={"format": "pt"})
+        save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
         fields = {key: sorted(value) if isinstance(value, set) else value for key, value in config.to_dict().items()}
-        (folder / _CONFIG_FILE).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        (folder / CONFIG_FILE).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
     def save(self, directory: Path | str) -> None:
         """Write each adapter as a PEFT folder; a world model that has none of its own is written beside them."""
@@ -363,10 +361,21 @@ class DualAdapterModel:
     @torch.no_grad()
     def load(self, directory: Path | str) -> None:
         """Take over the weights that `save` wrote; nothing changes unless every file is right."""
-        loaded = {name: self._read(Path(directory) / name / _WEIGHTS_FILE, name) for name in self.adapter_names}
+        loaded = {name: self._read(Path(directory) / name / WEIGHTS_FILE, name) for name in self.adapter_names}
         for name, tensors in loaded.items():
             for parameter, tensor in zip(self.adapter_parameters(name), tensors, strict=True):
                 parameter.copy_(tensor)
+
+    @torch.no_grad()
+    def load_policy(self, folder: Path | str) -> None:
+        """Start the policy from any PEFT LoRA of this base; layers that it does not have stay as they are."""
+        lora = read_lora(folder)
+        refuse_misfit(lora, {name: _weights(layer, POLICY) for name, layer in self._layers.items()})
+        for name in lora.layers:
+            a, b = _weights(self._layers[name], POLICY)
+            new_a, new_b = fitted(lora, name, a, b, scale=self._layers[name].scaling[POLICY])
+            a.copy_(new_a)
+            b.copy_(new_b)
 
     def _read(self, path: Path, name: str) -> list[Tensor]:
         try:

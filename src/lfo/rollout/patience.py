@@ -1,12 +1,16 @@
 """Run many calls of somebody else's code at the same time, each with a time-out and retries.
 
-Threads cannot be killed, so a call that hangs is left behind on its daemon thread and another thread takes over:
-neither the other calls nor the end of the program wait for it.
+What they print goes to stderr, and a change of the working directory is undone. Threads cannot be killed, so a call
+that hangs is left behind on its daemon thread and another thread takes over: neither the other calls nor the end of the
+program wait for it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -52,9 +56,9 @@ def call_all(
     def hire() -> None:
         threading.Thread(target=work, name="environment", daemon=True).start()
 
-    for _ in range(min(workers, len(calls))):
-        hire()
-    with changed:
+    with _APART, changed:
+        for _ in range(min(workers, len(calls))):
+            hire()
         while len(outcomes) < len(calls):
             now = time.monotonic()
             for index in [index for index, start in started.items() if now - start > timeout]:
@@ -65,6 +69,39 @@ def call_all(
             if len(outcomes) < len(calls):
                 changed.wait(max(0.001, next_deadline - now))
         return [outcomes[index] for index in range(len(calls))]
+
+
+class _Apart:
+    """What the calls print is no output of ours, and our paths stay where they are if one changes the folder.
+
+    Both belong to the whole process, so of several that overlap the last one to end puts them back.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._before.callback(_go_back_to, os.getcwd())
+                self._before.enter_context(contextlib.redirect_stdout(sys.stderr))
+            self._inside += 1
+
+    def __exit__(self, *exception: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._before.close()
+
+
+_APART = _Apart()
+
+
+def _go_back_to(folder: str) -> None:
+    if os.getcwd() != folder:
+        os.chdir(folder)
 
 
 def _attempt(call: Callable[[], Result], retries: int) -> Result | EnvironmentFailed:

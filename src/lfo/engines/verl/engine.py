@@ -25,7 +25,7 @@ from verl.utils.fsdp_utils import fsdp2_load_full_state_dict, load_fsdp_optimize
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
-from lfo.agent import adapters_of
+from lfo.agent import start_from
 from lfo.config import RunConfig, from_mapping
 from lfo.engines.verl.learner import RankedLearner
 from lfo.engines.verl.settings import ENGINE, SAMPLER, world_model_folder
@@ -54,7 +54,7 @@ class DualLoraEngine(FSDPEngine):
     def initialize(self) -> None:
         self._build_model_optimizer()
         if self.run.init_from:
-            self.model.load(adapters_of(Path(self.run.init_from)))
+            start_from(self.model, self.run.init_from)
 
     def _build_lora_module(self, module: Any) -> Any:
         checkpointing = self.model_config.enable_gradient_checkpointing

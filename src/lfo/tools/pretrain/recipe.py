@@ -74,7 +74,7 @@ class Recipe(Practice):
 WARM_UP = Practice(conversations=20_000, row=2_048, batch=32, steps=400, learning_rate=5e-4, warmup=40)
 
 
-def _end(tokenizer: PreTrainedTokenizerBase) -> int:
+def end_of(tokenizer: PreTrainedTokenizerBase) -> int:
     """What stands after a document and where there is none."""
     assert isinstance(tokenizer.pad_token_id, int)
     return tokenizer.pad_token_id
@@ -95,7 +95,7 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Qwen3ForC
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,  # pyright: ignore[reportArgumentType]
-        pad_token_id=_end(tokenizer),
+        pad_token_id=end_of(tokenizer),
         initializer_range=0.5 / math.sqrt(recipe.hidden),
     )
     torch.manual_seed(recipe.seed)
@@ -119,7 +119,7 @@ def build_corpus(
         for done, part in enumerate(pool.imap(encode, parts)):
             documents += part
             progress("corpus", parts[done].stop, count, f"{len(documents)} documents")
-    corpus = pack(documents, row=practice.row, end=_end(tokenizer), seed=practice.seed)
+    corpus = pack(documents, row=practice.row, end=end_of(tokenizer), seed=practice.seed)
     if len(corpus) < practice.batch:
         raise ConfigError(f"{count} conversations fill {len(corpus)} rows, fewer than a batch of {practice.batch}")
     return corpus
@@ -142,11 +142,12 @@ def pack(documents: Sequence[np.ndarray], *, row: int, end: int, seed: int) -> n
     return np.stack(rows) if rows else np.empty((0, row), dtype=np.uint16)
 
 
-def _batches(corpus: np.ndarray, practice: Practice) -> Iterator[np.ndarray]:
+def _batches(rows: int, practice: Practice) -> Iterator[np.ndarray]:
+    """Numbers of the rows of each batch, epoch after epoch."""
     for epoch in itertools.count():
-        order = np.random.default_rng((practice.seed, epoch)).permutation(len(corpus))
+        order = np.random.default_rng((practice.seed, epoch)).permutation(rows)
         for start in range(0, len(order) - practice.batch + 1, practice.batch):
-            yield corpus[order[start : start + practice.batch]]
+            yield order[start : start + practice.batch]
 
 
 def _rate(practice: Practice, step: int) -> float:
@@ -155,9 +156,17 @@ def _rate(practice: Practice, step: int) -> float:
 
 
 def train_model(
-    model: PreTrainedModel, corpus: np.ndarray, practice: Practice, *, end: int, device: str, progress: Progress
+    model: PreTrainedModel,
+    corpus: np.ndarray,
+    practice: Practice,
+    *,
+    end: int,
+    device: str,
+    progress: Progress,
+    wanted: np.ndarray | None = None,
 ) -> float:
-    """Plain next-token training on every token; returns the mean loss of the last hundred steps."""
+    """Plain next-token training on every token, or on those that are `wanted`; returns the mean loss of the last
+    hundred steps."""
     model.to(device).train()  # pyright: ignore[reportArgumentType]
     head_VD = model.get_output_embeddings().weight  # pyright: ignore[reportOptionalMemberAccess]
     chunk = max(1, LOGITS_AT_ONCE // len(head_VD))
@@ -166,11 +175,13 @@ def train_model(
     groups = [{"params": decayed, "weight_decay": practice.weight_decay}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=practice.learning_rate, betas=(0.9, 0.95), fused=device == "cuda")
     losses: list[Tensor] = []
-    for step, rows in zip(range(practice.steps), _batches(corpus, practice), strict=False):
+    for step, rows in zip(range(practice.steps), _batches(len(corpus), practice), strict=False):
         for group in optimizer.param_groups:
             group["lr"] = _rate(practice, step)
-        tokens_BT = torch.from_numpy(rows.astype(np.int64)).to(device, non_blocking=True)
+        tokens_BT = torch.from_numpy(corpus[rows].astype(np.int64)).to(device, non_blocking=True)
         targets_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
+        if wanted is not None:
+            targets_BT = torch.from_numpy(wanted[rows]).to(device, non_blocking=True)
         targets_BT[:, 0] = False
         targets_BT[:, 1:][(tokens_BT[:, 1:] == end) & (tokens_BT[:, :-1] == end)] = False  # after the last document
         with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
@@ -196,7 +207,7 @@ def pretrain(recipe: Recipe, output_dir: Path, *, device: str, workers: int, pro
     tokenizer.save_pretrained(output_dir)
     corpus = build_corpus(recipe, tokenizer, workers=workers, progress=progress)
     model = build_model(recipe, tokenizer)
-    loss = train_model(model, corpus, recipe, end=_end(tokenizer), device=device, progress=progress)
+    loss = train_model(model, corpus, recipe, end=end_of(tokenizer), device=device, progress=progress)
     model.to("cpu").half().save_pretrained(output_dir)  # pyright: ignore[reportArgumentType]
     return loss
 
@@ -206,7 +217,7 @@ def warm_up(base: str, practice: Practice, output_dir: Path, *, device: str, wor
     tokenizer = load_tokenizer(base)
     corpus = build_corpus(practice, tokenizer, workers=workers, progress=progress)
     model = load_base(base, torch.device("cpu"))  # there it is fp32
-    loss = train_model(model, corpus, practice, end=_end(tokenizer), device=device, progress=progress)
+    loss = train_model(model, corpus, practice, end=end_of(tokenizer), device=device, progress=progress)
     model.to("cpu", torch.bfloat16).save_pretrained(output_dir)
     tokenizer.save_pretrained(output_dir)
     note_warm_up(base, output_dir, asdict(practice))

@@ -1,0 +1,244 @@
+"""What all adapters share: our text edge around another library's environment.
+
+An adapter says which tasks and tools there are, opens a task and carries out a call. This base reads the policy's
+message, checks the call against the tool's JSON schema, keeps count of mistakes and maps rewards.
+
+- Tasks are seeds where a library has seeds; the splits `train`, `val` and `test` never share one.
+- A mistake of the policy is answered in a sentence and costs a turn; after `max_mistakes` of them the rollout ends.
+- What the library raises ends the rollout (`EnvironmentFailed`): a step that is tried again might act twice.
+- `reward_range=[low, high]` maps the sum of the library's rewards to 0..1 and clips it; else it stays as it is.
+- Libraries that draw from the global random state get one of their own for each environment, and neither what they
+  print nor a change of the working directory reaches the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jsonschema
+import numpy as np
+
+from lfo.env.tool_environment import quote
+from lfo.errors import ConfigError, EnvironmentFailed, LfoError, UsageError
+from lfo.protocol.hermes import Mistake, parse_tool_call
+from lfo.types import Message, StepResult, ToolCall
+
+FIRST_SEED = {"train": 0, "val": 1_000_000, "test": 2_000_000}
+LONGEST_WAIT = 60.0  # seconds for another environment that holds the global random state
+SYSTEM = "You act in the environment {name}. Make one tool call per message."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeededTask:
+    """`SeededTask(id="val-3", seed=1000003)`"""
+
+    id: str
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reaction:
+    """What a library answers to one action."""
+
+    observation: str
+    reward: float = 0.0
+    done: bool = False
+
+
+class ForeignEnvironment(ABC):
+    """One rollout in an environment of another library; `name` is what the user wrote behind the colon."""
+
+    word: ClassVar[str]  # before the colon
+    shares_global_state: ClassVar[bool] = False  # the library draws from `random` or `numpy.random`
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        train_tasks: int = 1000,
+        val_tasks: int = 200,
+        max_mistakes: int = 8,
+        reward_range: Sequence[float] | None = None,
+    ) -> None:
+        self.name = name
+        self.spec = f"{self.word}:{name}"
+        self.counts = {"train": train_tasks, "val": val_tasks, "test": val_tasks}
+        self.max_mistakes = max_mistakes
+        self.reward_range = _checked_range(reward_range)
+        self.mistakes = 0
+        self._calls = 0
+        self._earned = 0.0  # the sum of the library's rewards
+        self._paid = 0.0  # what of it was given, mapped
+        self._phase = "new"
+        self._world = GlobalState(0)
+
+    # What an adapter writes.
+
+    @abstractmethod
+    def tools(self) -> list[dict[str, Any]]:
+        """Tool schemas in OpenAI form, the same for every task."""
+
+    @abstractmethod
+    def open(self, task: Any) -> Sequence[Message]:
+        """Start the library's environment and answer the opening messages."""
+
+    @abstractmethod
+    def act(self, call: ToolCall) -> Reaction:
+        """Carry out a call whose arguments fit its schema; raises `Mistake` where the policy is to blame."""
+
+    def answer(self, message: str) -> Reaction:
+        """What a message without a call means: the end."""
+        return Reaction(observation="", done=True)
+
+    def tasks(self, split: str) -> Sequence[Any]:
+        if split not in FIRST_SEED:
+            raise UsageError(f"{self.spec} has no split {split!r}; it has {', '.join(FIRST_SEED)}")
+        first = FIRST_SEED[split]
+        return [SeededTask(id=f"{split}-{place}", seed=first + place) for place in range(self.counts[split])]
+
+    # What the rest of the system calls.
+
+    def reset(self, task: Any) -> Sequence[Message]:
+        if self._phase != "new":
+            raise UsageError("An environment plays one rollout; make a new one for the next.")
+        self._world = GlobalState(getattr(task, "seed", 0))
+        with self._own_state():
+            messages = tuple(self.open(task))
+        self._phase = "playing"
+        return messages
+
+    def step(self, message: str) -> StepResult:
+        if self._phase != "playing":
+            raise UsageError("step() needs a rollout that was reset and is not done.")
+        name = None
+        mistake = False
+        try:
+            call = parse_tool_call(message)
+            if call is not None:
+                name = self._checked(call)
+            with self._own_state():
+                reaction = self.answer(message) if call is None else self.act(call)
+            self._calls += call is not None
+        except Mistake as error:
+            reaction, mistake = Reaction(observation=str(error)), True
+            self.mistakes += 1
+        except LfoError:
+            raise
+        except Exception as error:
+            raise EnvironmentFailed(f"{self.spec} raised {type(error).__name__}: {error}"[:500]) from error
+        done = reaction.done or self.mistakes >= self.max_mistakes
+        if done:
+            self._phase = "done"
+        info = {"tool": name, "mistake": mistake, "mistakes": self.mistakes, "calls": self._calls}
+        return StepResult(observation=reaction.observation, reward=self._pay(reaction.reward), done=done, info=info)
+
+    @contextlib.contextmanager
+    def _own_state(self) -> Iterator[None]:
+        if not self.shares_global_state:
+            yield
+            return
+        with self._world.entered():
+            yield
+
+    def _checked(self, call: ToolCall) -> str:
+        for tool in self.tools():
+            if tool["function"]["name"] == call.name:
+                refuse_bad_arguments(call, tool["function"]["parameters"])
+                return call.name
+        known = ", ".join(tool["function"]["name"] for tool in self.tools())
+        raise Mistake(f"There is no tool {quote(call.name)}; the tools are: {known}.")
+
+    def _pay(self, reward: float) -> float:
+        """The part of the mapped reward that is not given yet: a rollout that is cut off keeps what it has earned."""
+        self._earned += float(reward)
+        low, high = self.reward_range or (0.0, 1.0)
+        mapped = (self._earned - low) / (high - low)
+        due = (min(1.0, max(0.0, mapped)) if self.reward_range else mapped) - self._paid
+        self._paid += due
+        return due
+
+
+def system_message(name: str, rules: str = "") -> Message:
+    return Message(role="system", content="\n\n".join(filter(None, [SYSTEM.format(name=name), rules])))
+
+
+def one_tool(name: str, description: str, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The one typed tool of an environment whose actions are no tools."""
+    return [{"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}]
+
+
+def refuse_bad_arguments(call: ToolCall, schema: Mapping[str, Any]) -> None:
+    """Raise a `Mistake` in words of the schema, never of the policy, for the first argument that does not fit."""
+    known = schema.get("properties", {})
+    for name in call.arguments:
+        if name not in known and not schema.get("additionalProperties"):
+            raise Mistake(
+                f"{call.name} has no argument {quote(name)}; its arguments are: {', '.join(known) or 'none'}."
+            )
+    error = jsonschema.Draft202012Validator(schema).evolve(format_checker=None)
+    for found in error.iter_errors(dict(call.arguments)):
+        if found.validator == "required":
+            missing = next(name for name in found.validator_value if name not in found.instance)
+            raise Mistake(f"{call.name} needs the argument {missing}.")
+        where = ".".join(str(part) for part in found.absolute_path)
+        raise Mistake(f"Argument {where} of {call.name} {_wanted(found.validator, found.validator_value)}.")
+
+
+def _wanted(rule: str, value: Any) -> str:
+    if rule == "enum":
+        return "must be one of: " + ", ".join(map(str, value))
+    if rule == "type":
+        return f"must be of type {value if isinstance(value, str) else ' or '.join(value)}"
+    return f"does not fit its schema: {rule} {str(value)[:80]}"
+
+
+def _checked_range(given: Sequence[float] | None) -> tuple[float, float] | None:
+    if given is None:
+        return None
+    try:
+        low, high = map(float, given)
+    except (TypeError, ValueError):
+        low = high = 0.0
+    if not low < high:
+        raise ConfigError(f"env_args.reward_range must be two numbers, the lower one first, not {given!r}")
+    return low, high
+
+
+class GlobalState:
+    """The random state of one environment, which its library keeps in the globals of the process.
+
+    One environment at a time holds the globals, so that those which step side by side are as repeatable as one alone.
+    """
+
+    _lock = threading.Lock()
+
+    def __init__(self, seed: int) -> None:
+        self._inside = random.Random(seed).getstate(), np.random.RandomState(seed % 2**32).get_state()
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        if not self._lock.acquire(timeout=LONGEST_WAIT):
+            raise EnvironmentFailed(f"another environment has kept the random state for {LONGEST_WAIT:g} seconds")
+        outside, folder = (random.getstate(), np.random.get_state()), os.getcwd()
+        try:
+            _set_state(self._inside)
+            with contextlib.redirect_stdout(sys.stderr):
+                yield
+        finally:
+            self._inside = random.getstate(), np.random.get_state()
+            _set_state(outside)
+            os.chdir(folder)
+            self._lock.release()
+
+
+def _set_state(state: tuple[Any, Any]) -> None:
+    random.setstate(state[0])
+    np.random.set_state(state[1])

@@ -1,0 +1,209 @@
+"""Environments of Gymnasium with text or small spaces: `env=gymnasium:FrozenLake-v1`.
+
+The one tool is `act`; the action space becomes its schema, observations become words. Where an environment tells
+which actions are legal (`action_mask`), each reply lists them. `env_args` go to `gymnasium.make`:
+`env_args.is_slippery=false`. With `env_args.render=true` the picture of `render_mode="ansi"` is shown beside the
+observation; it may show more than the observation does, so it is off by default.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from lfo.env.adapters.foreign import ForeignEnvironment, Reaction, SeededTask, one_tool, system_message
+from lfo.errors import ConfigError
+from lfo.protocol.hermes import Mistake
+from lfo.types import Message, ToolCall
+
+MOST_CHOICES = 64  # an enumeration in a schema; above it, a range
+MOST_NUMBERS = 64  # of an array that is put into words
+_ABOUT_ACTIONS = re.compile(r"##\s*Action Space\s*\n(.+?)(?:\n\s*##|\Z)", re.DOTALL)
+
+
+class Adapter(ForeignEnvironment):
+    word = "gymnasium"
+    shares_global_state = True  # well-behaved ones do not; others cannot be told apart
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        train_tasks: int = 1000,
+        val_tasks: int = 200,
+        max_mistakes: int = 8,
+        reward_range: Sequence[float] | None = None,
+        render: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            name, train_tasks=train_tasks, val_tasks=val_tasks, max_mistakes=max_mistakes, reward_range=reward_range
+        )
+        try:
+            self._game = gymnasium.make(name, render_mode="ansi" if render else None, **options)
+        except gymnasium.error.Error as error:
+            raise ConfigError(f"env={self.spec} cannot be made: {str(error).splitlines()[0]}") from error
+        self._render = render
+        self._actions, self._observations = self._game.action_space, self._game.observation_space
+        self._meanings = _meanings(self._game.unwrapped, self._actions)
+        try:
+            self._tools = self._tool()
+            refuse_wordless(self._observations)
+        except ValueError as error:
+            raise ConfigError(f"env={self.spec} cannot be put into words: {error}") from error
+
+    def tools(self) -> list[dict[str, Any]]:
+        return self._tools
+
+    def open(self, task: SeededTask) -> Sequence[Message]:
+        observation, info = self._game.reset(seed=task.seed)
+        return system_message(self.name), Message(role="user", content=self._words(observation, info))
+
+    def act(self, call: ToolCall) -> Reaction:
+        if isinstance(self._actions, spaces.Dict):
+            action = value_of(self._actions, call.arguments)
+        elif self._meanings:
+            action = self._meanings[call.arguments["action"]]
+        else:
+            action = value_of(self._actions, call.arguments["action"])
+        if not self._actions.contains(action):
+            raise Mistake(f"The action is outside of the action space {self._actions}.")
+        observation, reward, terminated, truncated, info = self._game.step(action)
+        return Reaction(
+            observation=self._words(observation, info), reward=float(reward), done=bool(terminated or truncated)
+        )
+
+    def moves(self) -> list[ToolCall]:
+        names = {number: name for name, number in self._meanings.items()}
+        return [ToolCall(name="act", arguments={"action": names.get(each, each)}) for each in self._legal]
+
+    def _tool(self) -> list[dict[str, Any]]:
+        about = _ABOUT_ACTIONS.search(type(self._game.unwrapped).__doc__ or "")
+        meaning = " ".join(about[1].split())[:600] if about and not self._meanings else ""
+        description = " ".join(filter(None, ["Take one action.", meaning]))
+        if isinstance(self._actions, spaces.Dict):
+            return one_tool("act", description, schema_of(self._actions))
+        action = {"type": "string", "enum": list(self._meanings)} if self._meanings else schema_of(self._actions)
+        return one_tool(
+            "act", description, {"type": "object", "properties": {"action": action}, "required": ["action"]}
+        )
+
+    def _words(self, observation: Any, info: Mapping[str, Any]) -> str:
+        words = words_of(self._observations, observation)
+        self._legal: list[int] = []
+        lines = [words if isinstance(self._observations, spaces.Text | spaces.Dict) else f"Observation: {words}"]
+        if self._render:
+            lines.append(_plain(str(self._game.render())))
+        if (mask := info.get("action_mask")) is not None and isinstance(self._actions, spaces.Discrete):
+            names = {number: name for name, number in self._meanings.items()}
+            first = int(self._actions.start)
+            self._legal = [first + place for place, allowed in enumerate(mask) if allowed]
+            lines.append("Legal actions: " + ", ".join(names.get(each, str(each)) for each in self._legal))
+        return "\n".join(lines)
+
+
+def schema_of(space: spaces.Space[Any]) -> dict[str, Any]:
+    """A space of actions as a JSON schema; raises ValueError for one that a policy could not write.
+
+    >>> schema_of(spaces.Discrete(3))
+    {'type': 'integer', 'enum': [0, 1, 2]}
+    """
+    if isinstance(space, spaces.Discrete):
+        first, last = int(space.start), int(space.start + space.n - 1)
+        if space.n <= MOST_CHOICES:
+            return {"type": "integer", "enum": list(range(first, last + 1))}
+        return {"type": "integer", "minimum": first, "maximum": last}
+    if isinstance(space, spaces.Text):
+        return {"type": "string", "maxLength": space.max_length}
+    if isinstance(space, spaces.Dict):
+        inner = {str(name): schema_of(part) for name, part in space.spaces.items()}
+        return {"type": "object", "properties": inner, "required": list(inner)}
+    if isinstance(space, spaces.Tuple):
+        parts = [schema_of(part) for part in space.spaces]
+        return {"type": "array", "prefixItems": parts, "minItems": len(parts), "maxItems": len(parts)}
+    kind = "number" if isinstance(space, spaces.Box) and space.dtype.kind == "f" else "integer"
+    if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
+        size = _size_in_words(space)
+        low, high = _bounds(space)
+        limits = {"minimum": low, "maximum": high} if np.isfinite([low, high]).all() else {}
+        return {
+            "type": "array",
+            "items": {"type": kind, **limits},
+            "minItems": size,
+            "maxItems": size,
+            "description": f"{size} numbers from {low:.4g} to {high:.4g}",
+        }
+    raise ValueError(f"the space {space} has no schema")
+
+
+def value_of(space: spaces.Space[Any], argument: Any) -> Any:
+    """What a policy wrote, as the space wants it."""
+    if isinstance(space, spaces.Dict):
+        return {name: value_of(part, argument[str(name)]) for name, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(value_of(part, each) for part, each in zip(space.spaces, argument, strict=True))
+    if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
+        return np.array(argument, dtype=space.dtype).reshape(space.shape)
+    return argument
+
+
+def words_of(space: spaces.Space[Any], value: Any) -> str:
+    """An observation in words.
+
+    >>> words_of(spaces.Tuple((spaces.Discrete(32), spaces.Discrete(2))), (14, 0))
+    '14, 0'
+    """
+    if isinstance(space, spaces.Dict):
+        return "\n".join(f"{name}: {words_of(part, value[name])}" for name, part in space.spaces.items())
+    if isinstance(space, spaces.Tuple):
+        return ", ".join(words_of(part, each) for part, each in zip(space.spaces, value, strict=True))
+    if isinstance(space, spaces.Text):
+        return str(value)
+    if isinstance(space, spaces.Discrete):
+        return str(int(value))
+    return ", ".join(f"{each:.4g}" for each in np.asarray(value).ravel().tolist())
+
+
+def refuse_wordless(space: spaces.Space[Any]) -> None:
+    """Raise ValueError for observations that cannot be put into words."""
+    for part in space.spaces.values() if isinstance(space, spaces.Dict) else getattr(space, "spaces", ()):
+        refuse_wordless(part)
+    if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
+        _size_in_words(space)
+    elif not isinstance(space, spaces.Discrete | spaces.Text | spaces.Dict | spaces.Tuple):
+        raise ValueError(f"its observations {space} have no words")
+
+
+def _size_in_words(space: spaces.Space[Any]) -> int:
+    size = int(np.prod(space.shape or ()))
+    if size > MOST_NUMBERS:
+        raise ValueError(f"{space} holds {size} numbers, and at most {MOST_NUMBERS} are written out")
+    return size
+
+
+def _bounds(space: spaces.Space[Any]) -> tuple[Any, Any]:
+    """The lowest and the highest number anywhere in it."""
+    if isinstance(space, spaces.Box):
+        return space.low.min().item(), space.high.max().item()
+    return 0, int(space.nvec.max()) - 1 if isinstance(space, spaces.MultiDiscrete) else 1
+
+
+def _meanings(game: Any, actions: spaces.Space[Any]) -> dict[str, int]:
+    """Names of the actions, where the environment has some in one of the two usual ways."""
+    if not isinstance(actions, spaces.Discrete):
+        return {}
+    told: Any = getattr(game, "get_action_meanings", None)
+    if callable(told):
+        names: Any = told()
+        return {str(name).lower(): place for place, name in enumerate(names)}
+    return {each.name: int(each.value) for each in getattr(game, "actions", ()) if hasattr(each, "name")}
+
+
+def _plain(text: str) -> str:
+    """A picture without the colours of a terminal; what they mark stands in brackets."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", re.sub(r"\x1b\[41m(.)\x1b\[0m", r"[\1]", text)).strip("\n")

@@ -1,0 +1,103 @@
+"""Games of TextArena for one player: `env=textarena:FrozenLake-v0`.
+
+The rules and the first board open the task; each reply is what the game says next, without the policy's own words. The
+one tool is `act(action)`; how a move is written stands in the game's rules, and brackets may be left out. Reward is the
+game's own at its end, 0 where it is negative. `env_args` go to `textarena.make`: `env_args.size=5`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import textarena  # pyright: ignore[reportMissingImports]
+from textarena.envs.registration import ENV_REGISTRY  # pyright: ignore[reportMissingImports]
+
+from lfo.env.adapters.foreign import ForeignEnvironment, GlobalState, Reaction, SeededTask, one_tool, system_message
+from lfo.errors import ConfigError
+from lfo.types import Message, ToolCall
+
+_BRACKETED = re.compile(r"\[[^\[\]\n]{1,40}\]")
+_played: set[str] = set()  # games that were tried with one player
+_TOOL = one_tool(
+    "act",
+    "Make one move of the game.",
+    {
+        "type": "object",
+        "properties": {"action": {"type": "string", "description": "the move, written as the rules say"}},
+        "required": ["action"],
+    },
+)
+
+
+class Adapter(ForeignEnvironment):
+    word = "textarena"
+    shares_global_state = True  # games draw from `random`
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        train_tasks: int = 1000,
+        val_tasks: int = 200,
+        max_mistakes: int = 8,
+        reward_range: Sequence[float] | None = (0.0, 1.0),
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            name, train_tasks=train_tasks, val_tasks=val_tasks, max_mistakes=max_mistakes, reward_range=reward_range
+        )
+        if name not in ENV_REGISTRY:
+            near = get_close_matches(name, ENV_REGISTRY, n=1, cutoff=0.0)
+            raise ConfigError(f"env={self.spec}: TextArena has no game {name}; the nearest is {near[0]}")
+        self._options = options
+        _refuse_games_for_several(name, self.spec, options)
+
+    def tools(self) -> list[dict[str, Any]]:
+        return _TOOL
+
+    def open(self, task: SeededTask) -> Sequence[Message]:
+        self._game = textarena.make(self.name, **self._options)
+        self._game.reset(num_players=1, seed=task.seed)
+        self._last = self._heard()
+        return system_message(self.name), Message(role="user", content=self._last)
+
+    def act(self, call: ToolCall) -> Reaction:
+        done, _ = self._game.step(action=call.arguments["action"])
+        heard = self._last = self._heard()
+        if not done:
+            return Reaction(observation=heard)
+        rewards, info = self._game.close()
+        ending = str(info.get(0, {}).get("reason") or "")
+        words = [heard, *([ending] if ending and ending not in heard else [])]
+        return Reaction(observation="\n".join(filter(None, words)), reward=(rewards or {}).get(0, 0.0), done=True)
+
+    def moves(self) -> list[ToolCall]:
+        """What stands in brackets in the game's last words; some games list their moves there."""
+        return [ToolCall(name="act", arguments={"action": move}) for move in _BRACKETED.findall(self._last)]
+
+    def _heard(self) -> str:
+        """What the game has said since it was last asked; its wrappers would repeat the whole history."""
+        game = self._game
+        while isinstance(game, textarena.Wrapper):
+            game = game.env
+        _, messages = game.get_observation()
+        own = textarena.ObservationType.PLAYER_ACTION
+        return "\n".join(text for _, text, kind in messages if kind is not own)
+
+
+def _refuse_games_for_several(name: str, spec: str, options: dict[str, Any]) -> None:
+    """A game says how many players it wants only when it is opened, so each is opened once."""
+    if name in _played:
+        return
+    with GlobalState(0).entered():
+        try:
+            textarena.make(name, **options).reset(num_players=1, seed=0)
+        except AssertionError as error:
+            raise ConfigError(f"env={spec} is no game for one player: {error}") from error
+        except Exception as error:
+            reason = (str(error).strip().splitlines() or ["no message"])[0]
+            raise ConfigError(f"env={spec} cannot be opened: {type(error).__name__}: {reason}") from error
+    _played.add(name)

@@ -1,0 +1,124 @@
+"""Our environments in TRL: tools as methods, tasks as rows, for `GRPOTrainer(environment_factory=...)`.
+
+    GRPOTrainer(
+        model, args=..., processing_class=tokenizer,
+        environment_factory=trl_environment(OracleCodes), train_dataset=Dataset.from_list(trl_rows(OracleCodes)),
+    )
+
+TRL lets no environment end a rollout: after its end each tool answers that it is over. The reward is what our
+environment has paid, and where the policy stopped early, what it pays for stopping. This module imports no TRL.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from lfo.env.interface import EnvironmentFactory, tasks_of
+from lfo.errors import UsageError
+from lfo.protocol.hermes import format_tool_call
+from lfo.types import ToolCall
+
+OVER = "It is over."
+FAREWELL = "I am done."
+_TYPES: Mapping[str, Any] = {
+    "string": str,
+    "integer": int,
+    "number": float,
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+}
+
+
+def trl_rows(factory: EnvironmentFactory, split: str = "train", count: int | None = None) -> list[dict[str, Any]]:
+    """Tasks as rows of a dataset: the opening messages as the prompt, and the task's id."""
+    rows = []
+    for task in tasks_of(factory(), split)[:count]:
+        opening = factory().reset(task)
+        prompt = [{"role": message.role, "content": message.content} for message in opening]
+        rows.append({"prompt": prompt, "task_id": str(task.id), "split": split})
+    return rows
+
+
+def trl_environment(factory: EnvironmentFactory) -> type:
+    """A class whose methods are the tools of the environment, each with the signature and docstring that TRL reads."""
+    tools = [tool["function"] for tool in factory().tools()]
+    if reserved := sorted({"reset", "get_reward"} & {tool["name"] for tool in tools}):
+        raise UsageError(f"a tool named {reserved[0]} cannot be a method of a TRL environment")
+    methods = {tool["name"]: _method(tool) for tool in tools}
+    return type("TrlEnvironment", (_TrlEnvironment,), {**methods, "_factory": staticmethod(factory)})
+
+
+class _TrlEnvironment:
+    """One rollout after the other, as TRL reuses its environments."""
+
+    _factory: Any
+    _environment: Any = None
+    _reward = 0.0
+    _done = True
+
+    def reset(self, task_id: str | None = None, split: str = "train", **_: Any) -> None:
+        """Begin the task of a row; what opens it stands in the row's prompt."""
+        environment = self._factory()
+        tasks = tasks_of(environment, split)
+        task = next((task for task in tasks if str(task.id) == task_id), None)
+        if task is None:
+            raise UsageError(f"split {split} has no task {task_id}; make the rows with trl_rows")
+        environment.reset(task)
+        self._environment, self._reward, self._done = environment, 0.0, False
+
+    def get_reward(self) -> float:
+        if not self._done:
+            self._step(FAREWELL)
+        return self._reward
+
+    def _step(self, message: str) -> str:
+        if self._done:
+            return OVER
+        result = self._environment.step(message)
+        self._reward += float(result.reward)
+        self._done = bool(result.done)
+        return result.observation
+
+
+def _method(tool: Mapping[str, Any]) -> Any:
+    """A function that calls the tool; its signature and docstring say what the schema says."""
+    name, schema = tool["name"], tool.get("parameters") or {}
+    required = schema.get("required", ())
+    hints = {argument: _hint(part) for argument, part in schema.get("properties", {}).items()}
+
+    def method(self: _TrlEnvironment, **arguments: Any) -> str:
+        given = {key: value for key, value in arguments.items() if key in required or value is not None}
+        return self._step(format_tool_call(ToolCall(name=name, arguments=given)))
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [
+        inspect.Parameter(
+            argument, kind, annotation=hint, default=inspect.Parameter.empty if argument in required else None
+        )
+        for argument, hint in sorted(hints.items(), key=lambda each: each[0] not in required)
+    ]
+    own = inspect.Parameter("self", kind)
+    method.__name__ = method.__qualname__ = name
+    method.__signature__ = inspect.Signature([own, *parameters], return_annotation=str)  # type: ignore[attr-defined]
+    method.__annotations__ = {**hints, "return": str}
+    told = [
+        f"    {argument}: {' '.join(str(part.get('description') or argument).split())}"
+        for argument, part in schema.get("properties", {}).items()
+    ]
+    about = " ".join(str(tool.get("description") or name).split())
+    method.__doc__ = "\n".join([about, "", *(["Args:", *told, ""] if told else []), "Returns:", "    what is heard"])
+    return method
+
+
+def _hint(schema: Mapping[str, Any]) -> Any:
+    if choices := schema.get("enum"):
+        return Literal[tuple(choices)]
+    kind = schema.get("type", "string")
+    hint = _TYPES.get(kind if isinstance(kind, str) else "string", str)
+    items = schema.get("items")
+    if hint is list and items:
+        return list[_hint(items)]  # type: ignore[misc]
+    return dict[str, str] if hint is dict else hint

@@ -1,0 +1,97 @@
+"""Our environments in verifiers (the 0.1 line): `verifiers_environment(OracleCodes)` is a `MultiTurnEnv`.
+
+    # oracle_env.py, a verifiers environment package
+    def load_environment(**arguments):
+        return verifiers_environment(partial(OracleCodes, **arguments))
+
+Tools keep their schemas; a message without a call ends the rollout, as in ours; the reward is what ours pays.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import verifiers  # pyright: ignore[reportMissingImports]
+from datasets import Dataset
+from verifiers.types import Tool, ToolMessage  # pyright: ignore[reportMissingImports]
+
+from lfo.env.interface import EnvironmentFactory, tasks_of
+from lfo.protocol.hermes import Mistake, format_tool_call
+from lfo.types import StepResult, ToolCall
+
+FAREWELL = "I am done."
+
+
+def verifiers_environment(factory: EnvironmentFactory, *, max_turns: int = 16) -> Any:
+    """The environment with the tasks of `train` as its dataset and those of `val` as its evaluation set."""
+    tools = [
+        Tool(name=each["name"], description=each["description"], parameters=dict(each["parameters"]))
+        for each in (tool["function"] for tool in factory().tools())
+    ]
+    return Wrapped(
+        factory,
+        dataset=_rows(factory, "train"),
+        eval_dataset=_rows(factory, "val"),
+        tool_defs=tools,
+        rubric=verifiers.Rubric(funcs=[_paid]),
+        max_turns=max_turns,
+    )
+
+
+class Wrapped(verifiers.MultiTurnEnv):
+    def __init__(self, factory: EnvironmentFactory, **options: Any) -> None:
+        super().__init__(**options)
+        self._make = factory
+
+    async def setup_state(self, state: Any) -> None:
+        """One of our environments for each rollout, in the task of its row."""
+        info = state["info"]
+        environment = self._make()
+        task = next(task for task in tasks_of(environment, info["split"]) if str(task.id) == info["task_id"])
+        environment.reset(task)
+        state["lfo"], state["paid"], state["over"] = environment, 0.0, False
+
+    async def env_response(self, messages: Any, state: Any, **_: Any) -> Any:
+        said = messages[-1]
+        replies = []
+        for call in said.tool_calls or ():
+            if not state["over"]:
+                result = _step(state, _message(call))
+                replies.append(ToolMessage(content=result.observation, tool_call_id=call.id))
+        if not said.tool_calls:
+            _step(state, str(said.content or FAREWELL))
+        if state["over"]:
+            state["final_env_response"] = replies or [{"role": "user", "content": "It is over."}]
+        return replies
+
+
+def _step(state: Any, message: str) -> StepResult:
+    result = state["lfo"].step(message)
+    state["paid"] += float(result.reward)
+    state["over"] = bool(result.done)
+    return result
+
+
+def _message(call: Any) -> str:
+    """A call of verifiers in the form that our environments read; they answer it where it makes no sense."""
+    try:
+        return format_tool_call(ToolCall(name=call.name, arguments=json.loads(call.arguments)))
+    except (ValueError, TypeError, Mistake):
+        return f"<tool_call>{call.arguments}</tool_call>"
+
+
+async def _paid(state: Any) -> float:
+    """The reward; a rollout that ran out of turns gets what stopping is worth."""
+    if not state["over"]:
+        _step(state, FAREWELL)
+    return state["paid"]
+
+
+def _rows(factory: EnvironmentFactory, split: str) -> Dataset:
+    rows = []
+    for task in tasks_of(factory(), split):
+        opening = factory().reset(task)
+        prompt = [{"role": message.role, "content": message.content} for message in opening]
+        rows.append({"prompt": prompt, "info": json.dumps({"task_id": str(task.id), "split": split})})
+    return Dataset.from_list(rows)

@@ -1,0 +1,88 @@
+"""Random play in any environment: calls drawn from the tools' schemas, or from the moves that an environment names.
+
+    random_call(environment.tools(), heard="Open the red safe.", random=stream(0, "play"))
+
+Who plays like this knows how calls are written and nothing else: the floor that a policy must beat (`lfo check-env`),
+and practice in syntax (`lfo pretrain --env`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any
+
+from lfo.types import ToolCall
+
+MOST_ITEMS = 3  # of a list or an object that may have any number
+_MARKED = re.compile(r"\[([^\[\]\n]{1,40})\]|\"([^\"\n]{1,40})\"|'([^'\n]{1,40})'")
+_WORD = re.compile(r"\w[\w.-]*\w|\w")
+
+
+def random_call(
+    tools: Sequence[Mapping[str, Any]], *, heard: str, random: Random, moves: Sequence[ToolCall] = ()
+) -> ToolCall:
+    """One of the moves, where there are some; else any tool with arguments that fit its schema, in words just heard."""
+    if moves:
+        return random.choice(moves)
+    function = random.choice(tools)["function"]
+    schema = function.get("parameters") or {}
+    return ToolCall(name=function["name"], arguments=_object(schema, schema.get("$defs", {}), heard, random))
+
+
+def _object(schema: Mapping[str, Any], definitions: Mapping[str, Any], heard: str, random: Random) -> dict[str, Any]:
+    required = schema.get("required", ())
+    value = {
+        name: _value(part, definitions, heard, random)
+        for name, part in schema.get("properties", {}).items()
+        if name in required or random.random() < 0.5
+    }
+    others = schema.get("additionalProperties")
+    if isinstance(others, Mapping) and not value:
+        for _ in range(random.randint(0, MOST_ITEMS)):
+            value[some_words(heard, random)] = _value(others, definitions, heard, random)
+    return value
+
+
+def _value(schema: Mapping[str, Any], definitions: Mapping[str, Any], heard: str, random: Random) -> Any:
+    if "$ref" in schema:
+        schema = definitions.get(str(schema["$ref"]).rpartition("/")[2], {})
+    for choices in (schema.get("anyOf"), schema.get("oneOf")):
+        if choices:
+            schema = random.choice(choices)
+    if "enum" in schema:
+        return random.choice(schema["enum"])
+    if "const" in schema:
+        return schema["const"]
+    kind = schema.get("type", "string")
+    if not isinstance(kind, str):
+        kind = random.choice([each for each in kind if each != "null"] or ["null"])
+    low, high = schema.get("minimum", 0), schema.get("maximum", 9)
+    if kind == "object":
+        return _object(schema, definitions, heard, random)
+    if kind == "array":
+        first = [_value(part, definitions, heard, random) for part in schema.get("prefixItems", ())]
+        fewest = max(schema.get("minItems", 0) - len(first), 0)
+        most = max(fewest, min(schema.get("maxItems", len(first) + MOST_ITEMS) - len(first), MOST_ITEMS))
+        rest = range(random.randint(fewest, most)) if "items" in schema else range(0)
+        return first + [_value(schema["items"], definitions, heard, random) for _ in rest]
+    if kind == "integer":
+        return random.randint(int(low), int(max(low, high)))
+    if kind == "number":
+        return round(random.uniform(low, max(low, high)), 2)
+    if kind == "boolean":
+        return random.random() < 0.5
+    if kind == "null":
+        return None
+    return some_words(heard, random)[: schema.get("maxLength", 1_000)]
+
+
+def some_words(heard: str, random: Random) -> str:
+    """What stands in brackets or quotes somewhere in the text, or one to three words of it that follow each other."""
+    marked = ["".join(found) for found in _MARKED.findall(heard)]
+    if marked and random.random() < 0.7:
+        return random.choice(marked)
+    words = _WORD.findall(heard) or ["nothing"]
+    start = random.randrange(len(words))
+    return " ".join(words[start : start + random.randint(1, 3)])

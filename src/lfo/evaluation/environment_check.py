@@ -1,0 +1,344 @@
+"""Is this an environment that one can train in? Any environment, by playing it; nothing is known about its rules.
+
+    check_environment(factory, episodes=20) -> {"ok": True, "problems": [], "warnings": [...], "players": {...}, ...}
+
+A problem makes runs fail, or makes their figures wrong; a warning is what its author should know. Two players are let
+loose: one that does nothing, and one that makes random calls which fit the schemas. Each call of the environment has a
+time limit, and what it does to the process around it is watched.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from statistics import fmean, median
+from typing import Any
+
+from lfo.env.interface import EnvironmentFactory, NamesMoves, flaw_of
+from lfo.env.random_play import random_call
+from lfo.env.seeds import stream
+from lfo.errors import EnvironmentFailed
+from lfo.protocol.hermes import format_tool_call
+from lfo.rollout.patience import EnvironmentTimedOut
+from lfo.rollout.watch import Watch
+from lfo.types import Message
+
+FAREWELL = "I am done."
+REPEATED = 5  # tasks that are played twice, and side by side
+SLOW_STEP = 1.0  # seconds
+MOST_TOOLS = 20
+HOSTILE = (
+    "",
+    "<tool_call>",
+    "<tool_call>{}</tool_call>",
+    '<tool_call>{"name": 7, "arguments": []}</tool_call>',
+    '<tool_call>{"name": "no such tool", "arguments": {"x": {"y": [null]}}}</tool_call>',
+    "\x00\ud800<|im_end|>",
+    "<tool_call>" + "[" * 20_000,
+)
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@dataclass(slots=True)
+class Story:
+    """What happened in one rollout, as a player sees it."""
+
+    opening: Sequence[Message] = ()
+    replies: list[tuple[str, str, float, bool]] = field(default_factory=list)  # message, observation, reward, done
+    seconds: list[float] = field(default_factory=list)  # of the reset, then of each step
+    mistakes: int = 0
+    failure: EnvironmentFailed | None = None
+
+    @property
+    def reward(self) -> float:
+        return sum(reply[2] for reply in self.replies)
+
+    @property
+    def done(self) -> bool:
+        return bool(self.replies) and self.replies[-1][3]
+
+    @property
+    def texts(self) -> list[str]:
+        return [*(message.content for message in self.opening), *(reply[1] for reply in self.replies)]
+
+    def told(self) -> tuple[Any, ...]:
+        """What must be the same when the same is done again."""
+        return tuple(message.content for message in self.opening), tuple(self.replies), str(self.failure)
+
+
+def check_environment(
+    factory: EnvironmentFactory,
+    *,
+    episodes: int = 20,
+    max_turns: int = 16,
+    timeout: float = 30.0,
+    specials: Collection[str] = (),
+    length_of: Callable[[str], int] = len,
+    room: int | None = None,
+) -> dict[str, Any]:
+    """Play and check everything. `specials` are the tokenizer's special tokens, `length_of` counts a text's tokens, and
+    `room` is how many of them a rollout may have."""
+    watch = Watch(timeout)
+    flaw, _ = watch.call(partial(flaw_of, factory))
+    problems = [flaw] if isinstance(flaw, str) else []
+    if isinstance(flaw, EnvironmentFailed):
+        problems.append(f"its first task cannot be opened: {flaw}")
+    if problems:
+        return {"ok": False, "problems": problems, "warnings": []}
+    tools = list(factory().tools())
+    splits, found = _splits(factory, watch)
+    problems += found
+    tasks = [*splits.get("train", ()), *splits.get("val", ())][:episodes]
+    idle = _play(factory, tasks, watch, max_turns=1)
+    played = _play(factory, tasks, watch, max_turns=max_turns, tools=tools) if not hangs(idle) else []
+    problems += _failures(played, idle)
+    if hangs(idle) or hangs(played):  # more of it would take the time limit again and again
+        return {"ok": False, "problems": problems, "warnings": watch.effects()}
+    problems += _hostile_problems(factory, tasks[0], watch, allowed=idle[0].reward)
+    problems += [f"it answers a special token of the model: {each!r}" for each in _specials_in(played, specials)]
+    again = _repeated(factory, tasks, played, watch, tools, max_turns)
+    warnings = [*again, *schema_flaws(tools), *watch.effects()]
+    figures = _figures(idle, played, length_of)
+    warnings += _figure_warnings(figures, room)
+    return {
+        "ok": not problems,
+        "problems": problems,
+        "warnings": warnings,
+        "tasks": {split: len(each) for split, each in splits.items()},
+        "tools": [tool["function"]["name"] for tool in tools],
+        **figures,
+    }
+
+
+Speak = Callable[[str, Any], str]
+
+
+def tell(factory: EnvironmentFactory, task: Any, watch: Watch, *, max_turns: int, speak: Speak | None) -> Story:
+    """One rollout of a player; one without words, None, says goodbye at once, and so does each after its last turn."""
+    story = Story()
+    for _ in _turns(story, factory, task, watch, max_turns=max_turns, speak=speak):
+        pass
+    return story
+
+
+def _play(
+    factory: EnvironmentFactory,
+    tasks: Sequence[Any],
+    watch: Watch,
+    *,
+    max_turns: int,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> list[Story]:
+    """A rollout of each task, up to the first that hangs: random calls of the tools, or nothing without them."""
+    stories: list[Story] = []
+    for place, task in enumerate(tasks):
+        if hangs(stories):
+            break
+        speak = partial(random_speech, tools, place) if tools else None
+        stories.append(tell(factory, task, watch, max_turns=max_turns, speak=speak))
+    return stories
+
+
+def hangs(stories: Sequence[Story]) -> bool:
+    return any(isinstance(story.failure, EnvironmentTimedOut) for story in stories)
+
+
+def _turns(
+    story: Story, factory: EnvironmentFactory, task: Any, watch: Watch, *, max_turns: int, speak: Speak | None
+) -> Any:
+    """The same, turn by turn, so that two can be told side by side."""
+    environment = factory()
+    opening, seconds = watch.call(lambda: tuple(environment.reset(task)))
+    story.seconds.append(seconds)
+    if isinstance(opening, EnvironmentFailed):
+        story.failure = opening
+        return
+    story.opening = opening
+    for turn in range(max_turns + 1):
+        yield
+        message = speak("\n".join(story.texts), environment) if speak and turn < max_turns else FAREWELL
+        result, seconds = watch.call(partial(environment.step, message))
+        story.seconds.append(seconds)
+        if isinstance(result, EnvironmentFailed):
+            story.failure = result
+            return
+        story.mistakes += bool(result.info.get("mistake"))
+        story.replies.append((message, result.observation, float(result.reward), bool(result.done)))
+        if result.done:
+            return
+
+
+def random_speech(tools: Sequence[Mapping[str, Any]], place: int, heard: str, environment: Any) -> str:
+    """A random call, a function of `place` and of what was heard."""
+    moves = environment.moves() if isinstance(environment, NamesMoves) else ()
+    random = stream(place, len(heard), heard[-200:])
+    return format_tool_call(random_call(tools, heard=heard, random=random, moves=moves))
+
+
+def _splits(factory: EnvironmentFactory, watch: Watch) -> tuple[dict[str, Sequence[Any]], list[str]]:
+    splits: dict[str, Sequence[Any]] = {}
+    problems: list[str] = []
+    for split in ("train", "val"):
+        tasks, _ = watch.call(lambda split=split: factory().tasks(split))
+        if isinstance(tasks, EnvironmentFailed) or not tasks:
+            problems.append(f"it has no tasks in its split {split}")
+            continue
+        splits[split] = tasks
+        names = [str(task.id) for task in tasks]
+        if len(set(names)) < len(names):
+            problems.append(f"two tasks of {split} have the same id")
+    shared = {str(task.id) for task in splits.get("train", ())} & {str(task.id) for task in splits.get("val", ())}
+    if shared:
+        problems.append(f"{len(shared)} tasks are in train and in val, such as {min(shared)}")
+    return splits, problems
+
+
+def _failures(*groups: Sequence[Story]) -> list[str]:
+    """One sentence for each kind of failure, with how often it happened."""
+    failures = [story.failure for group in groups for story in group if story.failure is not None]
+    rollouts = sum(map(len, groups))
+    hung = [each for each in failures if isinstance(each, EnvironmentTimedOut)]
+    raised = [each for each in failures if not isinstance(each, EnvironmentTimedOut)]
+    return [f"{each[0]} (in {len(each)} of {rollouts} rollouts)" for each in (hung, raised) if each]
+
+
+def _hostile_problems(factory: EnvironmentFactory, task: Any, watch: Watch, *, allowed: float) -> list[str]:
+    for message in HOSTILE:
+        story = tell(factory, task, watch, max_turns=1, speak=lambda *_, message=message: message)
+        if story.failure is not None:
+            return [f"a message that cannot be read is not answered: {story.failure}; it was {message[:40]!r}"]
+        if story.reward > allowed:
+            return [f"a message that cannot be read is rewarded with {story.reward:g}: {message[:40]!r}"]
+    return []
+
+
+def _repeated(
+    factory: EnvironmentFactory,
+    tasks: Sequence[Any],
+    played: Sequence[Story],
+    watch: Watch,
+    tools: Sequence[Mapping[str, Any]],
+    max_turns: int,
+) -> list[str]:
+    """Is the same heard when the same is done again, alone and beside another rollout?"""
+
+    def turns(place: int, story: Story) -> Any:
+        speak = partial(random_speech, tools, place)
+        return _turns(story, factory, tasks[place], watch, max_turns=max_turns, speak=speak)
+
+    places = [place for place in range(min(REPEATED, len(tasks))) if played[place].failure is None]
+    for place in places:
+        story = Story()
+        for _ in turns(place, story):
+            pass
+        if story.told() != played[place].told():
+            return [f"the same calls are answered differently the second time (task {tasks[place].id})"]
+    for one, other in pairwise(places):
+        stories = {one: Story(), other: Story()}
+        running = [turns(place, story) for place, story in stories.items()]
+        while running:
+            running = [each for each in running if next(each, _OVER) is not _OVER]
+        if any(story.told() != played[place].told() for place, story in stories.items()):
+            return [f"two rollouts side by side disturb each other (tasks {tasks[one].id} and {tasks[other].id})"]
+    return []
+
+
+_OVER = object()
+
+
+def _specials_in(stories: Sequence[Story], specials: Collection[str]) -> list[str]:
+    texts = [text for story in stories for text in story.texts]
+    return sorted(each for each in specials if any(each in text for text in texts))
+
+
+def schema_flaws(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What makes a schema hard to read for a model, in words."""
+    flaws = (
+        [f"{len(tools)} tools are many; a model reads all of their schemas first"] if len(tools) > MOST_TOOLS else []
+    )
+    for tool in tools:
+        function = tool["function"]
+        name, schema = function["name"], function.get("parameters") or {}
+        if not _TOOL_NAME.fullmatch(name):
+            flaws.append(f"the tool name {name!r} is not letters, digits, _ and - alone, as chat templates expect")
+        if not (function.get("description") or "").strip():
+            flaws.append(f"tool {name} has no description")
+        for argument, part in schema.get("properties", {}).items():
+            if not {"type", "enum", "anyOf", "oneOf", "$ref", "const"} & set(part):
+                flaws.append(f"argument {argument} of {name} has no type")
+            elif not part.get("description") and "enum" not in part:
+                flaws.append(f"argument {argument} of {name} has no description")
+        unknown = set(schema.get("required", ())) - set(schema.get("properties", {}))
+        flaws += [f"tool {name} requires {each}, which it does not describe" for each in sorted(unknown)]
+    return flaws
+
+
+def _figures(idle: Sequence[Story], played: Sequence[Story], length_of: Callable[[str], int]) -> dict[str, Any]:
+    openings = [sum(length_of(message.content) for message in story.opening) for story in played if story.opening]
+    replies = [length_of(reply[1]) for story in played for reply in story.replies if reply[1]]
+    steps = [seconds for story in played for seconds in story.seconds[1:]]
+    turns = sum(len(story.replies) for story in played)
+    return {
+        "players": {"nothing": _player(idle), "random": _player(played)},
+        "random_mistakes": sum(story.mistakes for story in played) / max(1, turns),
+        "distinct_replies": len({reply[1] for story in played for reply in story.replies}),
+        "seconds": {
+            "reset": median(story.seconds[0] for story in played),
+            "step": median(steps) if steps else 0.0,
+            "slowest": max([*steps, *(story.seconds[0] for story in played)]),
+        },
+        "lengths": {
+            "opening": _spread(openings),
+            "reply": _spread(replies),
+            "rollout": _spread([sum(map(length_of, story.texts)) for story in played]),
+        },
+    }
+
+
+def _player(stories: Sequence[Story]) -> dict[str, float]:
+    rewards = [story.reward for story in stories]
+    return {
+        "reward": fmean(rewards),
+        "lowest": min(rewards),
+        "highest": max(rewards),
+        "success": fmean(reward >= 1 for reward in rewards),
+        "turns": fmean(len(story.replies) for story in stories),
+        "ended": fmean(story.done for story in stories),
+        "n": len(stories),
+    }
+
+
+def _spread(values: Sequence[int]) -> dict[str, float]:
+    ordered = sorted(values) or [0]
+    return {"median": median(ordered), "p95": ordered[int(0.95 * (len(ordered) - 1))], "longest": ordered[-1]}
+
+
+def _figure_warnings(figures: Mapping[str, Any], room: int | None) -> list[str]:
+    warnings = []
+    nothing, random = figures["players"]["nothing"], figures["players"]["random"]
+    if nothing["reward"] > 0:
+        warnings.append(f"doing nothing is rewarded with {nothing['reward']:.3g} on average")
+    if random["success"] > 0.5:
+        warnings.append(f"random calls succeed in {random['success']:.0%} of the tasks: there is little to learn")
+    if random["lowest"] < 0 or random["highest"] > 1:
+        warnings.append(
+            f"rewards go from {random['lowest']:.3g} to {random['highest']:.3g}, where 0 is failure and 1 success; "
+            "an adapter maps them with env_args.reward_range"
+        )
+    if random["ended"] < 1:
+        warnings.append("it does not end when the policy writes a message without a call")
+    if figures["distinct_replies"] <= 1:
+        warnings.append("it always answers the same, so there is nothing to predict")
+    slowest = figures["seconds"]["slowest"]
+    if slowest > SLOW_STEP:
+        warnings.append(f"one answer took {slowest:.1f} seconds; rollouts go in step and wait for it")
+    opening = figures["lengths"]["opening"]["longest"]
+    if room and figures["lengths"]["rollout"]["p95"] > room:
+        warnings.append(
+            f"one rollout in twenty is longer than rollout.max_context={room}: openings take up to {opening}, "
+            f"replies up to {figures['lengths']['reply']['longest']}"
+        )
+    return warnings

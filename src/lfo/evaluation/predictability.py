@@ -1,0 +1,106 @@
+"""Recorded rollouts -> how predictable each tool's replies are, and which are worth predicting. Nothing is trained.
+
+For each tool, over its replies in the order in which they were heard:
+
+    constant      share of the most frequent reply: a world model would learn one sentence
+    by_memory     how well the reply in the most similar earlier situation foretells the next one (F1 of its words)
+    by_frequency  the same for the most frequent reply so far: what can be had without looking at the call
+    new_words     share of a reply's words that stand nowhere in the transcript before it
+
+A tool is worth predicting when its replies differ, say something new, and what was heard before helps to foretell them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean, median
+from typing import Any
+
+from lfo.protocol.world_model import ObservedCall, observed_calls
+from lfo.rollout.reply_memory import ReplyMemory
+from lfo.types import Rollout
+
+CONSTANT = 0.9  # a reply that is so frequent leaves nothing to learn
+NEW = 0.05  # of a reply's words, at least
+GAIN = 0.05  # of the memory over the most frequent reply, at least
+FEWEST = 20  # replies from which anything can be said
+MOST = 500  # replies of a tool that are foretold; the others are only counted
+BATCH = 25  # the memory is asked about so many at once, and hears them afterwards
+_WORD = re.compile(r"\w+")
+
+
+def predictability(rollouts: Iterable[Rollout], *, length_of: Callable[[str], int] = len) -> dict[str, Any]:
+    """One row for each tool, and the names of those that are worth predicting."""
+    heard: dict[str, list[ObservedCall]] = defaultdict(list)
+    for rollout in rollouts:
+        for call in observed_calls(rollout):
+            heard[call.call.name].append(call)
+    tools = {name: _tool(calls, length_of) for name, calls in sorted(heard.items())}
+    return {"tools": tools, "worth_predicting": [name for name, row in tools.items() if row["worth_predicting"]]}
+
+
+def _tool(calls: Sequence[ObservedCall], length_of: Callable[[str], int]) -> dict[str, Any]:
+    replies = [call.reply for call in calls]
+    by_memory, by_frequency = _foretold(calls[:MOST])
+    row = {
+        "replies": len(calls),
+        "distinct": len(set(replies)),
+        "constant": Counter(replies).most_common(1)[0][1] / len(replies),
+        "by_memory": by_memory,
+        "by_frequency": by_frequency,
+        "new_words": fmean(map(_news, calls)),
+        "length": median(map(length_of, replies)),
+        "longest": max(map(length_of, replies)),
+    }
+    verdict = _verdict(row)
+    return {**row, "verdict": verdict, "worth_predicting": verdict.startswith("yes")}
+
+
+def _verdict(row: dict[str, Any]) -> str:
+    if row["replies"] < FEWEST:
+        return f"unknown: fewer than {FEWEST} replies"
+    if row["constant"] >= CONSTANT:
+        return "no: it nearly always says the same"
+    if row["new_words"] < NEW:
+        return "no: it says nothing that was not said before"
+    if row["by_memory"] - row["by_frequency"] < GAIN:
+        return "unclear: what was heard before does not foretell it"
+    return "yes: what was heard before foretells it"
+
+
+def _foretold(calls: Sequence[ObservedCall]) -> tuple[float, float]:
+    """Mean F1 of the memory's and of the most frequent reply, each asked before it hears the true one."""
+    memory, frequent = ReplyMemory(), Counter[str]()
+    by_memory: list[float] = []
+    by_frequency: list[float] = []
+    for start in range(0, len(calls), BATCH):
+        batch = calls[start : start + BATCH]
+        recalled = memory.recall([(call.state, call.call) for call in batch])
+        usual = frequent.most_common(1)[0][0] if frequent else ""
+        if start:  # of the first ones nothing can be known
+            by_memory += [word_f1(said, call.reply) for said, call in zip(recalled, batch, strict=True)]
+            by_frequency += [word_f1(usual, call.reply) for call in batch]
+        memory.add(batch)
+        frequent.update(call.reply for call in batch)
+    return (fmean(by_memory), fmean(by_frequency)) if by_memory else (0.0, 0.0)
+
+
+def word_f1(said: str, true: str) -> float:
+    """The harmonic mean of precision and recall of words, order aside.
+
+    >>> word_f1("the door is shut", "the door is open")
+    0.75
+    """
+    ours, theirs = Counter(_WORD.findall(said.lower())), Counter(_WORD.findall(true.lower()))
+    if not ours or not theirs:
+        return float(ours == theirs)
+    return 2 * sum((ours & theirs).values()) / (sum(ours.values()) + sum(theirs.values()))
+
+
+def _news(call: ObservedCall) -> float:
+    said = f"{call.state.task} {call.call.name} {call.call.arguments} {call.state.actions}"
+    known = set(_WORD.findall(said.lower()))
+    words = _WORD.findall(call.reply.lower())
+    return sum(word not in known for word in words) / len(words) if words else 0.0

@@ -1,0 +1,104 @@
+"""Any LoRA that PEFT saved, such as one from supervised fine-tuning: read, checked, and fitted to a larger rank.
+
+    lora = read_lora("sft")                       # adapter_config.json and adapter_model.safetensors
+    a, b = fitted(lora, layer, a, b, scale=2.0)   # of a fresh adapter; computes what the folder's does
+
+A LoRA adds `scale * b @ a` to a layer. In an adapter of larger rank the further rows of `a` stay as they are, and the
+further columns of `b` are 0, so they add nothing yet and can be trained.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from lfo.errors import DataError
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+CONFIG_FILE = "adapter_config.json"
+# Settings with which an adapter is more than `scale * b @ a`, and the values with which it is not.
+_PLAIN: Mapping[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none", None),
+    "use_dora": (False, None),
+    "modules_to_save": (None, []),
+    "rank_pattern": ({}, None),
+    "alpha_pattern": ({}, None),
+    "lora_bias": (False, None),
+    "fan_in_fan_out": (False, None),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lora:
+    folder: Path
+    rank: int
+    scale: float
+    layers: Mapping[str, tuple[Tensor, Tensor]]  # name in PEFT's form -> a, b
+
+
+def read_lora(folder: Path | str) -> Lora:
+    folder = Path(folder)
+    config = _config(folder)
+    for name, values in _PLAIN.items():
+        if name in config and config[name] not in values:
+            raise DataError(f"{folder} is no plain LoRA, which is all that init_from reads: {name} is {config[name]}")
+    try:
+        tensors = load_file(folder / WEIGHTS_FILE)
+    except FileNotFoundError as error:
+        raise DataError(f"{folder} has no {WEIGHTS_FILE}") from error
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"the adapter file {folder / WEIGHTS_FILE} is damaged: {error}") from error
+    names = {key.removesuffix(".weight").removesuffix(".lora_A").removesuffix(".lora_B") for key in tensors}
+    try:
+        layers = {name: (tensors[f"{name}.lora_A.weight"], tensors[f"{name}.lora_B.weight"]) for name in sorted(names)}
+        rank, alpha = int(config["r"]), float(config["lora_alpha"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{folder} holds something else than the matrices of a LoRA: {error}") from error
+    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return Lora(folder=folder, rank=rank, scale=scale, layers=layers)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{folder} holds no adapter: there is no {CONFIG_FILE} in it") from error
+    except ValueError as error:
+        raise DataError(f"{folder / CONFIG_FILE} is not valid JSON") from error
+    if not isinstance(config, dict):
+        raise DataError(f"{folder / CONFIG_FILE} is no mapping of settings")
+    return config
+
+
+def refuse_misfit(lora: Lora, shapes: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+    """Raise a DataError, with the setting to change, unless every layer of the LoRA fits into these."""
+    for name, (a, b) in lora.layers.items():
+        if name not in shapes:
+            raise DataError(
+                f"{lora.folder} adapts the layer {name}, which this run's adapters do not have: "
+                "name its modules in lora.targets, or use the base that it was trained on"
+            )
+        ours_a, ours_b = shapes[name]
+        if lora.rank > ours_a.shape[0]:
+            raise DataError(f"{lora.folder} has rank {lora.rank}: set lora.rank={lora.rank} or more")
+        if a.shape != (lora.rank, ours_a.shape[1]) or b.shape != (ours_b.shape[0], lora.rank):
+            raise DataError(f"{lora.folder} was made for another base: the layer {name} has another size")
+
+
+def fitted(lora: Lora, layer: str, a: Tensor, b: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
+    """New values of a fresh adapter's `a` and `b`, whose own scale is `scale`."""
+    theirs_a, theirs_b = lora.layers[layer]
+    new_a, new_b = a.clone(), torch.zeros_like(b)
+    new_a[: lora.rank] = theirs_a.to(a)
+    new_b[:, : lora.rank] = (theirs_b.to(torch.float32) * (lora.scale / scale)).to(b)
+    return new_a, new_b

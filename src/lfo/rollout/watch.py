@@ -1,0 +1,56 @@
+"""Somebody else's code under watch: how long it takes, and what it does to the process around it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from lfo.rollout.patience import call_all
+
+
+class Watch:
+    """Calls with a time limit, one after the other; remembers their side effects."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._printed = ""
+        self._moved = self._drew = False
+
+    def call(self, function: Callable[[], Any]) -> tuple[Any, float]:
+        """The result, or the `EnvironmentFailed` that stands for it, and the seconds it took."""
+        drawn, printed, folder = _random_state(), io.StringIO(), os.getcwd()
+
+        def watched() -> Any:
+            try:
+                with contextlib.redirect_stdout(printed):
+                    return function()
+            finally:
+                self._moved |= os.getcwd() != folder
+
+        started = time.perf_counter()
+        (outcome,) = call_all([watched], timeout=self._timeout, retries=0, workers=1)
+        seconds = time.perf_counter() - started
+        self._printed = self._printed or printed.getvalue().strip()
+        self._drew |= _random_state() != drawn
+        return outcome, seconds
+
+    def effects(self) -> list[str]:
+        """What was seen, a sentence each."""
+        seen = {
+            "it draws from the global random state, so rollouts side by side are not repeatable": self._drew,
+            "it changes the working directory of the process": self._moved,
+            f"it prints: {self._printed.partition(chr(10))[0][:80]!r}": bool(self._printed),
+        }
+        return [sentence for sentence, happened in seen.items() if happened]
+
+
+def _random_state() -> tuple[Any, ...]:
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return random.getstate(), name, bytes(np.asarray(keys)), *rest

@@ -1,0 +1,106 @@
+"""`init_from` takes any LoRA that PEFT saved: what it computes is what the policy computes at the start."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+
+from lfo.errors import DataError
+from small_runs import base, model_of, small_trainer
+
+TOKENS = torch.arange(40, 60).reshape(1, -1)
+
+
+def saved_lora(folder: Path, **settings) -> PeftModel:
+    """A LoRA by PEFT alone, with random weights, as supervised fine-tuning would leave one."""
+    torch.manual_seed(3)
+    options = {"r": 4, "lora_alpha": 6, "target_modules": ["q_proj", "v_proj"], "init_lora_weights": False} | settings
+    model = get_peft_model(base(), LoraConfig(**options))
+    model.save_pretrained(folder)
+    return model
+
+
+def logits(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model(TOKENS).logits
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},  # fewer layers, a smaller rank, another scale
+        {"target_modules": "all-linear"},
+        {"use_rslora": True},
+        {"r": 16, "lora_alpha": 16},
+    ],
+)
+def test_the_policy_starts_as_the_lora_that_was_saved(settings, tmp_path: Path):
+    theirs = logits(saved_lora(tmp_path, **settings).eval())
+    trainer = small_trainer(f"init_from={tmp_path}")
+    fresh = small_trainer()
+    with torch.no_grad():
+        ours = model_of(trainer).logits(TOKENS, ("policy",))
+        bare = model_of(fresh).logits(TOKENS, ("policy",))
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=2e-3)  # rounded elsewhere
+    assert (theirs - bare).abs().max() > 0.2, "the LoRA does something"
+    for mine, untouched in zip(
+        model_of(trainer).adapter_parameters("world_model"),
+        model_of(fresh).adapter_parameters("world_model"),
+        strict=True,
+    ):
+        assert torch.equal(mine, untouched), "the world model starts fresh"
+
+
+def test_a_run_starts_from_the_policy_of_plain_dapo(tmp_path: Path):
+    dapo = small_trainer("algo=dapo")
+    with torch.no_grad():
+        for parameter in model_of(dapo).adapter_parameters("policy"):
+            parameter.add_(0.01)
+    model_of(dapo).save(tmp_path)
+    assert not (tmp_path / "world_model").exists()
+    trainer = small_trainer(f"init_from={tmp_path}")
+    with torch.no_grad():
+        ours, theirs = (model_of(each).logits(TOKENS, ("policy",)) for each in (trainer, dapo))
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"r": 32}, "has rank 32: set lora.rank=32 or more"),
+        ({"use_dora": True}, "is no plain LoRA, which is all that init_from reads: use_dora is True"),
+        ({"bias": "all"}, "bias is all"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern is"),
+    ],
+)
+def test_a_lora_that_does_not_fit_is_one_sentence(settings, words, tmp_path: Path):
+    saved_lora(tmp_path, **settings)
+    with pytest.raises(DataError, match=words):
+        small_trainer(f"init_from={tmp_path}")
+
+
+def test_layers_that_the_run_does_not_adapt_are_named(tmp_path: Path):
+    saved_lora(tmp_path, target_modules=["down_proj"])
+    with pytest.raises(DataError, match=r"adapts the layer .*down_proj, .* name its modules in lora\.targets"):
+        small_trainer(f"init_from={tmp_path}", "lora.targets=q_proj,v_proj")
+
+
+def test_damaged_folders_are_named(tmp_path: Path):
+    saved_lora(tmp_path)
+    weights = tmp_path / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(DataError, match="is damaged"):
+        small_trainer(f"init_from={tmp_path}")
+    weights.unlink()
+    with pytest.raises(DataError, match=r"has no adapter_model\.safetensors"):
+        small_trainer(f"init_from={tmp_path}")
+    (tmp_path / "adapter_config.json").write_text("{")
+    with pytest.raises(DataError, match="is not valid JSON"):
+        small_trainer(f"init_from={tmp_path}")
+    (tmp_path / "adapter_config.json").write_text(json.dumps([]))
+    with pytest.raises(DataError, match="is no mapping"):
+        small_trainer(f"init_from={tmp_path}")
