@@ -309,3 +309,10 @@ def test_a_policy_suffices_alone_where_it_comes_near_its_look_ahead():
     assert policy_alone(history, step=20) == Alone(blind=0.76, sighted=0.8)
     assert [policy_alone(history, step=step).suffices for step in (10, 20, 30)] == [False, True, False]  # type: ignore[union-attr]
     assert policy_alone([{"step": 1, "eval/val/success": 0.5}]) is None
+
+
+def test_the_baseline_is_dapo_without_feedback_and_imitation():
+    feedback = small_config("algo=dapo", "feedback=true")
+    imitating = small_config("algo=dapo", "internalise.rows=2", "internalise.teacher=policy")
+    plain = [small_config("algo=dapo"), feedback, imitating, small_config()]
+    assert [config.is_plain_dapo for config in plain] == [True, False, False, False]

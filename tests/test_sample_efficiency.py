@@ -311,6 +311,15 @@ def test_groups_are_named_by_what_sets_them_apart():
         "dual-lora frozen-policy rank=8",
     ]
     assert named("algo=dapo", "policy.frozen=true") == ["dapo", "dual-lora frozen-policy"], "also where it is alone"
+    assert named("algo=dapo", "algo=dapo feedback=true internalise.rows=8", "feedback=true internalise.rows=8") == [
+        "dapo",
+        "dapo+feedback rows=8",
+        "dual-lora+feedback",
+    ]
+    assert named("", "internalise.rows=8 internalise.weight=2") == [
+        "dual-lora",
+        "dual-lora rows=8 internalise.weight=2",
+    ]
     assert named("world_model.weight=0.5", "world_model.weight=1", "world_model.weight=2") == [
         "dual-lora weight=0.5",
         "dual-lora",

@@ -171,6 +171,11 @@ class RunConfig:
         return self.lookahead != "off"
 
     @property
+    def is_plain_dapo(self) -> bool:
+        """The baseline: nothing beside DAPO."""
+        return self.algo == "dapo" and not self.feedback and not self.internalise.rows
+
+    @property
     def looks_ahead_untrained(self) -> bool:
         """Whether the base looks ahead, without the policy adapter: the policy learns to act without look-ahead."""
         return self.looks_ahead and self.internalise.rows > 0 and self.internalise.teacher == "base"

@@ -13,6 +13,7 @@ from lfo.config import BESIDE_THE_EXPERIMENT, LEAVES, RunConfig, differences, ex
 from lfo.errors import UsageError
 from lfo.evaluation.runs import RunRecord
 
+WITH_FEEDBACK = "+feedback"
 FROZEN, FROZEN_POLICY = "policy.frozen", "frozen-policy"  # the setting, and its name among those of groups
 
 
@@ -37,18 +38,20 @@ def group_names(configs: Sequence[RunConfig]) -> list[str]:
 
     "dapo", "dual-lora", "dual-lora frozen-policy", "dual-lora coupling=shared lookahead=off"
 
-    A frozen policy is a control and always called so. No two groups have one name: those that no setting tells apart
-    are numbered.
+    A frozen policy is a control and always called so; feedback is always named too. No two groups have one name: those
+    that no setting tells apart are numbered.
     """
     names: list[str] = []
     for config in configs:
         usual = load_config([f"preset={configs[0].preset}", f"algo={config.algo}"])
         alike = [other for other in configs if other.algo == config.algo]
         varying = {name for other in alike for name in _telling(config, other)}
-        own = {name: value for name, (value, _) in differences(config, usual).items() if name in varying - {FROZEN}}
+        said = {FROZEN, "feedback"}
+        own = {name: value for name, (value, _) in differences(config, usual).items() if name in varying - said}
         control = [FROZEN_POLICY] if config.policy.frozen else []
         settings = [f"{_short(name)}={_in_words(value)}" for name, value in own.items()]
-        names.append(" ".join([config.algo, *control, *settings]))
+        algo = f"{config.algo}{WITH_FEEDBACK}" if config.feedback else config.algo
+        names.append(" ".join([algo, *control, *settings]))
     return [
         name if names.count(name) == 1 else f"{name} #{names[: place + 1].count(name)}"
         for place, name in enumerate(names)
@@ -62,8 +65,10 @@ def _telling(one: RunConfig, other: RunConfig) -> set[str]:
 
 
 def _short(name: str) -> str:
-    """A setting by its last word, where no other has the same."""
+    """A setting by its last word, where no other has the same; the world model's weight was the first of its name."""
     last = name.rpartition(".")[2]
+    if name == "world_model.weight":
+        return last
     return last if sum(leaf.rpartition(".")[2] == last for leaf in LEAVES) == 1 else name
 
 
@@ -80,7 +85,7 @@ def baseline_name(names: Sequence[str], groups: Sequence[Sequence[RunRecord]], a
         if asked not in names:
             raise UsageError(f"there is no group {asked!r}; the groups are {', '.join(map(repr, names))}")
         return asked
-    plain = [name for name, group in zip(names, groups, strict=True) if config_of(group[0]).algo == "dapo"]
+    plain = [name for name, group in zip(names, groups, strict=True) if config_of(group[0]).is_plain_dapo]
     if len(plain) > 1:
         raise UsageError(f"several groups are plain DAPO ({', '.join(plain)}); choose one with --baseline NAME")
     return plain[0] if plain else None

@@ -373,13 +373,13 @@ def _group_key(record: RunRecord) -> str:
 
 def _order(config: RunConfig, seeds: int) -> tuple[bool, bool, int]:
     """What was learned first, then controls, the baseline last; groups of more seeds before others."""
-    control = config.lookahead_source != "world_model" or config.policy.frozen
-    return config.algo == "dapo", control, -seeds
+    shown = config.lookahead_source == "world_model" and config.feedback_source == "own"
+    return config.is_plain_dapo, not shown or config.policy.frozen, -seeds
 
 
 def _colour_place(group: int, configs: Sequence[RunConfig]) -> int:
     """A lone baseline always has the second colour, so that pages look alike; the others take the rest in turn."""
-    baselines = [index for index, config in enumerate(configs) if config.algo == "dapo"]
+    baselines = [index for index, config in enumerate(configs) if config.is_plain_dapo]
     if len(baselines) != 1:
         return group
     place = group - (group > baselines[0])

@@ -13,7 +13,7 @@ from typing import Any
 
 from lfo.evaluation.comparison_text import SIGNS, interval_in_words
 from lfo.evaluation.costs import COSTS
-from lfo.evaluation.grouping import FROZEN_POLICY
+from lfo.evaluation.grouping import FROZEN_POLICY, WITH_FEEDBACK
 from lfo.evaluation.sample_efficiency import (
     SHARES,
     TARGET_SHARE,
@@ -30,12 +30,15 @@ from lfo.evaluation.sample_efficiency import (
 SPOKEN = {
     "dapo": "plain DAPO",
     "dual-lora": "dual-LoRA",
+    f"dapo{WITH_FEEDBACK}": "feedback without a world model",
+    f"dual-lora{WITH_FEEDBACK}": "dual-LoRA with feedback",
     FROZEN_POLICY: "frozen policy",
     "lookahead=off": "no look-ahead",
     "lookahead=environment": "look-ahead asked by the environment",
     "lookahead_source=truth": "true look-ahead",
     "lookahead_source=shuffled": "shuffled look-ahead",
     "lookahead_source=memory": "look-ahead from a plain memory",
+    "feedback_source=other_task": "feedback of another task",
     "coupling=shared": "one shared adapter",
     "coupling=stacked": "stacked adapters",
 }
@@ -131,9 +134,12 @@ def _costs(comparison: Comparison, numbers: dict[str, int]) -> dict[str, Any]:
 
 
 def is_control(group: Group) -> bool:
-    """Look-ahead that tells the truth or lies by design, and a policy that learns nothing, say what is possible."""
+    """What is shown is the truth or a lie by design, or the policy learns nothing: it says what is possible."""
     config = group.runs[0].config
-    return config is not None and (config.lookahead_source in ("truth", "shuffled") or config.policy.frozen)
+    if config is None:
+        return False
+    other = config.lookahead_source in ("truth", "shuffled") or config.feedback_source == "other_task"
+    return other or config.policy.frozen
 
 
 def percent(value: float) -> str:
