@@ -1,6 +1,9 @@
 """Draw the learning curves of runs as one SVG: success on val against tasks seen, a thin line a seed, a thick mean.
 
-python scripts/plot_curves.py docs/level2.svg "dual-LoRA=results/level2/dual-*" "plain DAPO=results/level2/dapo-*"
+python scripts/plot_curves.py docs/level2.svg "with look-ahead=results/few-replies/policy-*" \
+    "plain DAPO=results/level2/dapo-*" "policy alone, blind=results/internalise/lookahead-*"
+
+A group whose name ends in "blind" is drawn by its success without look-ahead.
 """
 
 from __future__ import annotations
@@ -10,9 +13,10 @@ import sys
 from pathlib import Path
 
 from lfo.evaluation.runs import read_run
-from lfo.evaluation.sample_efficiency import curve
+from lfo.evaluation.sample_efficiency import VAL, curve
 from lfo.report.picture import draw_curves
 
+BLIND = f"{VAL}_blind"
 MODELS = {"tiny": "the embedded base", "smollm2-135m-warm": "SmolLM2-135M"}
 
 
@@ -33,7 +37,8 @@ def main(output: str, groups: list[str]) -> None:
     levels = ", ".join(map(str, first.data["levels"]))
     title = f"Success on new tasks of known companies, level{'s' * (', ' in levels)} {levels}"
     title += f", {MODELS.get(first.config.model, first.config.model)}"
-    curves = {name: [curve(run.rows) for run in runs] for name, runs in named.items()}
+    keys = {name: BLIND if name.endswith("blind") else VAL for name in named}
+    curves = {name: [curve(run.rows, keys[name]) for run in runs] for name, runs in named.items()}
     picture = draw_curves(curves, title=title, ceiling=first.data["splits"]["val"]["ceiling"])
     Path(output).write_text(picture, encoding="utf-8")
 
