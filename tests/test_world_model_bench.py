@@ -120,7 +120,7 @@ def test_the_updates_are_those_of_the_loop(monkeypatch):
     monkeypatch.setattr(trainer.backend, "learn", lambda parts, **settings: learnt.append(parts))
     tasks = two().tasks("train")[: trainer.config.rollout.prompts]
     bench._learn(trainer, 0, [record(two, [task]) for task in tasks])
-    assert len(trainer.replay) == len(tasks)
+    assert len(trainer.mini_batches.replay) == len(tasks)
     ((*mini_batches,),) = learnt
     most = min(len(tasks), trainer.config.world_model.examples_per_mini_batch)
     assert [len(rows) for rows in mini_batches] == [most] * len(tasks)

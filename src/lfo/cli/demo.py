@@ -27,7 +27,9 @@ from lfo.errors import WorkError
 ARMS = {"dapo": "plain DAPO", "dual-lora": "dual-LoRA"}  # `algo`, which also names the folder -> name in the table
 # Half of the usual tasks in an evaluation: a demo should take minutes.
 SETTINGS = ("preset=tiny", "levels=2", "eval.every=10", "eval.tasks=100", "eval.splits=val,test_unseen_companies")
-ON_ANOTHER_CPU = "Figures depend on the CPU. Five seeds of dual-LoRA had 79 to 87 % on val after as many tasks (300 tasks an evaluation)."
+ON_ANOTHER_CPU = (
+    "Figures depend on the CPU. On another one, five seeds of dual-LoRA had 79 to 87 % on val after as many tasks."
+)
 
 
 def demo(

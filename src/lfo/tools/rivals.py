@@ -74,7 +74,7 @@ def likelier_than_not(facts: Sequence[str], logits: Tensor) -> list[frozenset[st
 
 
 def likeliest(facts: Sequence[str], logits: Tensor) -> list[frozenset[str]]:
-    best = logits.topk(min(TOP, len(facts)), dim=-1).indices.tolist()
+    best: list[list[int]] = logits.topk(min(TOP, len(facts)), dim=-1).indices.tolist()
     return [frozenset(facts[place] for place in row) for row in best]
 
 

@@ -140,7 +140,7 @@ def _learn(trainer: Trainer, step: int, heard: Sequence[Sequence[Heard]]) -> Non
         for observed in ([each.observed for each in some] for some in heard)
     ]
     for of_task in examples:
-        trainer.replay.add(of_task)
+        trainer.mini_batches.replay.add(of_task)
     update = trainer.rows(step, _NOTHING, examples)
     trainer.backend.learn(update.mini_batches, weight=update.weight, rate_factor=update.rate_factor)
 
