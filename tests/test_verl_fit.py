@@ -195,6 +195,12 @@ def test_what_an_explorer_may_imagine_reaches_the_agent_loop_and_comes_back(resu
     assert set(sent) == {None, 1}
 
 
+def test_whose_calls_may_be_imagined_reaches_the_agent_loop(results):
+    some, none = results["imagined"]
+    assert some > 0
+    assert none == 0
+
+
 def test_another_environment_trains_on_two_ranks(results, folder: Path):
     run = folder / "oracle"
     assert results["oracle"]["steps"] == 2

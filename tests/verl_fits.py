@@ -21,6 +21,7 @@ from lfo.engines import create_trainer
 from lfo.engines.verl import settings
 from lfo.errors import WorkError
 from lfo.protocol.world_model import WorldModelCodec
+from lfo.rollout.ending_tools import EndingTools
 from lfo.rollout.records import rollout_record
 from lfo.rollout.tasks import draw_requests
 from lfo.types import Rollout
@@ -82,7 +83,14 @@ def steps_beside_the_local_engine() -> None:
         requests = draw_requests(trainer.config, trainer.environment(), 0, 0)
         told = roll_out(told_requests(requests), temperature=0.0)
         RESULTS["told"] = [[each.tokens, each.untrained, each.feedback, shown(each)] for each in told]
-        RESULTS["imagine"] = [[request.imagine for request in requests], [each.imagine for each in roll_out(requests)]]
+        played = roll_out(requests)
+        RESULTS["imagine"] = [[request.imagine for request in requests], [each.imagine for each in played]]
+        backend.ending_tools = EndingTools()  # it has heard nothing, so nothing may be imagined
+        RESULTS["imagined"] = [drafts_in(played), drafts_in(roll_out(requests))]
+
+
+def drafts_in(rollouts: Sequence[Rollout]) -> int:
+    return sum(turn.predicted for rollout in rollouts for turn in (*rollout.turns, *rollout.taken_back))
 
 
 def rollouts_through_verls_tools(trainer: Any, cluster: Any) -> dict[str, list[dict[str, Any]]]:
@@ -120,7 +128,9 @@ def rollouts_through_verls_tools(trainer: Any, cluster: Any) -> dict[str, list[d
                     "seeds": [request.seeds],
                     "blind": [request.blind],
                     "imagine": [request.imagine],
+                    "picks": [request.picks],
                     "inquiry": [request.inquiry],
+                    "tools": None,
                 }
             ]
         ]
