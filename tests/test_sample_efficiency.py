@@ -327,8 +327,9 @@ def test_groups_are_named_by_what_sets_them_apart():
     ]
     assert named("policy.learning_rate=0.1", "eval.splits=val,train") == [
         "dual-lora policy.learning_rate=0.1",
-        "dual-lora splits=val,train",
+        "dual-lora",  # how it is evaluated does not make the arm
     ]
+    assert named("", "eval.tasks=300") == ["dual-lora", "dual-lora tasks=300"], "unless nothing else tells them apart"
 
 
 @pytest.mark.parametrize(

@@ -59,9 +59,10 @@ def group_names(configs: Sequence[RunConfig]) -> list[str]:
 
 
 def _telling(one: RunConfig, other: RunConfig) -> set[str]:
-    """Settings that tell two groups apart: those beside the experiment, such as `eval.every`, where no others do."""
+    """Settings that tell two groups apart: those beside the experiment, and how it is evaluated, where no others do."""
     found = differences(one, other).keys() - {"seed", "output_dir"}
-    return found - set(BESIDE_THE_EXPERIMENT) or found
+    evaluated = {name for name in found if name.startswith("eval.")}
+    return found - set(BESIDE_THE_EXPERIMENT) - evaluated or found
 
 
 def _short(name: str) -> str:
