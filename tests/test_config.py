@@ -375,3 +375,15 @@ def test_a_committed_run_is_one_experiment_with_a_new_run_of_its_settings(run: s
     assert told.keys().isdisjoint({"levels", "env_args", "world_model.predict"})
     rest = [f"{name}={','.join(value) if isinstance(value, tuple) else value}" for name, value in told.items()]
     assert experiment(load_config(["preset=tiny", *typed, *rest])) == experiment(old)
+
+
+def test_a_saved_run_does_not_take_on_what_its_preset_says_of_newer_settings(tmp_path: Path):
+    saved = to_yaml(load_config(["preset=tiny", "steps=7"]))
+    newer = ("lora_plus", "swap_names", "wording")
+    older = "\n".join(line for line in saved.splitlines() if not line.strip().startswith(newer))
+    path = tmp_path / "config.yaml"
+    path.write_text(older)
+    world, usual = from_yaml(path, known_only=True).world_model, RunConfig().world_model
+    assert [getattr(world, name) for name in newer] == [getattr(usual, name) for name in newer]
+    path.write_text("preset: tiny\nsteps: 7\n")  # by hand: today's preset
+    assert from_yaml(path) == load_config(["preset=tiny", "steps=7"])

@@ -70,6 +70,11 @@ def test_where_tasks_end_without_a_call_all_calls_may_be_imagined():
     assert tools_after(rollout("look", ""), rollout("open")) == ["open"]
 
 
+def test_where_there_is_one_tool_its_calls_may_be_imagined_however_many_a_task_takes():
+    assert tools_after(rollout(*["move"] * 30)) is None
+    assert tools_after(rollout(*["move"] * 30, "look")) == ["look"]
+
+
 def test_it_is_kept_and_an_older_run_may_imagine_every_call(tmp_path: Path):
     tools, again = EndingTools(), EndingTools()
     tools.hear([rollout("look", "open")] * 3)
@@ -89,6 +94,7 @@ def test_it_is_kept_and_an_older_run_may_imagine_every_call(tmp_path: Path):
         (Nameless, ("imagine.tools=all",), False),
         (Nameless, ("imagine.tools=open_door",), False),
         (Nameless, ("lookahead=off",), False),
+        (Nameless, ("policy.frozen=true", "world_model.from_logs=log.jsonl"), False),  # which rolls nothing out
         (Nameless, ("lookahead=environment",), False),
         (OracleCodes, (), False),
         (PhoneCalls, (), False),

@@ -83,7 +83,8 @@ def naming_environment(config: RunConfig, environment: EnvironmentFactory) -> Ru
     """The config with the environment that is really played, so that its run can be evaluated from its folder."""
     told = environment if isinstance(environment, partial) else partial(environment)
     name = config.env
-    if adapter_word(spec := getattr(environment(), "spec", "")):
+    spec = getattr(environment(), "spec", "")  # of an adapter; others may mean something else by it
+    if isinstance(spec, str) and adapter_word(spec):
         name = spec
     elif told.func is not (_class_of(config.env)):
         kind = type(environment())

@@ -302,8 +302,7 @@ class Trainer:
     @property
     def _judged_by(self) -> str:
         """The success by which the best checkpoint is chosen: of the policy that the run is to leave behind."""
-        alone = self.config.internalise.rows > 0 and self.config.looks_ahead
-        return "eval/val/success_blind" if alone else "eval/val/success"
+        return "eval/val/success_blind" if self.config.leaves_policy_alone else "eval/val/success"
 
     def _judge(self, run: RunDirectory, row: dict[str, Any]) -> None:
         """Evaluate at the end of a step, and act on what it shows."""

@@ -50,7 +50,10 @@ def serve(
         with common.working(f"Loading {common.visible(str(run))}"):
             from lfo.serving.speaker import upstream_speaker
 
-            speaker, weights = upstream_speaker(run, upstream, api_key=upstream_key), f"weights of {upstream}"
+            speaker, weights = (
+                upstream_speaker(run, upstream, api_key=upstream_key, lookahead=not no_lookahead),
+                f"weights of {upstream}",
+            )
     from lfo.serving.app import listen, make_app, make_server
     from lfo.serving.batcher import Batcher
 

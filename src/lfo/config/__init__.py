@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +167,18 @@ def _read_assignments(path: Path, *, known_only: bool = False) -> list[tuple[str
             _annotation(name)
         except ConfigError as error:
             raise ConfigError(f"{error} (in {path})") from error
-    return sorted(assignments, key=lambda each: each[0] not in SHORT_FORMS)  # the long name wins, wherever it stands
+    return [
+        *_unknown_then(tree, {name for name, _ in assignments}),
+        *sorted(assignments, key=lambda each: each[0] not in SHORT_FORMS),  # the long name wins, wherever it stands
+    ]
+
+
+def _unknown_then(tree: Mapping[Any, Any], named: Collection[str]) -> Iterator[tuple[str, Any]]:
+    """Settings that a saved run does not name, because they are newer, at their defaults: what its preset says of them
+    today was not so then. A file that someone wrote by hand names few settings, and gets today's preset."""
+    if tree.keys() >= {"preset", "algo", "lora", "rollout", "policy", "world_model", "optimizer", "eval"}:
+        usual, preset = flatten(RunConfig()), PRESETS.get(tree["preset"], {})
+        yield from ((name, usual[name]) for name in preset if name in usual and name not in named)
 
 
 def _merging(settings: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:

@@ -180,3 +180,7 @@ def _of_internalising(c: RunConfig) -> Iterator[tuple[bool, str]]:
         c.feedback_source == "own" or c.feedback,
         f"feedback_source={c.feedback_source} needs feedback=true",
     )
+    yield (
+        c.feedback_source == "own" or c.rollout.prompts > 1,
+        f"feedback_source={c.feedback_source} needs rollout.prompts of at least 2: one task has no other",
+    )

@@ -171,6 +171,11 @@ class RunConfig:
         return self.lookahead != "off"
 
     @property
+    def leaves_policy_alone(self) -> bool:
+        """Whether the policy is to act without look-ahead in the end, and is judged by that."""
+        return self.looks_ahead and (self.internalise.rows > 0 or self.internalise.until > 0)
+
+    @property
     def is_plain_dapo(self) -> bool:
         """The baseline: nothing beside DAPO."""
         return self.algo == "dapo" and not self.feedback and not self.internalise.rows

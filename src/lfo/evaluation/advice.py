@@ -237,8 +237,9 @@ def _weight_too_high(run: _Run) -> Trouble | None:
 
 
 def _success_lost(run: _Run) -> Trouble | None:
-    evaluations = [row for row in run.training if _numbers([row], VAL)]
-    before, lately = (_numbers(rows, VAL) for rows in (evaluations[:-LATELY], evaluations[-LATELY:]))
+    judged_by = f"{VAL}_blind" if run.config.leaves_policy_alone else VAL
+    evaluations = [row for row in run.training if _numbers([row], judged_by)]
+    before, lately = (_numbers(rows, judged_by) for rows in (evaluations[:-LATELY], evaluations[-LATELY:]))
     if not run.learns_policy or not before:
         return None
     best, tasks = max(before), evaluated_tasks(evaluations[-1], at_most=run.config.eval.tasks)
@@ -281,7 +282,9 @@ def _gradient_imbalance(run: _Run) -> Trouble | None:
     pairs = [
         (row["gradient_norm/policy"], row["gradient_norm/world_model"])
         for row in run.training[-(len(run.training) // 3) :]
-        if _numbers([row], "gradient_norm/policy") and _numbers([row], "gradient_norm/world_model")
+        if "imitation_loss" not in row  # its rate is another
+        and _numbers([row], "gradient_norm/policy")
+        and _numbers([row], "gradient_norm/world_model")
     ]
     ratios = [policy / world for policy, world in pairs if policy > 0 and world > 0]
     if not ratios or run.success >= SOLVED:

@@ -196,7 +196,8 @@ class Learner:
         if not all(map(math.isfinite, (*norms.values(), *watched.values()))):
             raise WorkError(
                 f"the loss or its gradient is not a finite number (gradient norms {norms}); go on in another folder "
-                f"with init_from={self.config.output_dir} and a lower policy.learning_rate or world_model.learning_rate"
+                f"with init_from={self.config.output_dir} and a lower policy.learning_rate, world_model.learning_rate "
+                "or, where the policy imitates, internalise.learning_rate"
             )
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:

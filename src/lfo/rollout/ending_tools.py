@@ -18,14 +18,15 @@ OFTEN = 0.1  # share of a tool's calls that end a task; a look-up does, too, whe
 def learns_tools(environment: Environment, config: RunConfig) -> bool:
     """Whether a run must find out which calls may be imagined: neither its settings nor its environment say so."""
     unnamed = config.imagine.tools == "default" and predicted_tools(environment, config.world_model.predict) is None
-    return config.lookahead == "policy" and unnamed
+    # With logs nothing is rolled out, so nothing would ever be found.
+    return config.lookahead == "policy" and unnamed and config.world_model.from_logs is None
 
 
 class EndingTools:
     """The tools whose calls often ended a task of training so far; a container of names.
 
     A look-up costs nothing, so it is made for real, and an expected reply in its place would only mislead. What cannot
-    be taken back is worth imagining first. Where tasks end, but never with a call, all calls are.
+    be taken back is worth imagining first. Where tasks end, but never with a call, or there is one tool, all calls are.
     """
 
     def __init__(self) -> None:
@@ -39,7 +40,8 @@ class EndingTools:
     def names(self) -> list[str] | None:
         """None: all."""
         often = sorted(name for name, ends in self._ends.items() if name and ends >= OFTEN * self._calls[name])
-        return None if self._ends[""] and not often else often
+        tools = self._calls.keys() - {""}
+        return None if not often and (self._ends[""] or len(tools) == 1) else often
 
     def hear(self, rollouts: Iterable[Rollout]) -> None:
         for rollout in rollouts:

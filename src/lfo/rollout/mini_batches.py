@@ -71,11 +71,11 @@ class MiniBatches:
         inline = self.predicted_tools if world.input == "inline" and weight else frozenset()
         trains_world = active.world_model and world.predict != "none" and phase != "reinforce"
         weight = weight if trains_world else 0.0
-        kept = kept if active.policy and self.learns_by_dapo(step) else {}
+        kept = kept if (active.policy or phase == "reinforce") and self.learns_by_dapo(step) else {}
         parts = [
             self._policy_rows(kept, inline),
             self._world_rows(step, groups, kept, heard, inline) if weight else self._none(),
-            self._imitated(step) if phase == "internalise" else self._none(),
+            self._imitated(step) if phase == "internalise" and active.policy else self._none(),
         ]
         return Update(
             mini_batches=[[row for part in rows for row in part] for rows in zip(*parts, strict=True)],

@@ -85,7 +85,10 @@ class Practice:
     def __init__(self, codec: WorldModelCodec, *, swap_names: float, wording: float) -> None:
         self._codec, self._chance, self._wording = codec, swap_names, wording
         self._prompts: dict[str, str] = {}  # by key: the text of each example's prompt
-        self._counted: tuple[int, int] = (0, 0)  # examples, and of them asked about, that the counts below are of
+        self._counted: tuple[int, int] = (
+            0,
+            0,
+        )  # the examples that the counts below are of, and how many are asked about
         self._names: dict[bool, list[str]] = {}
         self._replies = 0
         self._replies_with: Counter[int] = Counter()  # by token
@@ -102,9 +105,10 @@ class Practice:
 
     def _count(self, heard: Collection[WorldModelExample]) -> None:
         asked = [example for example in heard if example.asked]
-        if self._counted == (len(heard), len(asked)):
+        known = hash(tuple(example.key for example in heard)), len(asked)
+        if self._counted == known:
             return
-        self._counted = len(heard), len(asked)
+        self._counted = known
         first = asked or heard
         self._replies = len(first)
         self._replies_with = Counter(token for example in first for token in set(example.tokens[example.reply_start :]))

@@ -100,8 +100,8 @@ class Row:
 
     @property
     def imagined(self) -> int:
-        """Imagined exchanges in the row."""
-        return sum(turn.predicted for turn in self.turns)
+        """Imagined exchanges in the row; what others have heard is not imagined."""
+        return sum(turn.predicted and not turn.feedback for turn in self.turns)
 
     def add(self, turn: Turn) -> None:
         self.turns.append(turn)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import random
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from lfo.env.output import redirected_stdout
 from lfo.rollout.patience import call_all
 
 
@@ -29,7 +29,7 @@ class Watch:
 
         def watched() -> Any:
             try:
-                with contextlib.redirect_stdout(printed):
+                with redirected_stdout(printed):
                     return function()
             finally:
                 self._moved |= os.getcwd() != folder

@@ -16,7 +16,9 @@ from lfo.errors import UsageError
 from lfo.loading import environment_factory, load_tokenizer
 from lfo.model.couplings import POLICY, WORLD_MODEL
 from lfo.protocol.chat import ChatCodec
+from lfo.rollout import ending_tools
 from lfo.rollout.deliberation import LookAhead
+from lfo.rollout.ending_tools import EndingTools, learns_tools
 from lfo.rollout.predictors import make_lookahead, world_model_codec
 from lfo.rollout.reply_memory import ReplyMemory
 from lfo.rollout.row import Rows
@@ -53,12 +55,13 @@ def local_speaker(agent: Agent) -> Speaker:
         tokenizer=agent.tokenizer,
         codec=agent.codec,
         settings=agent.settings,
-        lookahead=agent.lookahead,
+        # A policy that imitated successes learned to act without look-ahead.
+        lookahead=None if agent.config.looks_ahead_untrained else agent.lookahead,
         new_rows=new_rows,
     )
 
 
-def upstream_speaker(run: Path, url: str, *, api_key: str = "") -> Speaker:
+def upstream_speaker(run: Path, url: str, *, api_key: str = "", lookahead: bool = True) -> Speaker:
     """A run whose weights a vLLM server holds, under the names that `lfo export` gives them."""
     config = saved_config(run)
     environment, tokenizer = environment_factory(config), load_tokenizer(config.model)
@@ -68,10 +71,15 @@ def upstream_speaker(run: Path, url: str, *, api_key: str = "") -> Speaker:
     if config.lookahead_source == "memory":
         memory = ReplyMemory()
         memory.load(adapters_of(run) / MEMORY)
-    needed = {POLICY} | ({WORLD_MODEL} if config.looks_ahead and memory is None else set())
+    lookahead = lookahead and config.looks_ahead and not config.looks_ahead_untrained
+    needed = {POLICY} | ({WORLD_MODEL} if lookahead and memory is None else set())
     if missing := sorted(needed - set(upstream.models())):
         raise UsageError(f"{url} has no model {missing[0]!r}; start vLLM with the --lora-modules that lfo export names")
     complete = completer(upstream, WORLD_MODEL, config.world_model.reply_tokens)
+    tools = None
+    if learns_tools(environment(), config):
+        tools = EndingTools()
+        tools.load(adapters_of(run) / ending_tools.FILE)
 
     def new_rows(rows: int) -> SpeakingRows:
         return UpstreamRows(upstream, POLICY, rows=rows, context=config.rollout.max_context)
@@ -82,6 +90,6 @@ def upstream_speaker(run: Path, url: str, *, api_key: str = "") -> Speaker:
         tokenizer=tokenizer,
         codec=codec,
         settings=RunnerSettings.of_run(config),
-        lookahead=make_lookahead(config, environment, world, complete, memory),
+        lookahead=make_lookahead(config, environment, world, complete, memory, tools) if lookahead else None,
         new_rows=new_rows,
     )

@@ -23,10 +23,11 @@ VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for
 
 def model_card(agent: Agent, run: Path, form: str, own_world_model: bool) -> str:
     record = read_run(folder_of(run))
+    alone = form == "alone" or agent.config.looks_ahead_untrained
     parts = [
         _front_matter(agent, form),
         _what_it_is(agent, record.name, form),
-        _figures(record, "" if agent.weights is None else agent.weights.name, blind=form == "alone"),
+        _figures(record, "" if agent.weights is None else agent.weights.name, blind=alone),
         _files(agent, form, own_world_model),
         _serving(agent, form, own_world_model),
     ]

@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 import jsonschema
 import numpy as np
 
+from lfo.env.output import redirected_stdout
 from lfo.env.tool_environment import quote
 from lfo.errors import ConfigError, EnvironmentFailed, LfoError, UsageError
 from lfo.protocol.hermes import Mistake, parse_tool_call
@@ -230,7 +231,7 @@ class GlobalState:
         outside, folder = (random.getstate(), np.random.get_state()), os.getcwd()
         try:
             _set_state(self._inside)
-            with contextlib.redirect_stdout(sys.stderr):
+            with redirected_stdout(sys.stderr):
                 yield
         finally:
             self._inside = random.getstate(), np.random.get_state()
