@@ -28,8 +28,8 @@ ARMS = {"dapo": "plain DAPO", "dual-lora": "dual-LoRA"}  # `algo`, which also na
 # Half of the usual tasks in an evaluation: a demo should take minutes.
 SETTINGS = ("preset=tiny", "levels=2", "eval.every=10", "eval.tasks=100", "eval.splits=val,test_unseen_companies")
 ON_ANOTHER_CPU = (
-    "Figures depend on the CPU. On one, this ended at 74 % on val and 77 % on unseen companies; on another, five seeds of "
-    "a longer run had 79 to 87 % on val after as many tasks."
+    "Figures depend on the CPU. On one, this ended at 74 % on val and 77 % on unseen companies; on another, five seeds "
+    "of a longer run had 79 to 87 % on val after as many tasks."
 )
 
 
