@@ -89,7 +89,7 @@ class Trainer:
         self.environment = environment
         self.backend = backend
         world = config.world_model
-        self.coupling = coupling_of(config.coupling, with_world_model=config.algo == "dual-lora")
+        self.coupling = coupling_of(config.coupling, with_world_model=config.has_world_model)
         self.codec = world_model_codec(config, tokenizer)
         self.predicted_tools = predicted_tools(environment(), world.predict)  # None: all
         self.state = State(weight=world.weight)

@@ -151,7 +151,7 @@ def _of_lookahead(c: RunConfig) -> Iterator[tuple[bool, str]]:
         ("world_model.adaptive_weight=true", w.adaptive_weight),
         (f"surprise={c.surprise:g}", c.surprise > 0),
     ):
-        yield not used or c.algo == "dual-lora", f"{name} needs algo=dual-lora"
+        yield not used or c.has_world_model, f"{name} needs algo=dual-lora or algo=internalise"
     yield (
         not c.surprise or (w.input == "state" and w.weight > 0 and w.predict != "none"),
         "surprise needs a world model that learns: world_model.weight above 0, world_model.input=state and "

@@ -134,7 +134,7 @@ class RunConfig:
     """One run, completely: with this, the code and a machine, it can be repeated."""
 
     preset: Literal["default", "tiny", "smollm2-135m", "documents", "qwen3-8b-8x24gb", "qwen3-1.7b-1gpu"] = "default"
-    algo: Literal["dual-lora", "dapo"] = "dual-lora"
+    algo: Literal["dual-lora", "internalise", "dapo"] = "dual-lora"
     engine: Literal["local", "verl"] = "local"
     model: str = "tiny"  # the embedded base, a fetched one, a folder or a hub id
     env: str = "phone-calls"  # or oracle-codes, package.module:Class, or an adapter's word:name (env/adapters)
@@ -167,6 +167,10 @@ class RunConfig:
     verl: Mapping[str, Any] = field(default_factory=dict)  # engine=verl: its own settings, beside those made of ours
 
     @property
+    def has_world_model(self) -> bool:
+        return self.algo != "dapo"
+
+    @property
     def looks_ahead(self) -> bool:
         return self.lookahead != "off"
 
@@ -178,7 +182,7 @@ class RunConfig:
     @property
     def is_plain_dapo(self) -> bool:
         """The baseline: nothing beside DAPO."""
-        return self.algo == "dapo" and not self.feedback and not self.internalise.rows
+        return not self.has_world_model and not self.feedback and not self.internalise.rows
 
     @property
     def looks_ahead_untrained(self) -> bool:

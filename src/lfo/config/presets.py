@@ -83,6 +83,14 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 # What an algorithm implies, whatever the preset says; plain DAPO is dual-LoRA without its world model.
 ALGORITHMS: Mapping[str, Mapping[str, Any]] = {
     "dual-lora": {},
+    # Ask, internalise, go on by RL: what look-ahead achieves becomes part of the policy's weights.
+    "internalise": {
+        "lookahead": "policy",
+        "internalise.rows": 8,
+        "internalise.until": 120,
+        "steps": 160,
+        "imagine.drafts": 4,  # the first draft of the base misses the informative question in 10-20 % of the tasks
+    },
     "dapo": {
         "lookahead": "off",
         "world_model.weight": 0.0,

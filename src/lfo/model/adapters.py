@@ -96,7 +96,7 @@ class DualAdapterModel:
             alpha=config.lora.alpha,
             targets=config.lora.target_modules,
             gradient_checkpointing=gradient_checkpointing,
-            with_world_model=config.algo == "dual-lora",
+            with_world_model=config.has_world_model,
         )
 
     @classmethod

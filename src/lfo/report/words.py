@@ -30,6 +30,8 @@ from lfo.evaluation.sample_efficiency import (
 SPOKEN = {
     "dapo": "plain DAPO",
     "dual-lora": "dual-LoRA",
+    "internalise": "internalised look-ahead",
+    f"internalise{WITH_FEEDBACK}": "internalised look-ahead and feedback",
     f"dapo{WITH_FEEDBACK}": "feedback without a world model",
     f"dual-lora{WITH_FEEDBACK}": "dual-LoRA with feedback",
     FROZEN_POLICY: "frozen policy",
