@@ -1,0 +1,69 @@
+"""Play tasks with an exported policy and nothing but transformers and PEFT: no look-ahead, no world model.
+
+    lfo train preset=tiny algo=internalise output_dir=runs/x
+    lfo export runs/x --out served
+    python examples/act_with_peft.py served --tasks 100
+
+The rate that it prints is the one on the card of the export (`served/README.md`), for the same tasks.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lfo.env.interface import Environment
+from lfo.env.phone_calls import PhoneCalls
+from lfo.protocol.chat import ChatCodec
+
+MAX_TURNS = 16
+MAX_TURN_TOKENS = 160
+
+
+@torch.inference_mode()
+def play(model: Any, codec: ChatCodec, environment: Environment, task: Any) -> float:
+    """The reward of one task, played greedily."""
+    row, reward = list(codec.opening(environment.reset(task)).ids), 0.0
+    for _ in range(MAX_TURNS):
+        prompt = torch.tensor([row])
+        said = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            max_new_tokens=MAX_TURN_TOKENS,
+            eos_token_id=codec.end_of_turn,
+            pad_token_id=codec.end_of_turn,
+        )[0, len(row) :].tolist()
+        result = environment.step(codec.decode(said))
+        reward += result.reward
+        if result.done:
+            break
+        stopped = said[-1] == codec.end_of_turn
+        row += [*said, *codec.after_action(result.observation, stopped=stopped).ids]
+    return reward
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Play tasks of the phone-call world with an exported policy.")
+    parser.add_argument("folder", type=Path, help="what lfo export has written")
+    parser.add_argument("--tasks", type=int, default=100)
+    parser.add_argument("--split", default="val")
+    parser.add_argument("--level", type=int, default=2)
+    options = parser.parse_args()
+
+    base = AutoModelForCausalLM.from_pretrained(options.folder / "base", dtype="float32")
+    model = PeftModel.from_pretrained(base, str(options.folder / "policy")).eval()
+    codec = ChatCodec(AutoTokenizer.from_pretrained(options.folder / "base"), PhoneCalls().tools())
+    tasks = PhoneCalls(levels=(options.level,)).tasks(options.split)[: options.tasks]
+    rewards = [play(model, codec, PhoneCalls(levels=(options.level,)), task) for task in tasks]
+    solved = sum(reward >= 1.0 for reward in rewards)
+    print(f"{solved} of {len(tasks)} tasks of {options.split} solved: {solved / len(tasks):.1%}")
+
+
+if __name__ == "__main__":
+    main()
