@@ -10,6 +10,7 @@ The rate that it prints is the one on the card of the export (`served/README.md`
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,13 @@ from lfo.protocol.chat import ChatCodec
 
 MAX_TURNS = 16
 MAX_TURN_TOKENS = 160
+
+
+def load(folder: Path, tools: Sequence[Mapping[str, Any]]) -> tuple[Any, ChatCodec]:
+    """The model that `lfo export` has written, and how it speaks."""
+    base = AutoModelForCausalLM.from_pretrained(folder / "base", dtype="float32")
+    model = PeftModel.from_pretrained(base, str(folder / "policy")).eval()
+    return model, ChatCodec(AutoTokenizer.from_pretrained(folder / "base"), tools)
 
 
 @torch.inference_mode()
@@ -56,11 +64,9 @@ def main() -> None:
     parser.add_argument("--level", type=int, default=2)
     options = parser.parse_args()
 
-    base = AutoModelForCausalLM.from_pretrained(options.folder / "base", dtype="float32")
-    model = PeftModel.from_pretrained(base, str(options.folder / "policy")).eval()
-    codec = ChatCodec(AutoTokenizer.from_pretrained(options.folder / "base"), PhoneCalls().tools())
-    tasks = PhoneCalls(levels=(options.level,)).tasks(options.split)[: options.tasks]
-    rewards = [play(model, codec, PhoneCalls(levels=(options.level,)), task) for task in tasks]
+    model, codec = load(options.folder, PhoneCalls().tools())
+    tasks = PhoneCalls(levels=[options.level]).tasks(options.split)[: options.tasks]
+    rewards = [play(model, codec, PhoneCalls(levels=[options.level]), task) for task in tasks]
     solved = sum(reward >= 1.0 for reward in rewards)
     print(f"{solved} of {len(tasks)} tasks of {options.split} solved: {solved / len(tasks):.1%}")
 

@@ -1,6 +1,7 @@
 """What is exported computes what the run computes, for every coupling and form, loaded as the model card says."""
 
 import json
+import runpy
 import shutil
 import sys
 from collections.abc import Callable
@@ -157,6 +158,22 @@ def test_a_policy_that_suffices_alone_is_one_plain_lora(run_of, tmp_path: Path, 
     torch.testing.assert_close(
         served(TOKENS).logits, agent.model.logits(TOKENS, agent.model.policy_adapters), atol=1e-4, rtol=0
     )
+
+
+def test_the_example_says_with_peft_alone_what_the_run_says_blind(run_of, tmp_path: Path, monkeypatch):
+    run = judged(run_of("separate"), tmp_path / "run", sighted=0.5, blind=0.5)
+    agent = load_agent(run)
+    export(agent, tmp_path / "out", run=run, form="alone")
+    (task,) = agent.tasks("val")[:1]
+    (rollout,) = agent.roll_out([task], greedy=True, lookahead=False)
+
+    example = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "act_with_peft.py"))
+    said: list[str] = []
+    environment = agent.environment()
+    step = environment.step
+    monkeypatch.setattr(environment, "step", lambda message: said.append(message) or step(message))
+    example["play"](*example["load"](tmp_path / "out", environment.tools()), environment, task)
+    assert said == [turn.action for turn in rollout.turns]
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,8 @@ def run(
     title = f"{run} at work on {common.visible(str(chosen.id))}, {common.weights_in_words(agent)}\n"
     console = Console()
     console.print(Text(title, style="bold"))
+    if play["lookahead"] and agent.config.looks_ahead_untrained:
+        console.print("The base acts with look-ahead, as in training; --blind plays the policy alone.\n")
     (opening,) = agent.settings.call_all([lambda: agent.environment().reset(chosen)])
     if not isinstance(opening, EnvironmentFailed):  # the rollout tells of failure
         common.print_opening(console, opening)
