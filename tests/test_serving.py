@@ -115,10 +115,13 @@ def test_other_ways_of_looking_ahead_are_served_too(lookahead: bool, overrides: 
     with Batcher(local_speaker(agent), lookahead=lookahead) as batcher:
         for turn in (turn for turn in own.turns if not turn.predicted):
             reply = batcher.submit(request(messages, temperature=0)).result()
-            assert reply.call == turn.call
+            assert list(reply.calls.values()) == [turn.call] * (turn.call is not None)
             told += reply.imagined
             message = completion(reply, model=MODEL)["choices"][0]["message"]
-            messages += [message, {"role": "tool", "tool_call_id": reply.call_id, "content": turn.observation}]
+            messages += [
+                message,
+                {"role": "tool", "tool_call_id": next(iter(reply.calls), ""), "content": turn.observation},
+            ]
     assert len(told) == len(imagined), "what was imagined before counts"
 
 
@@ -226,9 +229,12 @@ def test_a_server_that_holds_both_adapters_can_stand_in_for_the_sampler(agent: A
             messages = opening(agent, place)
             for turn in (turn for turn in own.turns if not turn.predicted):
                 reply = batcher.submit(request(messages, temperature=0)).result()
-                assert reply.call == turn.call
+                assert list(reply.calls.values()) == [turn.call] * (turn.call is not None)
                 message = completion(reply, model=MODEL)["choices"][0]["message"]
-                messages += [message, {"role": "tool", "tool_call_id": reply.call_id, "content": turn.observation}]
+                messages += [
+                    message,
+                    {"role": "tool", "tool_call_id": next(iter(reply.calls), ""), "content": turn.observation},
+                ]
         upstream.shutdown()
     with pytest.raises(WorkError, match=f"{url}/v1/models cannot be asked: .*refused"):
         upstream_speaker(tmp_path, url)
@@ -304,7 +310,7 @@ def test_what_stands_beside_a_conversation_does_not_change_it(agent: Agent):
             futures.append(batcher.submit(request(messages, temperature=0)))
             if not together:
                 futures[-1].result()
-        return [str(each.result().call) for each in futures]
+        return [str(list(each.result().calls.values())) for each in futures]
 
     with Batcher(local_speaker(agent), rows=2) as narrow, Batcher(local_speaker(agent), rows=8) as wide:
         alone = said(narrow, False)
@@ -316,7 +322,7 @@ def test_many_conversations_are_answered_in_few_batches(agent: Agent):
     batcher = Batcher(local_speaker(agent), rows=16)
     answers = [batcher.submit(request(opening(agent, place), temperature=0)) for place in range(20)]
     with batcher:
-        assert all(answer.result().call for answer in answers)
+        assert all(answer.result().calls for answer in answers)
         assert batcher.batches == 2
 
 
@@ -517,7 +523,7 @@ def test_a_taken_port_is_one_sentence():
 
 def test_text_around_a_call_is_its_content():
     call = ToolCall(name="look", arguments={"at": "é"})
-    reply = Reply(content="Let me see.", call=call, call_id="call_1", finish="tool_calls")
+    reply = Reply(content="Let me see.", calls={"call_1": call}, finish="tool_calls")
     message = completion(reply, model=MODEL)["choices"][0]["message"]
     assert message["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"at": "é"}'}
     sent = {
@@ -533,7 +539,7 @@ def test_text_around_a_call_is_its_content():
         read.messages[1].content == 'Let me see.\n<tool_call>\n{"name": "look", "arguments": {"at": "é"}}\n</tool_call>'
     )
     assert read.messages[2] == Message(role="tool", content="x", name="look")
-    plain = dataclasses.replace(reply, call=None, finish="stop")
+    plain = dataclasses.replace(reply, calls={}, finish="stop")
     assert [chunk["choices"][0]["delta"] for chunk in chunks(plain, model=MODEL)] == [
         {"role": "assistant", "content": "Let me see."},
         {},

@@ -40,6 +40,7 @@ class RolloutConfig:
     temperature: float = 1.0
     max_context: int = 1024  # tokens of a whole rollout
     max_turn_tokens: int = 160  # tokens of one message of the policy
+    thinking: bool = False  # let a model think before it speaks, as its chat template has it
     environment_timeout: float = 30.0  # seconds that one reset or step may take
     environment_retries: int = 2  # how often one reset or step that raised is tried again; a late one is not
     environment_workers: int = 16  # environments that step at the same time
