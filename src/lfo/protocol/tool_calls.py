@@ -2,9 +2,9 @@
 
     hermes          <tool_call>\n{"name": "look", "arguments": {"at": "red"}}\n</tool_call>         Qwen, Hermes, ours
     qwen-xml        <tool_call>\n<function=look>\n<parameter=at>\nred\n</parameter>\n...            Qwen3-Coder
-    llama           {"name": "look", "parameters": {"at": "red"}}                                   Llama 3.1 and later
-    mistral-args    [TOOL_CALLS]look[ARGS]{"at": "red"}                                             Mistral since 2025
-    mistral         [TOOL_CALLS][{"name": "look", "arguments": {"at": "red"}}]                      Mistral before
+    llama           {"name": "look", "parameters": {"at": "red"}}                                   Llama 3.1 to 3.3
+    mistral-args    [TOOL_CALLS]look[ARGS]{"at": "red"}                                             later Mistral models
+    mistral         [TOOL_CALLS][{"name": "look", "arguments": {"at": "red"}}]                      Mistral to Small 3.1
 
 A form is two pure functions: `parse` reads all calls of a whole message (none: it has no call) or raises a `Mistake`,
 with the strictness of `hermes`; `pieces` writes calls. Nothing but a message that the policy has sampled is ever read.
