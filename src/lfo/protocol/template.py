@@ -155,7 +155,9 @@ class ChatTemplate:
             )
 
     def _leads_to(self, prompt: str, glue: str) -> bool:
-        """Whether a past message, with this before it, stands where it was said behind this prompt."""
+        """Whether a past message, with this before it, stands where it was said behind this prompt; spaces apart, of
+        which some templates write one more once others follow."""
+        prompt, glue = "".join(prompt.split()), "".join(glue.split())
         return prompt.startswith(glue) or ((self._thinking or self._history == "calls") and glue.startswith(prompt))
 
     def _check_thoughts(self, prompt: str, past: str) -> None:
@@ -187,13 +189,17 @@ class ChatTemplate:
             _, _, written = self._render([{"role": "user", "content": user}, _calling(call)]).partition(user)
         except ConfigError:
             return HERMES
-        _, before, _ = self.pieces(("user", "assistant"))
-        written = written.removeprefix(before.rstrip()).partition(self.end)[0]
-        form = form_of(written.strip(), call)
-        if form is None and call.name in written:
+        before, name, after = written.partition(call.name)
+        if not name:
+            return HERMES
+        # Of what stands between two ends of turns, the message is what follows the glue before any message.
+        _, glue, _ = self.pieces(("user", "assistant"))
+        message = before.rpartition(self.end)[2] + name + after.partition(self.end)[0]
+        form = form_of(message.strip().removeprefix(glue.rpartition(self.end)[2].strip()).strip(), call)
+        if form is None:
             forms = ", ".join(known.name for known in FORMS)
             raise ConfigError(f"the chat template writes tool calls in a form that is not known; known are {forms}")
-        return form or HERMES
+        return form
 
 
 def _mark() -> str:

@@ -2,7 +2,7 @@
 
     hermes          <tool_call>\n{"name": "look", "arguments": {"at": "red"}}\n</tool_call>         Qwen, Hermes, ours
     qwen-xml        <tool_call>\n<function=look>\n<parameter=at>\nred\n</parameter>\n...            Qwen3-Coder
-    llama           {"name": "look", "parameters": {"at": "red"}}                                   Llama 3.1 to 3.3
+    llama           {"name": "look", "parameters": {"at": "red"}}                                   Llama 3.1 to 4
     mistral-args    [TOOL_CALLS]look[ARGS]{"at": "red"}                                             later Mistral models
     mistral         [TOOL_CALLS][{"name": "look", "arguments": {"at": "red"}}]                      Mistral to Small 3.1
 
