@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Does a base that has practised the syntax of an environment's tools call them readably, and is it no better than random
-# play? For three environments that others wrote: `lfo pretrain --env` and then its `--check` on 500 rollouts.
+# play? For three environments that others wrote: `lfo pretrain --env` and then its `--check` on 500 rollouts. (An older
+# Gymnasium has Taxi-v3 and no v4: set ENVS.)
 #   runs/readable_calls.sh                        SmolLM2-135M, after `lfo models fetch smollm2-135m`: on a GPU
 #   BASE=tiny DEVICE=cpu runs/readable_calls.sh   the embedded base
 # Bases land in runs/readable-BASE/NAME and what the check found in NAME.json; those that are there are kept. Set ENVS (names
@@ -10,7 +11,7 @@ cd "$(dirname "$0")/.."
 base=${BASE:-smollm2-135m} device=${DEVICE:-auto} lfo=${LFO:-.venv/bin/lfo}
 folder=runs/readable-$base
 mkdir -p "$folder"
-for env in ${ENVS:-gymnasium:FrozenLake-v1 gymnasium:Taxi-v3 textarena:FrozenLake-v0}; do
+for env in ${ENVS:-gymnasium:FrozenLake-v1 gymnasium:Taxi-v4 textarena:FrozenLake-v0}; do
   name=${env//[^A-Za-z0-9]/-}
   if [ ! -d "$folder/$name" ]; then
     "$lfo" pretrain --env "$env" --base "$base" --device "$device" --output-dir "$folder/$name" \

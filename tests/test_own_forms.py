@@ -220,6 +220,15 @@ def test_thoughts_are_sampled_and_trained_and_nobody_else_hears_them():
     assert [turn.get("thought") for turn in rollout_record(rollout)["turns"]] == [THOUGHT, None, THOUGHT]
 
 
+def test_a_rollout_with_thoughts_and_several_calls_travels_between_processes():
+    """As the verl engine sends it: plain data on the wire."""
+    msgspec = pytest.importorskip("msgspec")
+    played = play("thinking", [TWO_AND_ONE, [format_tool_call(door("red"))[:-4], [door("white")]]])
+    for rollout in played.rollouts:
+        wire = msgspec.json.encode(msgspec.to_builtins(rollout))
+        assert msgspec.convert(msgspec.json.decode(wire), Rollout) == rollout
+
+
 def test_a_thought_without_an_end_is_no_call_and_no_answer():
     tokenizer = family_tokenizer("thinking")
     codec = ChatCodec(tokenizer, Rooms().tools(), thinking=True)

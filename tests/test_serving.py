@@ -22,14 +22,16 @@ from lfo.agent import Agent, build_agent
 from lfo.config import to_yaml
 from lfo.errors import UsageError, WorkError
 from lfo.loading import environment_factory
+from lfo.protocol.chat import ChatCodec
 from lfo.serving import batcher as batcher_module
 from lfo.serving.app import listen, make_app, make_server
 from lfo.serving.batcher import Batcher
+from lfo.serving.conversations import Answered, Context, Conversations
 from lfo.serving.speaker import local_speaker, upstream_speaker
 from lfo.serving.wire import ChatRequest, RefusedRequest, Reply, chunks, completion, parse_request
 from lfo.types import Message, ToolCall
 from serving_load import malformed, play, words_of
-from small_runs import base, randomised, small_config, tokenizer
+from small_runs import base, fussy_calls, randomised, small_config, tokenizer
 
 MODEL, TOKEN = "run", "the token"
 
@@ -544,3 +546,29 @@ def test_text_around_a_call_is_its_content():
         {"role": "assistant", "content": "Let me see."},
         {},
     ]
+
+
+def test_several_calls_of_a_reply_are_answered_one_by_one_behind_the_row_that_made_them():
+    codec, tools = ChatCodec(tokenizer(), fussy_calls().tools()), "tools"
+    calls = {"call_1": ToolCall(name="look", arguments={}), "call_2": ToolCall(name="say", arguments={"x": 1})}
+    reply = Reply(content="Both.", calls=calls, finish="tool_calls")
+    message = completion(reply, model=MODEL)["choices"][0]["message"]
+    assert [call["id"] for call in message["tool_calls"]] == list(calls)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks(reply, model=MODEL)]
+    assert [delta["tool_calls"][0]["index"] for delta in deltas if "tool_calls" in delta] == [0, 0, 1, 1]
+
+    heard = [{"role": "tool", "tool_call_id": number, "content": f"Answer to {number}."} for number in calls]
+    user = {"role": "user", "content": "Go."}
+    asked = request(messages=[user, message, *heard])
+    conversations = Conversations()
+    row = Context(opening=asked.messages[:1], tokens=(5, 6, 7), turns=(), transcript=asked.messages[:2])
+    conversations.keep("call_1", Answered(messages=asked.messages[:2], tools=tools, context=row))
+    grown = conversations.context(asked, codec, tools)
+    after = codec.after_action("Answer to call_1.", "Answer to call_2.", stopped=True)
+    assert list(grown.tokens) == [5, 6, 7, *after.ids], "its row goes on"
+    assert [(turn.call, turn.observation[-2]) for turn in grown.turns] == [
+        (calls["call_1"], "1"),
+        (calls["call_2"], "2"),
+    ]
+    anew = Conversations().context(asked, codec, tools)
+    assert [turn.call for turn in anew.turns] == list(calls.values()), "after a restart too"
