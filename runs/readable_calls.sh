@@ -20,7 +20,7 @@ for env in ${ENVS:-gymnasium:FrozenLake-v1 gymnasium:Taxi-v4 textarena:FrozenLak
   if [ ! -s "$folder/$name.json" ]; then
     # It exits with 1 where the base falls short; the figures are wanted all the same.
     "$lfo" pretrain --check --env "$env" --model "$folder/$name" --device "$device" --tasks "${TASKS:-500}" \
-      --json > "$folder/$name.tmp" || [ -s "$folder/$name.tmp" ]
+      ${ROW:+--row "$ROW"} --json > "$folder/$name.tmp" || [ -s "$folder/$name.tmp" ]
     mv "$folder/$name.tmp" "$folder/$name.json"
   fi
 done

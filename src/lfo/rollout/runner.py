@@ -157,13 +157,13 @@ class Runner:
         All environments hear their first call at the same time, then those that go on their second, and so on.
         """
         said = {row.index: self._codec.read(row.speech.tokens) for row in alive if row.speech is not None}
+        messages = {index: each.messages for index, each in said.items()}
         heard: dict[int, list[_Exchange]] = {row.index: [] for row in alive}
-        for place in range(max((len(each.messages) for each in said.values()), default=0)):
-            calling = [row for row in alive if row.stop is None and place < len(said[row.index].messages)]
-            messages = [said[row.index].messages[place] for row in calling]
-            steps = [partial(self._step, row, message) for row, message in zip(calling, messages, strict=True)]
-            for row, message, outcome in zip(calling, messages, self.settings.call_all(steps), strict=True):
-                exchange = _Exchange(message=message)
+        for place in range(max(map(len, messages.values()), default=0)):
+            calling = [row for row in alive if row.stop is None and place < len(messages[row.index])]
+            steps = [partial(self._step, row, messages[row.index][place]) for row in calling]
+            for row, outcome in zip(calling, self.settings.call_all(steps), strict=True):
+                exchange = _Exchange(message=messages[row.index][place])
                 if isinstance(outcome, EnvironmentFailed):
                     row.fail(outcome)
                 else:
