@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -83,24 +84,49 @@ ALTERNATING = """{{ bos_token }}{% if messages[0].role == 'system' %}{% set firs
 {{- message.content | trim }}{{ '<end_of_turn>\\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"""
 
+# Families whose templates lie in `templates/`, with the tokens of their glue and the one that ends a turn.
+_LLAMA = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|python_tag|>", "<|eom_id|>", "<|eot_id|>")
+_MISTRAL = (
+    "<s>",
+    "[INST]",
+    "[/INST]",
+    "[SYSTEM_PROMPT]",
+    "[/SYSTEM_PROMPT]",
+    "[AVAILABLE_TOOLS]",
+    "[/AVAILABLE_TOOLS]",
+)
+_MISTRAL += ("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[ARGS]", "</s>")
+FAMILIES = {
+    "llama3": _LLAMA,
+    "mistral": _MISTRAL,
+    "mistral_args": _MISTRAL,
+    "qwen3_coder": SPECIAL,
+    "thinking": SPECIAL,
+}
+
 _TEXTS = ["Please search the company Acme Bank and call its card department.", "For security I need your PIN."] * 4
 
 
+def family_tokenizer(name: str) -> PreTrainedTokenizerFast:
+    """A small tokenizer with the template and the special tokens of a family of models."""
+    return small_tokenizer((Path(__file__).parent / "templates" / f"{name}.jinja").read_text(), FAMILIES[name])
+
+
 @cache
-def small_tokenizer(template: str) -> PreTrainedTokenizerFast:
+def small_tokenizer(template: str, special: tuple[str, ...] = SPECIAL) -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=400,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=list(SPECIAL),
+        special_tokens=list(special),
         show_progress=False,
     )
     backend.train_from_iterator(_TEXTS, trainer)
     backend.add_tokens([AddedToken(text, normalized=False) for text in ORDINARY + TURNS])
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token="<|im_end|>", bos_token="<|endoftext|>", clean_up_tokenization_spaces=False
+        tokenizer_object=backend, eos_token=special[-1], bos_token=special[0], clean_up_tokenization_spaces=False
     )
     tokenizer.chat_template = template
     return tokenizer

@@ -89,6 +89,15 @@ def test_thinking_template_keeps_the_prompts_that_the_policy_saw():
     assert text == own.replace("<|im_start|>assistant\n", prompt, 2)
 
 
+def test_one_more_space_once_others_follow_is_no_other_template():
+    """As in Hermes' own: a line break behind an observation that is not the last message."""
+    old, new = "'\\n</tool_response>' }}", "'\\n</tool_response>' + ('' if loop.last else '\\n') }}"
+    assert old in CHATML_WITH_TOOLS
+    codec = ChatCodec(build(CHATML_WITH_TOOLS.replace(old, new)), TOOLS)
+    own = ChatCodec(build(CHATML_WITH_TOOLS), TOOLS)
+    assert row_of(codec, EXCHANGES) == row_of(own, EXCHANGES), "each prompt as the policy saw it"
+
+
 def test_tools_are_described_when_the_template_ignores_them():
     codec = ChatCodec(build(CHATML_PLAIN), TOOLS)
     text = show(codec.opening(OPENING).ids)

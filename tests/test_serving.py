@@ -22,14 +22,16 @@ from lfo.agent import Agent, build_agent
 from lfo.config import to_yaml
 from lfo.errors import UsageError, WorkError
 from lfo.loading import environment_factory
+from lfo.protocol.chat import ChatCodec
 from lfo.serving import batcher as batcher_module
 from lfo.serving.app import listen, make_app, make_server
 from lfo.serving.batcher import Batcher
+from lfo.serving.conversations import Answered, Context, Conversations
 from lfo.serving.speaker import local_speaker, upstream_speaker
 from lfo.serving.wire import ChatRequest, RefusedRequest, Reply, chunks, completion, parse_request
 from lfo.types import Message, ToolCall
 from serving_load import malformed, play, words_of
-from small_runs import base, randomised, small_config, tokenizer
+from small_runs import base, fussy_calls, randomised, small_config, tokenizer
 
 MODEL, TOKEN = "run", "the token"
 
@@ -115,10 +117,13 @@ def test_other_ways_of_looking_ahead_are_served_too(lookahead: bool, overrides: 
     with Batcher(local_speaker(agent), lookahead=lookahead) as batcher:
         for turn in (turn for turn in own.turns if not turn.predicted):
             reply = batcher.submit(request(messages, temperature=0)).result()
-            assert reply.call == turn.call
+            assert list(reply.calls.values()) == [turn.call] * (turn.call is not None)
             told += reply.imagined
             message = completion(reply, model=MODEL)["choices"][0]["message"]
-            messages += [message, {"role": "tool", "tool_call_id": reply.call_id, "content": turn.observation}]
+            messages += [
+                message,
+                {"role": "tool", "tool_call_id": next(iter(reply.calls), ""), "content": turn.observation},
+            ]
     assert len(told) == len(imagined), "what was imagined before counts"
 
 
@@ -226,9 +231,12 @@ def test_a_server_that_holds_both_adapters_can_stand_in_for_the_sampler(agent: A
             messages = opening(agent, place)
             for turn in (turn for turn in own.turns if not turn.predicted):
                 reply = batcher.submit(request(messages, temperature=0)).result()
-                assert reply.call == turn.call
+                assert list(reply.calls.values()) == [turn.call] * (turn.call is not None)
                 message = completion(reply, model=MODEL)["choices"][0]["message"]
-                messages += [message, {"role": "tool", "tool_call_id": reply.call_id, "content": turn.observation}]
+                messages += [
+                    message,
+                    {"role": "tool", "tool_call_id": next(iter(reply.calls), ""), "content": turn.observation},
+                ]
         upstream.shutdown()
     with pytest.raises(WorkError, match=f"{url}/v1/models cannot be asked: .*refused"):
         upstream_speaker(tmp_path, url)
@@ -304,7 +312,7 @@ def test_what_stands_beside_a_conversation_does_not_change_it(agent: Agent):
             futures.append(batcher.submit(request(messages, temperature=0)))
             if not together:
                 futures[-1].result()
-        return [str(each.result().call) for each in futures]
+        return [str(list(each.result().calls.values())) for each in futures]
 
     with Batcher(local_speaker(agent), rows=2) as narrow, Batcher(local_speaker(agent), rows=8) as wide:
         alone = said(narrow, False)
@@ -316,7 +324,7 @@ def test_many_conversations_are_answered_in_few_batches(agent: Agent):
     batcher = Batcher(local_speaker(agent), rows=16)
     answers = [batcher.submit(request(opening(agent, place), temperature=0)) for place in range(20)]
     with batcher:
-        assert all(answer.result().call for answer in answers)
+        assert all(answer.result().calls for answer in answers)
         assert batcher.batches == 2
 
 
@@ -517,7 +525,7 @@ def test_a_taken_port_is_one_sentence():
 
 def test_text_around_a_call_is_its_content():
     call = ToolCall(name="look", arguments={"at": "é"})
-    reply = Reply(content="Let me see.", call=call, call_id="call_1", finish="tool_calls")
+    reply = Reply(content="Let me see.", calls={"call_1": call}, finish="tool_calls")
     message = completion(reply, model=MODEL)["choices"][0]["message"]
     assert message["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"at": "é"}'}
     sent = {
@@ -533,8 +541,34 @@ def test_text_around_a_call_is_its_content():
         read.messages[1].content == 'Let me see.\n<tool_call>\n{"name": "look", "arguments": {"at": "é"}}\n</tool_call>'
     )
     assert read.messages[2] == Message(role="tool", content="x", name="look")
-    plain = dataclasses.replace(reply, call=None, finish="stop")
+    plain = dataclasses.replace(reply, calls={}, finish="stop")
     assert [chunk["choices"][0]["delta"] for chunk in chunks(plain, model=MODEL)] == [
         {"role": "assistant", "content": "Let me see."},
         {},
     ]
+
+
+def test_several_calls_of_a_reply_are_answered_one_by_one_behind_the_row_that_made_them():
+    codec, tools = ChatCodec(tokenizer(), fussy_calls().tools()), "tools"
+    calls = {"call_1": ToolCall(name="look", arguments={}), "call_2": ToolCall(name="say", arguments={"x": 1})}
+    reply = Reply(content="Both.", calls=calls, finish="tool_calls")
+    message = completion(reply, model=MODEL)["choices"][0]["message"]
+    assert [call["id"] for call in message["tool_calls"]] == list(calls)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks(reply, model=MODEL)]
+    assert [delta["tool_calls"][0]["index"] for delta in deltas if "tool_calls" in delta] == [0, 0, 1, 1]
+
+    heard = [{"role": "tool", "tool_call_id": number, "content": f"Answer to {number}."} for number in calls]
+    user = {"role": "user", "content": "Go."}
+    asked = request(messages=[user, message, *heard])
+    conversations = Conversations()
+    row = Context(opening=asked.messages[:1], tokens=(5, 6, 7), turns=(), transcript=asked.messages[:2])
+    conversations.keep("call_1", Answered(messages=asked.messages[:2], tools=tools, context=row))
+    grown = conversations.context(asked, codec, tools)
+    after = codec.after_action("Answer to call_1.", "Answer to call_2.", stopped=True)
+    assert list(grown.tokens) == [5, 6, 7, *after.ids], "its row goes on"
+    assert [(turn.call, turn.observation[-2]) for turn in grown.turns] == [
+        (calls["call_1"], "1"),
+        (calls["call_2"], "2"),
+    ]
+    anew = Conversations().context(asked, codec, tools)
+    assert [turn.call for turn in anew.turns] == list(calls.values()), "after a restart too"

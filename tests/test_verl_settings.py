@@ -18,6 +18,7 @@ from lfo.engines import create_trainer
 from lfo.engines.verl.settings import _translated
 from lfo.env.phone_calls import PhoneCalls
 from lfo.errors import ConfigError
+from lfo.loading import load_tokenizer
 from small_tokenizers import QWEN3, small_tokenizer
 
 ROOT = Path(__file__).parent.parent
@@ -34,6 +35,13 @@ def test_a_run_without_verl_says_how_to_install_it(monkeypatch):
     config = load_config(["preset=tiny", "engine=verl"])
     with pytest.raises(ConfigError, match=r"needs verl: pip install"):
         create_trainer(config, PhoneCalls, None)
+
+
+def test_a_template_that_knows_no_thoughts_is_refused_before_any_process_starts():
+    pytest.importorskip("verl")
+    config = load_config(["preset=tiny", "engine=verl", "rollout.thinking=true"])
+    with pytest.raises(ConfigError, match="knows no thoughts"):
+        create_trainer(config, PhoneCalls, load_tokenizer("tiny"))
 
 
 def test_controls_that_need_all_rollouts_in_one_process_are_refused():

@@ -155,7 +155,7 @@ def build_agent(
     config: RunConfig, environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase, base: Any
 ) -> Agent:
     """An agent with fresh adapters on `base`, which it takes over."""
-    codec = ChatCodec(tokenizer, environment().tools())
+    codec = ChatCodec(tokenizer, environment().tools(), thinking=config.rollout.thinking)
     model = DualAdapterModel.of_run(base, config)
     memory = ReplyMemory() if config.lookahead_source == "memory" else None
     learnt_tools = EndingTools() if learns_tools(environment(), config) else None
@@ -176,7 +176,7 @@ def build_agent(
 
 
 def _sampler(model: DualAdapterModel, codec: ChatCodec, config: RunConfig) -> Sampler:
-    return Sampler(model, max_context=config.rollout.max_context, eos_ids=[codec.end_of_turn])
+    return Sampler(model, max_context=config.rollout.max_context, eos_ids=codec.ends)
 
 
 def load_agent(

@@ -258,6 +258,8 @@ class Trainer:
         """What the rollouts of a step show, for its row of metrics."""
         tools = {tool["function"]["name"] for tool in self.environment().tools()}
         metrics, warnings = step_metrics(collected.rollouts, tools)
+        if self.examination is not None:
+            metrics |= self.examination.lost_tokens(collected.rollouts, self.predicted_tools)
         groups = {
             "groups_kept": collected.report.kept,
             "groups_all_failed": collected.report.all_failed,

@@ -90,8 +90,10 @@ class ReplyFacts:
 class Turn:
     """One exchange inside a rollout: what was said to the environment and what came back.
 
-    The spans are half-open token ranges in the rollout's row: `tokens[action_start:action_end]` is the
-    assistant's message without the template around it, and likewise the observation.
+    `action` is what the environment heard: without the thought, one call, in Hermes' form whatever the model's own is.
+    The spans are half-open token ranges in the rollout's row: `tokens[action_start:action_end]` is the assistant's
+    message as it was sampled, without the template around it, and likewise the observation. A message with several
+    calls makes several turns; it is the action's span of the first, and those of the others are empty.
     `predicted` marks an exchange that did not happen in this rollout. Its observation was written by the world model
     or, with `feedback`, heard by another rollout of the task. One that was taken back is not in the row: its spans are
     empty, and say where it was.
@@ -109,6 +111,7 @@ class Turn:
     feedback: bool = False
     asked: bool = False  # a real call that look-ahead asks about at this point
     facts: ReplyFacts | None = None  # of a real observation, when the environment can tell
+    thought: str = ""  # what the policy thought before it spoke: in no state, no record of another and no call
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

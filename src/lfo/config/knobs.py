@@ -40,6 +40,7 @@ class RolloutConfig:
     temperature: float = 1.0
     max_context: int = 1024  # tokens of a whole rollout
     max_turn_tokens: int = 160  # tokens of one message of the policy
+    thinking: bool = False  # let a model think before it speaks, as its chat template has it
     environment_timeout: float = 30.0  # seconds that one reset or step may take
     environment_retries: int = 2  # how often one reset or step that raised is tried again; a late one is not
     environment_workers: int = 16  # environments that step at the same time
@@ -69,6 +70,7 @@ class WorldModelConfig:
     predict: str = "default"  # whose replies: what the environment says, all, none, or names of tools with commas
     state_tokens: int = 512  # the state is compressed to so many tokens
     reply_tokens: int = 96  # a predicted reply ends there at the latest
+    target_tokens: int = 512  # of a reply the first so many are learned, never fewer than reply_tokens
     replay: bool = True  # keep every reply heard and train on it again
     examples_per_mini_batch: int = 32  # cap on fresh and replayed examples together
     swap_names: float = 0.0  # chance that a word of few states is swapped for another, each time it is practised
@@ -224,6 +226,7 @@ RANGES: Mapping[str, tuple[float, float | None]] = {
     "world_model.lora_plus": (ABOVE_0, None),
     "world_model.state_tokens": (32, None),
     "world_model.reply_tokens": (1, None),
+    "world_model.target_tokens": (1, None),
     "world_model.examples_per_mini_batch": (1, None),
     "world_model.swap_names": (0, 1),
     "world_model.wording": (0, 1),

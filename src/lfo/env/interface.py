@@ -7,8 +7,9 @@ An environment object is single-use: it plays one rollout. Whoever needs many ma
     messages = environment.reset(environment.tasks("train")[0])
     result = environment.step('<tool_call>{"name": "search_company", "arguments": {"name": "Acme"}}</tool_call>')
 
-A policy speaks in Hermes form: its whole message is text, a tool call stands between `<tool_call>` tags.
-A message without a call is a final answer and ends the rollout.
+An environment hears Hermes' form, whatever the model's own is: the whole message is text, a tool call stands between
+`<tool_call>` tags. Of a message with several calls it hears one after the other, each as a message of its own, until
+the rollout is over. A message without a call is a final answer and ends the rollout. It hears no thoughts.
 """
 
 from __future__ import annotations

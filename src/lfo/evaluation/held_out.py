@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any, cast
 
@@ -24,9 +24,9 @@ from lfo.env.phone_calls import PhoneCalls
 from lfo.env.players import EVERY_REPLY, Player
 from lfo.env.tasks import Task
 from lfo.errors import EnvironmentFailed
-from lfo.evaluation.world_model import OTHER, Prediction, describe_with, prediction_metrics, same_meaning
+from lfo.evaluation.world_model import OTHER, Prediction, describe_with, lost_tokens, prediction_metrics, same_meaning
 from lfo.protocol.hermes import format_tool_call
-from lfo.protocol.world_model import ObservedCall, WorldModelCodec, observed_calls, render_state, state_of
+from lfo.protocol.world_model import ObservedCall, WorldModelCodec, is_heard, observed_calls, render_state, state_of
 from lfo.rollout.deliberation import Question
 from lfo.rollout.predictors import true_reply_predictor
 from lfo.rollout.records import rollout_from_texts, transcripts
@@ -67,6 +67,13 @@ class Examination:
         """The bare base plays, blind, with the same random numbers in every run."""
         requests = [RolloutRequest(task=task, seeds=(0, place), blind=True) for place, task in enumerate(tasks)]
         return self._backend.roll_out(requests, temperature=1.0, untrained=True)
+
+    def lost_tokens(self, rollouts: Sequence[Rollout], predict: Collection[str] | None) -> dict[str, float]:
+        """How much of what was heard in these rollouts the world model neither learns nor predicts."""
+        world = self._config.world_model
+        heard = (turn for rollout in rollouts for turn in rollout.turns if is_heard(turn, predict))
+        lengths = [self._codec.length(turn.observation) for turn in heard]
+        return lost_tokens(lengths, learned=max(world.target_tokens, world.reply_tokens), predicted=world.reply_tokens)
 
     def run(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """The metrics under their names in a row, and some examples for a person to read."""

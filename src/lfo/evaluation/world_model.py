@@ -73,6 +73,22 @@ def _metrics(predictions: Sequence[Prediction]) -> dict[str, float]:
     }
 
 
+def lost_tokens(lengths: Sequence[int], *, learned: int, predicted: int) -> dict[str, float]:
+    """What a world model that learns and predicts the beginnings of replies misses; `lengths` are those of replies.
+
+    >>> lost_tokens([10, 30], learned=20, predicted=5)
+    {'reply_tokens': 20.0, 'reply_tokens_unlearned': 0.25, 'reply_tokens_unpredicted': 0.75}
+    """
+    if not lengths:
+        return {}
+    behind = [sum(max(0, length - limit) for length in lengths) / sum(lengths) for limit in (learned, predicted)]
+    return {
+        "reply_tokens": fmean(lengths),
+        "reply_tokens_unlearned": behind[0],
+        "reply_tokens_unpredicted": behind[1],
+    }
+
+
 def corpus_bleu(predicted: Sequence[str], actual: Sequence[str]) -> float:
     """BLEU of all texts together, 0 to 100, as sacrebleu computes it by default (13a tokens, exponential smoothing)."""
     return float(_bleu().corpus_score(list(predicted), [list(actual)]).score)

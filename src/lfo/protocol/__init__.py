@@ -1,1 +1,1 @@
-"""Text and tokens: tool calls (`hermes`), chat in ids (`chat`), world-model examples (`world_model`). No torch."""
+"""Text and tokens: tool calls (`hermes`, `tool_calls`), chat in ids (`template`, `chat`), examples. No torch."""

@@ -9,21 +9,23 @@ or an environment can become a control token. What was sampled is never rendered
     after_action(text)                                                           glue observation glue+prompt
     imagined(action, text)   action end-of-turn glue observation glue+prompt     (follows a prompt, like an action)
 
-Not here: reading tool calls out of an action (the environment's edge) and sampling.
+A model writes tool calls in the form of its own template (`tool_calls`); everybody else, environments included, speaks
+Hermes'. Here is the one place where that is translated: `read` for what was sampled, `encode_message` for what is
+written in the policy's place. Not here: sampling.
 """
 
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError
-
 from lfo.errors import ConfigError
-from lfo.types import Message, Origin
+from lfo.protocol.hermes import Mistake, Unreadable, one_by_one, parse_tool_calls
+from lfo.protocol.template import THOUGHT, THOUGHT_END, ChatTemplate
+from lfo.protocol.tool_calls import FORMS, HERMES, CallForm, Control
+from lfo.types import Message, Origin, ToolCall
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -70,66 +72,103 @@ class Tokens:
         return self.spans[-1][1]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Said:
+    """What a policy has said: `Said(message='<tool_call>{"name": "look"}</tool_call>', calls=(...,), thought="Hm.")`.
+
+    `message` is what others hear of it: without the thought, calls in Hermes' form; `Unreadable` where there are calls
+    that could not be read.
+    """
+
+    message: str
+    calls: tuple[ToolCall, ...] = ()
+    thought: str = ""
+
+    @property
+    def messages(self) -> tuple[str, ...]:
+        """What an environment hears, one message for each call."""
+        return tuple(one_by_one(self.message))
+
+
+def split_thought(text: str, *, begun: bool) -> tuple[str, str]:
+    """(thought, what was said): all up to the last end of a thought was thought, and so was one that never ends.
+
+    >>> split_thought("<think>Red? <tool_call>no</think>Red.", begun=False)
+    ('Red? <tool_call>no', 'Red.')
+    """
+    thought, ended, said = text.rpartition(THOUGHT_END)
+    if begun and not ended:
+        thought, said = text, ""
+    said, begins_again, unfinished = said.partition(THOUGHT)
+    thought = thought.strip().removeprefix(THOUGHT) + (f"\n{unfinished}" if begins_again else "")
+    return thought.strip(), said.lstrip("\n")
+
+
 class ChatCodec:
     """Messages to ids and sampled ids to text, for one tokenizer and one set of tools.
 
     Raises `ConfigError` when the template cannot be spoken piece by piece: when it changes what was already said, or
     when its glue depends on the position in the conversation. A generation prompt that goes beyond what stands before
     a past message, such as the empty thinking block of Qwen3, is fine: it stays in the row, as the policy saw it.
+    So do thoughts, with `thinking`, and a template that would drop them between calls is refused.
 
     Added tokens that are not special, such as Qwen's `<tool_call>`, are ordinary vocabulary and may stand in contents,
     except those in the glue itself: a content can never close the bracket in which the template puts it.
     """
 
     end_of_turn: int  # the id that ends an assistant message
+    ends: tuple[int, ...]  # all ids at which sampling stops
+    form: CallForm  # in which the model writes calls
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]] = ()) -> None:
-        self._tokenizer = tokenizer
-        self._tools: list[Any] = [dict(tool) for tool in tools]
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]] = (), *, thinking: bool = False
+    ) -> None:
+        self._tools = [dict(tool) for tool in tools]
         self._frames: dict[tuple[str, ...], list[list[int]]] = {}
-        self._template = _copy_of(tokenizer)
-        added = self._template.get_added_tokens_decoder()
+        self._vocabulary = _copy_of(tokenizer)
+        added = self._vocabulary.get_added_tokens_decoder()
         specials = {number for number, token in added.items() if token.special}
         self._refuse_control_tokens([added[number].content for number in sorted(specials)])
+        known = {token.content: number for number, token in added.items()}
 
-        self._describes_tools = bool(tools) and self._pieces(("user",)) == self._pieces(("user",), tools=False)
-        self._tool_speaks_as_user = False
-        try:
-            self._pieces(("user", "assistant", "tool"))
-        except ConfigError:  # the template knows no tool messages
-            self._tool_speaks_as_user = True
+        self._template = ChatTemplate(tokenizer, self._tools, thinking=thinking, added=known)
+        self.form = self._template.form
+        self.end_of_turn = known[self._template.end]
+        self.ends = (self.end_of_turn, *(known[end] for form in FORMS for end in form.ends if end in known))
+        self._after: dict[int, list[list[int]]] = {}  # by how many observations follow one action
+        self._no_thought = self._encode_glue(self._template.no_thought)
 
-        prompt, to_observation, to_prompt = map(self._encode_glue, self._glue())
-        if not to_observation or to_observation[0] not in added:
-            raise ConfigError("the chat template puts no special token at the end of an assistant message")
-        self.end_of_turn, *self._to_observation = to_observation
-        self._to_prompt = to_prompt
-
-        self._control = specials | (added.keys() & {*prompt, *to_observation, *to_prompt})
+        glue = {token for piece in (self._encode_glue(self._template.prompt), *self._after_glue(1)) for token in piece}
+        tags = {known[tag] for tag in (THOUGHT, THOUGHT_END) if self._template.knows_thoughts and tag in known}
+        self._control = specials | tags | (added.keys() & glue)
         self._content = _copy_of(tokenizer, control=self._control)
         self._check(added[number].content for number in sorted(self._control))
 
     def opening(self, messages: Sequence[Message]) -> Tokens:
         """The whole first prompt: tools, the given messages, and the prompt for the first action."""
-        messages = self._with_tools_described(messages) if self._describes_tools else list(messages)
+        messages = self._with_tools_described(messages) if self._template.ignores_tools else list(messages)
         roles = tuple(message.role for message in messages)
         if roles not in self._frames:
             if len(self._frames) >= MAX_FRAMES:
                 self._frames.clear()
-            self._frames[roles] = [self._encode_glue(piece) for piece in self._pieces(roles)]
-        return _weave(self._frames[roles], [self.encode(message.content) for message in messages], Origin.PROMPT)
+            self._frames[roles] = [self._encode_glue(piece) for piece in self._template.pieces(roles)]
+        write = {"assistant": self._encode_calls, "tool": self._encode_observation}
+        contents = [write.get(message.role, self.encode)(message.content) for message in messages]
+        return _weave(self._frames[roles], contents, Origin.PROMPT)
 
-    def after_action(self, observation: str, *, stopped: bool, origin: Origin = Origin.ENVIRONMENT) -> Tokens:
-        """What follows a sampled message; `stopped`: its end-of-turn token was sampled too.
+    def after_action(self, *observations: str, stopped: bool, origin: Origin = Origin.ENVIRONMENT) -> Tokens:
+        """What follows a sampled message, an observation for each of its calls; `stopped`: its end-of-turn token was
+        sampled too.
 
         A row that ends with this observation is cut at `content_end`.
         """
-        before = self._to_observation if stopped else [self.end_of_turn, *self._to_observation]
-        return _weave([before, self._to_prompt], [self.encode(observation)], origin)
+        to_observation, *others = self._after_glue(len(observations))
+        before = to_observation if stopped else [self.end_of_turn, *to_observation]
+        return _weave([before, *others], list(map(self._encode_observation, observations)), origin)
 
     def after_action_by_user(self, words: str) -> Tokens:
         """What follows a sampled message, its end of turn included, when the user speaks next."""
-        _, _, to_user, to_prompt = self._pieces(("user", "assistant", "user"))
+        _, _, to_user, to_prompt = self._template.pieces(("user", "assistant", "user"))
         end, *before = self._encode_glue(to_user.lstrip())
         if end != self.end_of_turn:
             raise ConfigError("the chat template ends an assistant message differently before a user's")
@@ -137,8 +176,13 @@ class ChatCodec:
 
     def imagined(self, action: str, observation: str) -> Tokens:
         """A whole exchange that never happened, in the shape of a real one."""
-        glue = [[], [self.end_of_turn, *self._to_observation], self._to_prompt]
-        return _weave(glue, [self.encode(action), self.encode(observation)], Origin.PREDICTED)
+        to_observation, to_prompt = self._after_glue(1)
+        glue = [self._no_thought, [self.end_of_turn, *to_observation], to_prompt]
+        return _weave(glue, [self._encode_calls(action), self._encode_observation(observation)], Origin.PREDICTED)
+
+    def encode_message(self, message: str) -> list[int]:
+        """A message that is written in the policy's place, behind a prompt: no thought, calls in the model's form."""
+        return [*self._no_thought, *self._encode_calls(message)]
 
     def encode(self, text: str) -> list[int]:
         """Untrusted text: never a control token, whatever it contains."""
@@ -147,71 +191,60 @@ class ChatCodec:
         return encoded.ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of a sampled message, up to its end of turn; stray special tokens are shown as text."""
+        """The text of sampled ids, up to the end of turn; stray special tokens are shown as text."""
         ids = list(ids)
-        end = ids.index(self.end_of_turn) if self.end_of_turn in ids else len(ids)
-        return self._template.decode(ids[:end], skip_special_tokens=False)
+        end = next((place for place, each in enumerate(ids) if each in self.ends), len(ids))
+        return self._vocabulary.decode(ids[:end], skip_special_tokens=False)
+
+    def read(self, ids: Sequence[int]) -> Said:
+        """A sampled message: what was thought, and what was said."""
+        text, thought = self.decode(ids), ""
+        if self._template.knows_thoughts:
+            thought, text = split_thought(text, begun=self._template.begins_thought)
+        try:
+            calls = self.form.parse(text, self._tools)
+        except Mistake as mistake:
+            marked = text if "<tool_call>" in text else f"<tool_call>{text}"  # no call to those who read plain text
+            return Said(message=Unreadable(marked, str(mistake)), thought=thought)
+        message = text if self.form is HERMES or not calls else HERMES.render(calls)
+        return Said(message=message, calls=tuple(calls), thought=thought)
+
+    def _encode_calls(self, message: str) -> list[int]:
+        """A message in Hermes' form as the model itself would write its calls."""
+        if self.form is HERMES:
+            return self.encode(message)
+        try:
+            calls = parse_tool_calls(message)
+        except Mistake:
+            calls = []
+        ids: list[int] = []
+        for piece in self.form.pieces(calls) if calls else (message,):
+            token = self._vocabulary.token_to_id(piece) if isinstance(piece, Control) else None
+            ids += self.encode(piece) if token is None else [token]
+        return ids
+
+    def _encode_observation(self, text: str) -> list[int]:
+        return self.encode(json.dumps(text, ensure_ascii=False)[1:-1] if self._template.escapes_observations else text)
 
     def _encode_glue(self, text: str) -> list[int]:
-        return self._template.encode(text, add_special_tokens=False).ids
+        return self._vocabulary.encode(text, add_special_tokens=False).ids
 
-    def _pieces(self, roles: tuple[str, ...], *, tools: bool = True) -> list[str]:
-        """The template's own text before, between and after messages of these roles, generation prompt included."""
-        marks = [f"content{secrets.token_hex(16)}end" for _ in roles]
-        try:
-            text = self._tokenizer.apply_chat_template(
-                [self._placeholder(role, mark) for role, mark in zip(roles, marks, strict=True)],
-                tools=self._tools if self._tools and tools else None,
-                add_generation_prompt=True,
-                tokenize=False,
-                enable_thinking=False,  # a variable of some templates; others ignore it
-            )
-        except (TemplateError, TypeError, ValueError) as error:
-            raise ConfigError(f"the chat template refuses the messages {', '.join(roles)}: {error}") from error
-        pieces = []
-        rest = str(text)
-        for mark in marks:
-            before, found, rest = rest.partition(mark)
-            pieces.append(before)
-            if not found or mark in rest:
-                raise ConfigError(f"the chat template does not show each of {', '.join(roles)} once and in order")
-        return [*pieces, rest]
-
-    def _placeholder(self, role: str, mark: str) -> dict[str, str]:
-        if role == "tool" and self._tool_speaks_as_user:
-            return {"role": "user", "content": f"<tool_response>\n{mark}\n</tool_response>"}
-        return {"role": role, "content": mark}
-
-    def _glue(self) -> tuple[str, str, str]:
-        """Between user and first action, between action and observation, between observation and next action."""
-        before, prompt = self._pieces(("user",))
-        # Pieces of n exchanges: before user, to action, (to observation, to action) * n, the last being a prompt.
-        rows = [self._pieces(("user", *("assistant", "tool") * exchanges)) for exchanges in (1, 2, 3)]
-        to_observation, to_prompt = rows[0][2], rows[0][-1]
-        constant = all(
-            pieces[0] == before
-            and prompt.startswith(pieces[1])
-            and all(glue == to_observation for glue in pieces[2::2])
-            and all(to_prompt.startswith(glue) for glue in pieces[3:-1:2])
-            and pieces[-1] == to_prompt
-            for pieces in rows
-        )
-        if not constant:
-            raise ConfigError(
-                "the chat template writes a message differently at different places of a conversation, "
-                "so a growing row of tokens cannot follow it; choose or write a template that does not"
-            )
-        # Whitespace before the end of turn belongs to the message, which the model has already finished.
-        return prompt, to_observation.lstrip(), to_prompt
+    def _after_glue(self, observations: int) -> list[list[int]]:
+        """From an action's end of turn, without it, to the next prompt, around so many observations."""
+        if observations not in self._after:
+            first, *others = map(self._encode_glue, self._template.after_action(observations))
+            self._after[observations] = [first[1:], *others]
+        return self._after[observations]
 
     def _check(self, control: Iterable[str]) -> None:
         for text in control:
             if not self._control.isdisjoint(self.encode(text)):
                 raise ConfigError(f"the tokenizer cannot write {text!r} as plain text, so contents would not be safe")
-        pieces = [[self.end_of_turn], self._to_observation, self._to_prompt]
-        glue = [self._template.decode(piece, skip_special_tokens=False) for piece in pieces]
-        row = self._template.decode(self.imagined("b", "c").ids, skip_special_tokens=False)
-        if row != f"b{glue[0]}{glue[1]}c{glue[2]}":
+        to_observation, to_prompt = self._after_glue(1)
+        pieces = [self._no_thought, [self.end_of_turn], to_observation, to_prompt]
+        glue = [self._vocabulary.decode(piece, skip_special_tokens=False) for piece in pieces]
+        row = self._vocabulary.decode(self.imagined("b", "c").ids, skip_special_tokens=False)
+        if row != f"{glue[0]}b{glue[1]}{glue[2]}c{glue[3]}":
             raise ConfigError("the tokenizer changes text at the seams of messages (it adds or strips spaces)")
 
     def _refuse_control_tokens(self, specials: Sequence[str]) -> None:

@@ -1,10 +1,11 @@
-"""Tool calls as text, in Hermes form: read what a policy wrote, write what we say in its place.
+"""Tool calls as text, in Hermes form: what environments hear, records hold and models after Qwen's template write.
 
     format_tool_call(ToolCall(name="look", arguments={}))
     -> '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
 
-A message holds one call or none. What cannot be read is a `Mistake`, one sentence for the policy. Standard library
-only: environments read calls with it.
+An environment hears one call or none in a message. What cannot be read is a `Mistake`, one sentence for the policy.
+Models that write calls in another form are translated (`tool_calls`). Standard library only: environments read calls
+with it.
 """
 
 from __future__ import annotations
@@ -18,10 +19,23 @@ from lfo.types import ToolCall
 
 MAX_MESSAGE_CHARS = 20_000  # of a message that calls a tool
 MAX_NESTING = 8  # of arrays and objects inside a call
+MAX_CALLS = 8  # in one message of a policy
 
 
 class Mistake(Exception):
     """A bad use of a tool, in one sentence for the policy; raised by the parser and by tools."""
+
+
+class Unreadable(str):
+    """A message whose calls could not be read in the form of the model that wrote it, and why: whoever reads it as
+    Hermes hears the same sentence. Text of a model is never of this type."""
+
+    why: str
+
+    def __new__(cls, text: str, why: str) -> Unreadable:
+        message = super().__new__(cls, text)
+        message.why = why
+        return message
 
 
 _OPEN = "<tool_call>"
@@ -36,37 +50,83 @@ def parse_tool_call(message: str) -> ToolCall | None:
     >>> parse_tool_call('<tool_call>{"name": "look", "arguments": {}}</tool_call>')
     ToolCall(name='look', arguments={})
     """
-    start = _CALL_STARTS.search(message)
-    if start is None:
-        return None
+    calls = parse_tool_calls(message)
+    if len(calls) > 1:
+        raise Mistake("Only one tool call is allowed in a message.")
+    return calls[0] if calls else None
+
+
+def parse_tool_calls(message: str) -> list[ToolCall]:
+    """All calls in a message, in order; raises `Mistake` when one of them cannot be read."""
+    if isinstance(message, Unreadable):
+        raise Mistake(message.why)
+    calls: list[ToolCall] = []
+    end = 0
+    while start := _CALL_STARTS.search(message, end):
+        refuse_overlong(message, calls)
+        value, end = read_json(message, start.end())
+        if not _CALL_ENDS.match(message, end):
+            raise Mistake(f"The tool call must end with {_CLOSE} right after its JSON object.")
+        calls.append(call_of(value, message))
+    return calls
+
+
+def refuse_overlong(message: str, calls: list[ToolCall]) -> None:
+    """Raise a `Mistake` where one more call may not be read in a message that has these."""
     if len(message) > MAX_MESSAGE_CHARS:
         raise Mistake(f"The message is longer than {MAX_MESSAGE_CHARS} characters.")
+    if len(calls) >= MAX_CALLS:
+        raise Mistake(f"At most {MAX_CALLS} tool calls are allowed in a message.")
+
+
+def read_json(message: str, start: int) -> tuple[Any, int]:
+    """The JSON value at a place of a message, and where it ends."""
     try:
-        value, end = _DECODER.raw_decode(message, start.end())
+        return _DECODER.raw_decode(message, start)
     except json.JSONDecodeError as error:
         raise Mistake(f"The tool call is not valid JSON: {error.msg} at character {error.pos}.") from None
     except RecursionError:
         raise Mistake("The tool call is nested too deeply.") from None
-    if not _CALL_ENDS.match(message, end):
-        raise Mistake(f"The tool call must end with {_CLOSE} right after its JSON object.")
-    if message.find(_OPEN, end) >= 0:
-        raise Mistake("Only one tool call is allowed in a message.")
+
+
+def call_of(value: Any, message: str, *, key: str = "arguments", ignored: tuple[str, ...] = ()) -> ToolCall:
+    """The call that a JSON value of this message is; its arguments stand under `key`, and some keys mean nothing."""
     if type(value) is not dict:
-        raise Mistake('The tool call must be a JSON object with "name" and "arguments".')
+        raise Mistake(f'The tool call must be a JSON object with "name" and "{key}".')
     name = value.get("name")
     if type(name) is not str:
         raise Mistake('The tool call must have a "name" that is a string.')
-    arguments = value.get("arguments", _NO_ARGUMENTS)
+    arguments = value.get(key, {})
     if type(arguments) is not dict:
-        raise Mistake('"arguments" of the tool call must be a JSON object.')
-    if len(value) > 1 + ("arguments" in value):
-        raise Mistake('The tool call may only have "name" and "arguments".')
+        raise Mistake(f'"{key}" of the tool call must be a JSON object.')
+    if not value.keys() <= {"name", key, *ignored}:
+        raise Mistake(f'The tool call may only have "name" and "{key}".')
     # The next two checks walk the arguments, so a glance at the message first says whether they can matter at all.
     if message.count("{") + message.count("[") > MAX_NESTING and not _nested_at_most(MAX_NESTING, arguments):
         raise Mistake("The tool call is nested too deeply.")
     if ("\\u" in message or not message.isascii()) and _has_lone_surrogate(name, arguments):
         raise Mistake("The tool call contains half of a Unicode surrogate pair.")
-    return ToolCall(name=name, arguments=arguments if arguments is not _NO_ARGUMENTS else {})
+    return ToolCall(name=name, arguments=arguments)
+
+
+def one_by_one(message: str) -> list[str]:
+    """A message as an environment hears it: one for each of its calls where it has several that can be read."""
+    try:
+        calls = parse_tool_calls(message)
+    except Mistake:
+        calls = []
+    return [message] if len(calls) < 2 else list(map(format_tool_call, calls))
+
+
+def without_calls(message: str) -> str:
+    """The text around the calls of a message that can be read."""
+    kept, end = "", 0
+    while start := _CALL_STARTS.search(message, end):
+        kept += message[end : start.start()]
+        _, end = read_json(message, start.end())
+        closing = _CALL_ENDS.match(message, end)
+        end = closing.end() if closing else end
+    return (kept + message[end:]).strip()
 
 
 def read_tool_call(message: str) -> ToolCall | None:
@@ -81,9 +141,6 @@ def format_tool_call(call: ToolCall) -> str:
     """The inverse of `parse_tool_call`, in the one form that we write."""
     body = {"name": call.name, "arguments": dict(call.arguments)}
     return f"{_OPEN}\n{json.dumps(body, ensure_ascii=False, allow_nan=False)}\n{_CLOSE}"
-
-
-_NO_ARGUMENTS: dict[str, Any] = {}
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

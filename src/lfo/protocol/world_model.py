@@ -38,9 +38,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 REPLY_OPEN, REPLY_CLOSE = "<|csr|>", "<|/csr|>"
+CUT_SHORT = " ... (cut short)"  # behind an expected reply of which only the beginning was predicted
 
 # Beyond these sizes a text is cut before anything else looks at it: a megabyte costs no more than a page.
 _MAX_CHARS = 8_000
+_CHARS_A_TOKEN = 16  # more than any text has on average
 _REMEMBERED = 1_024  # texts whose ids are kept
 _MAX_COLLECTED = 100
 _MAX_VALUE_CHARS = 200
@@ -107,12 +109,15 @@ def state_of(opening: Sequence[Message], turns: Sequence[Turn]) -> WorldModelSta
 def observed_calls(rollout: Rollout, *, predict: Collection[str] | None = None) -> Iterator[ObservedCall]:
     """The real calls of a rollout to the tools in `predict` (None: to any tool) that were answered."""
     for index, turn in enumerate(rollout.turns):
-        call = turn.call
-        if call is None or turn.predicted or not turn.observation:
-            continue
-        if predict is None or call.name in predict:
+        if turn.call is not None and is_heard(turn, predict):
             state = state_of(rollout.opening, rollout.turns[:index])
-            yield ObservedCall(state=state, call=call, reply=turn.observation, facts=turn.facts, asked=turn.asked)
+            yield ObservedCall(state=state, call=turn.call, reply=turn.observation, facts=turn.facts, asked=turn.asked)
+
+
+def is_heard(turn: Turn, predict: Collection[str] | None) -> bool:
+    """Whether a turn is a real call to one of these tools (None: to any) that was answered."""
+    called = turn.call is not None and (predict is None or turn.call.name in predict)
+    return called and not turn.predicted and bool(turn.observation)
 
 
 def render_state(state: WorldModelState) -> str:
@@ -142,8 +147,9 @@ class WorldModelCodec:
     """World-model examples as ids. Everything is tokenised as plain text; only the end of turn is a real special
     token, so that generation stops by itself.
 
-    A state takes at most `state_tokens`, a call and a reply about `text_tokens` each at most. A reply that was cut
-    has no end: the world model must not learn to stop where we did. A question takes at most `question_tokens`.
+    A state takes at most `state_tokens`, a call about `call_tokens`. Of a reply the first `target_tokens` are learned;
+    one that was cut has no end: the world model must not learn to stop where we did. A question takes at most
+    `question_tokens`.
     """
 
     def __init__(
@@ -151,7 +157,8 @@ class WorldModelCodec:
         tokenizer: PreTrainedTokenizerBase,
         *,
         state_tokens: int = 512,
-        text_tokens: int = 512,
+        call_tokens: int = 512,
+        target_tokens: int = 512,
         question_tokens: int | None = None,
     ) -> None:
         self._chat = ChatCodec(tokenizer)
@@ -160,7 +167,9 @@ class WorldModelCodec:
         self._encode = lru_cache(maxsize=_REMEMBERED)(self._chat.encode)
         self._prompts: dict[tuple[str, str, tuple[str, ...]], list[int]] = {}
         self._state_tokens = state_tokens
-        self._text_tokens = text_tokens
+        self._call_tokens = call_tokens
+        self._target_tokens = target_tokens
+        self._target_chars = max(_MAX_CHARS, _CHARS_A_TOKEN * target_tokens)
         first = tokenizer.encode("a")[0]  # a base whose tokenizer starts every text in one way never saw another
         self._start = [first] if first == tokenizer.bos_token_id else []
         smallest = WorldModelState(task=_CUT, step=0, actions=((_CUT, _CUT),), collected={}, earlier=1)
@@ -203,8 +212,8 @@ class WorldModelCodec:
         return ids if self._question_tokens is None else ids[-self._question_tokens :]
 
     def _prompt_ids(self, state: WorldModelState, call: ToolCall, body: str) -> list[int]:
-        if len(self._encode(body)) > self._text_tokens:
-            body = _cut(body, _most(len(body), lambda n: len(self._encode(body[:n])), self._text_tokens))
+        if len(self._encode(body)) > self._call_tokens:
+            body = _cut(body, _most(len(body), lambda n: len(self._encode(body[:n])), self._call_tokens))
         return self._start + self._encode(_prompt(self.compress(state, call), body))
 
     def forget(self) -> None:
@@ -213,15 +222,27 @@ class WorldModelCodec:
         self._prompts.clear()
 
     def target_ids(self, reply: str) -> list[int]:
-        """What the world model should say, end of turn included."""
+        """What the world model should say, end of turn included; of a long reply its beginning."""
         text = render_target(reply)
-        ids = self._encode(text[:_MAX_CHARS])
-        whole = len(text) <= _MAX_CHARS and len(ids) <= self._text_tokens
-        return [*ids, self.end_of_turn] if whole else ids[: self._text_tokens]
+        ids = self._encode(text[: self._target_chars])
+        whole = len(text) <= self._target_chars and len(ids) <= self._target_tokens
+        return [*ids, self.end_of_turn] if whole else ids[: self._target_tokens]
+
+    def length(self, reply: str) -> int:
+        """The tokens of a whole reply; of one that nobody tokenises as a whole, estimated by its beginning."""
+        text = render_target(reply)
+        read = text[: self._target_chars]
+        return len(self._encode(read)) * len(text) // len(read)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The reply in generated ids."""
         return parse_prediction(self._chat.decode(ids))
+
+    def decode_for_policy(self, ids: Sequence[int]) -> str:
+        """The same, and whether there would be more: who reads the beginning of a reply should know that it is one."""
+        text = self._chat.decode(ids)
+        ended = self.end_of_turn in ids or REPLY_CLOSE in text
+        return parse_prediction(text) if ended else f"{parse_prediction(text)}{CUT_SHORT}"
 
     def example(self, state: WorldModelState, call: ToolCall, reply: str, *, asked: bool = False) -> WorldModelExample:
         prompt, target = self.prompt_ids(state, call), self.target_ids(reply)

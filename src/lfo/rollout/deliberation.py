@@ -166,7 +166,7 @@ class Deliberation:
             batch = []
             for (row, call), speech in zip(shown, speeches, strict=True):
                 row.say(speech)
-                if self._call(speech) in (None, call):
+                if self._calls(speech) in ((), (call,)):
                     self._give_up(row, marks[row.index])
                     continue
                 batch.append(row)
@@ -212,22 +212,27 @@ class Deliberation:
         return not brought_up.isdisjoint(_words(format_tool_call(call)))
 
     def _call(self, speech: Speech | None) -> ToolCall | None:
-        return read_tool_call(self._codec.decode(speech.tokens)) if speech is not None and speech.stopped else None
+        """The one call of a message; one with several is made as it is."""
+        calls = self._calls(speech)
+        return calls[0] if len(calls) == 1 else None
+
+    def _calls(self, speech: Speech | None) -> tuple[ToolCall, ...]:
+        return self._codec.read(speech.tokens).calls if speech is not None and speech.stopped else ()
 
     def _show(self, row: Row, call: ToolCall, reply: str) -> bool:
         """Write the expected reply to a row's draft behind it; False where there is no room, and nothing changes."""
         assert row.speech is not None
-        action, observation = self._codec.decode(row.speech.tokens), EXPECTED + reply
+        said, observation = self._codec.read(row.speech.tokens), EXPECTED + reply
         piece = self._codec.after_action(observation, stopped=True, origin=Origin.PREDICTED)
         end = len(row.tokens)
         start = row.write(piece)
         if start is None:
             return False
-        row.transcript.append(Message(role="assistant", content=action, predicted=True))
+        row.transcript.append(Message(role="assistant", content=said.message, predicted=True))
         row.transcript.append(Message(role="tool", content=observation, name=call.name, predicted=True))
         row.turns.append(
             Turn(
-                action=action,
+                action=said.message,
                 observation=reply,
                 call=call,
                 action_start=end - len(row.speech.tokens),
@@ -235,6 +240,7 @@ class Deliberation:
                 observation_start=start + piece.content_start,
                 observation_end=start + piece.content_end,
                 predicted=True,
+                thought=said.thought,
             )
         )
         return True
@@ -304,7 +310,8 @@ class Deliberation:
                 place = row.request.inquiry % len(outcome)
                 row.inquired = place > 0
                 if row.inquired:
-                    message = (*self._codec.encode(format_tool_call(outcome[place])), self._codec.end_of_turn)
+                    dictated = self._codec.encode_message(format_tool_call(outcome[place]))
+                    message = (*dictated, self._codec.end_of_turn)
                     piece = Tokens(ids=message, origins=(int(Origin.PROMPT),) * len(message), spans=())
                     if row.write(piece) is None:
                         row.stop = StopReason.CONTEXT_OVERFLOW

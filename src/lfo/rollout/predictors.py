@@ -73,13 +73,18 @@ def _predictor(
 def world_model_codec(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> WorldModelCodec:
     """The codec of a run's world model; its questions leave room for a reply."""
     world, context = config.world_model, config.rollout.max_context
-    return WorldModelCodec(tokenizer, state_tokens=world.state_tokens, question_tokens=context - world.reply_tokens)
+    return WorldModelCodec(
+        tokenizer,
+        state_tokens=world.state_tokens,
+        target_tokens=max(world.target_tokens, world.reply_tokens),
+        question_tokens=context - world.reply_tokens,
+    )
 
 
 def world_model_predictor(codec: WorldModelCodec, complete: Complete) -> Predictor:
     def answer(questions: Sequence[Question]) -> list[str]:
         prompts = [codec.question_ids(question.state, question.call) for question in questions]
-        return [codec.decode(ids) for ids in complete(prompts)]
+        return [codec.decode_for_policy(ids) for ids in complete(prompts)]
 
     return _each_once(answer)
 

@@ -38,6 +38,7 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
                 "predicted": turn.predicted,
                 "taken_back": turn.taken_back,
                 "action": turn.action,
+                **({"thought": turn.thought} if turn.thought else {}),
                 "observation": turn.observation,
                 "tool": turn.call.name if turn.call else None,
                 "category": turn.facts.category if turn.facts else None,

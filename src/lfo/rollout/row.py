@@ -92,7 +92,6 @@ class Row:
     stop: StopReason | None = None
     error: str = ""
     speech: Speech | None = None
-    asked: bool = False  # whether the call in `speech` is one that look-ahead asks about
     inquired: bool | None = None  # whether a question of look-ahead was asked for real; None = there was none yet
     taken_back: list[Turn] = field(default_factory=list)
     discarded_tokens: int = 0

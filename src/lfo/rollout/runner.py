@@ -21,12 +21,12 @@ import numpy as np
 from lfo.config import RunConfig
 from lfo.env.interface import Environment, EnvironmentFactory, describe_with
 from lfo.errors import EnvironmentFailed, WorkError
-from lfo.protocol.chat import ChatCodec, Tokens
+from lfo.protocol.chat import ChatCodec, Said, Tokens
 from lfo.protocol.hermes import read_tool_call
 from lfo.rollout.deliberation import Deliberation, LookAhead, is_asked, show_exchange
 from lfo.rollout.patience import call_all
 from lfo.rollout.row import RolloutRequest, Row, Rows
-from lfo.types import Message, ReplyFacts, Rollout, StepResult, StopReason, Turn
+from lfo.types import Message, ReplyFacts, Rollout, StepResult, StopReason, ToolCall, Turn
 
 BROKEN_OFF = frozenset({StopReason.ENVIRONMENT_ERROR, StopReason.ENVIRONMENT_TIMEOUT})  # not the policy's fault
 
@@ -92,7 +92,7 @@ class Runner:
             alive = [row for row in batch if row.stop is None]
             if not alive:
                 break
-            self._remind(alive, turn)
+            self._remind(alive)
             dictated: set[int] = set()
             if deliberation and asks == "environment":
                 deliberation.look_ahead(alive)
@@ -126,11 +126,11 @@ class Runner:
             if row.write(self._codec.opening(row.opening)) is None:
                 row.stop = StopReason.CONTEXT_OVERFLOW
 
-    def _remind(self, alive: Sequence[Row], turn: int) -> None:
-        """Show rows what another rollout of their task heard, at the turn in which it did, where there is room."""
+    def _remind(self, alive: Sequence[Row]) -> None:
+        """Show rows what another rollout of their task heard, after as many exchanges, where there is room."""
         for row in alive:
-            feedback = row.request.feedback
-            if feedback is not None and feedback.after == turn:
+            feedback, real = row.request.feedback, sum(not turn.predicted for turn in row.turns)
+            if feedback is not None and feedback.after <= real and not any(turn.feedback for turn in row.turns):
                 show_exchange(row, self._codec, feedback.action, feedback.observation, feedback=True)
 
     def _speak(self, batch: Sequence[Row], rows: Rows, turn: int, temperature: float) -> None:
@@ -144,79 +144,108 @@ class Runner:
             uniforms=[np.random.default_rng([*row.request.seeds, turn]).random(limit) for row in batch],
         )
         for row, speech in zip(batch, speeches, strict=True):
-            start = len(row.tokens)
             row.say(speech)
             if not speech.stopped:
                 full = rows.room(row.index) <= 0
                 row.stop = StopReason.CONTEXT_OVERFLOW if full else StopReason.TURN_OVERFLOW
-                self._record(row, start)
+                said = self._codec.read(speech.tokens)
+                self._note(row, said, [_Exchange(message=said.message)], None)
 
     def _listen(self, alive: Sequence[Row]) -> None:
-        def step(row: Row) -> tuple[StepResult, ReplyFacts | None, bool]:
-            assert row.environment is not None
-            assert row.speech is not None
-            message = self._codec.decode(row.speech.tokens)
-            # Where the policy proposes, what is asked about is known when the whole group has played.
-            named = self._lookahead is not None and self._lookahead.proposed_by == "environment"
-            asked = named and is_asked(row.environment, row.transcript, message)
-            return *_hear(row.environment, message), asked
+        """Tell each environment what its row has said, call by call, and write down what it answered.
 
-        for row, outcome in zip(alive, self.settings.call_all([partial(step, row) for row in alive]), strict=True):
-            assert row.speech is not None
-            start = len(row.tokens) - len(row.speech.tokens)
-            if isinstance(outcome, EnvironmentFailed):
-                row.fail(outcome)
-                self._record(row, start)
-                continue
-            result, facts, row.asked = outcome
-            row.info = dict(result.info)
-            row.reward += float(result.reward)
-            piece = self._codec.after_action(result.observation, stopped=True)
-            if result.done:
-                row.stop = StopReason.DONE
-                if result.observation:  # kept for the world model; nobody speaks after it
-                    end = piece.content_end
-                    room = end < row.rows.room(row.index)
-                    last = Tokens(ids=piece.ids[:end], origins=piece.origins[:end], spans=piece.spans)
-                    self._record(row, start, result, facts, (row.append(last), piece) if room else None)
+        All environments hear their first call at the same time, then those that go on their second, and so on.
+        """
+        said = {row.index: self._codec.read(row.speech.tokens) for row in alive if row.speech is not None}
+        messages = {index: each.messages for index, each in said.items()}
+        heard: dict[int, list[_Exchange]] = {row.index: [] for row in alive}
+        for place in range(max(map(len, messages.values()), default=0)):
+            calling = [row for row in alive if row.stop is None and place < len(messages[row.index])]
+            steps = [partial(self._step, row, messages[row.index][place]) for row in calling]
+            for row, outcome in zip(calling, self.settings.call_all(steps), strict=True):
+                exchange = _Exchange(message=messages[row.index][place])
+                if isinstance(outcome, EnvironmentFailed):
+                    row.fail(outcome)
                 else:
-                    self._record(row, start, result, facts)
-                continue
+                    result, exchange.facts, exchange.asked = outcome
+                    exchange.result = result
+                    row.info = dict(result.info)
+                    row.reward += float(result.reward)
+                    row.stop = StopReason.DONE if result.done else None
+                heard[row.index].append(exchange)
+                row.transcript += exchange.messages
+        for row in alive:
+            self._write_down(row, said[row.index], heard[row.index])
+
+    def _step(self, row: Row, message: str) -> tuple[StepResult, ReplyFacts | None, bool]:
+        assert row.environment is not None
+        # Where the policy proposes, what is asked about is known when the whole group has played.
+        named = self._lookahead is not None and self._lookahead.proposed_by == "environment"
+        asked = named and is_asked(row.environment, row.transcript, message)
+        return *_hear(row.environment, message), asked
+
+    def _write_down(self, row: Row, said: Said, heard: Sequence[_Exchange]) -> None:
+        """Write all that was answered to one message behind it, and the prompt for the next."""
+        answered = [exchange.result.observation for exchange in heard if exchange.result is not None]
+        if row.stop is StopReason.DONE and not answered[-1]:
+            answered.pop()  # nothing to hear, and nobody speaks after it
+        piece = self._codec.after_action(*answered, stopped=True) if answered else None
+        if piece is None:
+            written = None
+        elif row.stop is None:
             written = row.write(piece)
             if written is None:
                 row.stop = StopReason.CONTEXT_OVERFLOW
-            self._record(row, start, result, facts, None if written is None else (written, piece))
+        else:  # kept for the world model; nobody speaks after it
+            end = piece.content_end
+            last = Tokens(ids=piece.ids[:end], origins=piece.origins[:end], spans=piece.spans)
+            written = row.append(last) if end < row.rows.room(row.index) else None
+        self._note(row, said, heard, None if written is None or piece is None else (written, piece))
 
-    def _record(
-        self,
-        row: Row,
-        start: int,
-        result: StepResult | None = None,
-        facts: ReplyFacts | None = None,
-        heard: tuple[int, Tokens] | None = None,
-    ) -> None:
-        """Note the turn: what was said from `start` on, and, where it fits, where the observation stands."""
+    def _note(self, row: Row, said: Said, heard: Sequence[_Exchange], written: tuple[int, Tokens] | None) -> None:
+        """Note the turns of one message: what was said, and, where it is in the row, where each observation stands."""
         assert row.speech is not None
-        action = self._codec.decode(row.speech.tokens)
-        call = read_tool_call(action)
-        observation = result.observation if result else ""
-        action_end = start + len(row.speech.tokens) - (1 if row.speech.stopped else 0)
-        begin, piece = heard if heard else (len(row.tokens), None)
-        row.add(
-            Turn(
-                action=action,
-                observation=observation,
-                call=call,
-                action_start=start,
-                action_end=action_end,
-                observation_start=begin + piece.content_start if piece else begin,
-                observation_end=begin + piece.content_end if piece else begin,
-                asked=row.asked,
-                facts=facts,
+        speech_end = written[0] if written else len(row.tokens)
+        start, action_end = speech_end - len(row.speech.tokens), speech_end - (1 if row.speech.stopped else 0)
+        spans = [(written[0] + begin, written[0] + end) for begin, end in written[1].spans] if written else []
+        for place, exchange in enumerate(heard):
+            begin, end = spans[place] if place < len(spans) else (len(row.tokens), len(row.tokens))
+            row.add(
+                Turn(
+                    action=str(exchange.message),
+                    observation=exchange.result.observation if exchange.result else "",
+                    call=exchange.call,
+                    action_start=begin if place else start,
+                    action_end=begin if place else action_end,
+                    observation_start=begin,
+                    observation_end=end,
+                    asked=exchange.asked,
+                    facts=exchange.facts,
+                    thought="" if place else said.thought,
+                )
             )
-        )
-        row.transcript.append(Message(role="assistant", content=action))
-        row.transcript.append(Message(role="tool", content=observation, name=call.name if call else None))
+
+
+@dataclass(kw_only=True, slots=True)
+class _Exchange:
+    """One message that an environment has heard, and what it answered; no result where it failed or was not asked."""
+
+    message: str
+    result: StepResult | None = None
+    facts: ReplyFacts | None = None
+    asked: bool = False
+
+    @property
+    def call(self) -> ToolCall | None:
+        return read_tool_call(self.message)
+
+    @property
+    def messages(self) -> list[Message]:
+        observation, call = self.result.observation if self.result else "", self.call
+        return [
+            Message(role="assistant", content=str(self.message)),
+            Message(role="tool", content=observation, name=call.name if call else None),
+        ]
 
 
 def refuse_dead_environment(rollouts: Sequence[Rollout]) -> None:

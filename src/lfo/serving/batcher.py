@@ -24,7 +24,7 @@ import numpy as np
 
 from lfo.errors import LfoError, UsageError
 from lfo.protocol.chat import ChatCodec
-from lfo.protocol.hermes import Mistake, parse_tool_call
+from lfo.protocol.hermes import without_calls
 from lfo.rollout.deliberation import Deliberation
 from lfo.rollout.row import RolloutRequest, Row
 from lfo.serving.conversations import Answered, Context, Conversations, packed
@@ -161,7 +161,9 @@ class Batcher:
     def _codec(self, key: Key, request: ChatRequest) -> ChatCodec:
         if key.tools not in self._codecs:
             try:
-                self._codecs[key.tools] = ChatCodec(self._speaker.tokenizer, request.tools or ())
+                self._codecs[key.tools] = ChatCodec(
+                    self._speaker.tokenizer, request.tools or (), thinking=self._speaker.config.rollout.thinking
+                )
             except LfoError as error:
                 raise RefusedRequest(f"these tools cannot be described to the model: {error}", param="tools") from error
             while len(self._codecs) > CODECS:
@@ -229,28 +231,23 @@ class Batcher:
         row, request = ready.row, ready.job.request
         if row.speech is None:
             raise RefusedRequest(f"the world model's part failed: {row.error or row.stop}", status=500)
-        text = codec.decode(row.speech.tokens)
-        content, call, finish = text, None, "stop" if row.speech.stopped else "length"
-        if row.speech.stopped:
-            try:
-                call = parse_tool_call(text)
-            except Mistake:
-                call = None  # the client reads what was written
-        if call is not None:
-            before, _, rest = text.partition("<tool_call>")
-            content, finish = (before + rest.partition("</tool_call>")[2]).strip(), "tool_calls"
+        said = codec.read(row.speech.tokens)
+        text = str(said.message)  # calls that cannot be read are left to the client
+        content, finish = text, "stop" if row.speech.stopped else "length"
+        calls = said.calls if row.speech.stopped else ()
+        if calls:
+            content, finish = without_calls(text), "tool_calls"
         own = row.turns[len(ready.context.turns) :]
         reply = Reply(
             content=content,
-            call=call,
-            call_id=f"call_{secrets.token_hex(12)}" if call else "",
+            calls={f"call_{secrets.token_hex(12)}": call for call in calls},
             finish=finish,
             prompt_tokens=len(ready.context.tokens),
             completion_tokens=len(row.speech.tokens),
             imagined=tuple(own + row.taken_back),
         )
-        if call is not None:
-            said, _ = read_message(message_of(reply), {}, "the reply")
+        if calls:
+            answer, _ = read_message(message_of(reply), {}, "the reply")
             context = Context(
                 opening=row.opening,
                 tokens=packed(row.tokens),
@@ -258,8 +255,8 @@ class Batcher:
                 transcript=(*row.transcript, Message(role="assistant", content=text)),
                 slot=row.index,
             )
-            answered = Answered(messages=(*request.messages, said), tools=key.tools, context=context)
-            self._conversations.keep(reply.call_id, answered)
+            answered = Answered(messages=(*request.messages, answer), tools=key.tools, context=context)
+            self._conversations.keep(next(iter(reply.calls)), answered)
         return reply
 
 

@@ -12,10 +12,10 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from lfo.protocol.chat import ChatCodec
-from lfo.protocol.hermes import read_tool_call
+from lfo.protocol.hermes import one_by_one, read_tool_call
 from lfo.serving.wire import ChatRequest
 from lfo.types import Message, Turn
 
@@ -75,26 +75,35 @@ def packed(tokens: Sequence[int]) -> Sequence[int]:
 
 
 def _alternates(messages: Sequence[Message]) -> bool:
-    """Whether these messages, behind one of the policy, can be written one after the other: heard, said, heard ..."""
-    heard, said = messages[::2], messages[1::2]
-    in_turn = all(each.role in ("tool", "user") for each in heard) and all(each.role == "assistant" for each in said)
-    return in_turn and len(messages) % 2 == 1
+    """Whether these messages, behind one of the policy, can be written one after the other: heard, said, heard ...
+
+    Heard is one message of the user, or what each of the calls was answered.
+    """
+    parts = [[each.role for each in part] for part in _parts(messages)]
+    heard = all(part == ["user"] or set(part) == {"tool"} for part in parts[::2])
+    return heard and all(part == ["assistant"] for part in parts[1::2]) and len(parts) % 2 == 1
+
+
+def _parts(messages: Sequence[Message]) -> list[list[Message]]:
+    """Messages of the policy and of others, in turn."""
+    return [list(part) for _, part in groupby(messages, key=lambda message: message.role == "assistant")]
 
 
 def _grown(context: Context, rest: Sequence[Message], codec: ChatCodec) -> Context:
     """A row that ends with a finished message of the policy, with what followed it."""
     tokens, turns = list(context.tokens), list(context.turns)
     said = context.transcript[-1].content
-    for message in rest:
-        if message.role == "assistant":
-            said = message.content
-            tokens += [*codec.encode(said), codec.end_of_turn]
+    for part in _parts(rest):
+        if part[0].role == "assistant":
+            said = part[0].content
+            tokens += [*codec.encode_message(said), codec.end_of_turn]
             continue
-        if message.role == "user":
-            tokens += codec.after_action_by_user(message.content).ids
+        heard = [message.content for message in part]
+        if part[0].role == "user":
+            tokens += codec.after_action_by_user(*heard).ids
         else:
-            tokens += codec.after_action(message.content, stopped=True).ids
-        turns.append(_turn(said, message.content))
+            tokens += codec.after_action(*heard, stopped=True).ids
+        turns += _turns(said, heard)
     return Context(
         opening=context.opening,
         tokens=tokens,
@@ -108,12 +117,18 @@ def _written(messages: Sequence[Message], codec: ChatCodec) -> Context:
     """The whole conversation in the template's own words; nothing in it was imagined."""
     first = next((place for place, each in enumerate(messages) if each.role == "assistant"), len(messages))
     turns = [
-        _turn(message.content, after.content if after.role != "assistant" else "")
-        for message, after in pairwise(messages)
-        if message.role == "assistant"
+        turn
+        for said, after in pairwise(_parts(messages))
+        if said[0].role == "assistant"
+        for turn in _turns(said[-1].content, [message.content for message in after])
     ]
     tokens = codec.opening(messages).ids
     return Context(opening=tuple(messages[:first]), tokens=tokens, turns=tuple(turns), transcript=tuple(messages))
+
+
+def _turns(said: str, heard: Sequence[str]) -> list[Turn]:
+    """The exchanges of one message, one for each call that was answered."""
+    return [_turn(action, observation) for action, observation in zip(one_by_one(said), heard, strict=False)]
 
 
 def _turn(action: str, observation: str) -> Turn:

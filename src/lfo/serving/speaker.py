@@ -65,8 +65,9 @@ def upstream_speaker(run: Path, url: str, *, api_key: str = "", lookahead: bool 
     """A run whose weights a vLLM server holds, under the names that `lfo export` gives them."""
     config = saved_config(run)
     environment, tokenizer = environment_factory(config), load_tokenizer(config.model)
-    codec, world = ChatCodec(tokenizer, environment().tools()), world_model_codec(config, tokenizer)
-    upstream = Upstream(url, end_of_turn=codec.end_of_turn, api_key=api_key)
+    codec = ChatCodec(tokenizer, environment().tools(), thinking=config.rollout.thinking)
+    world = world_model_codec(config, tokenizer)
+    upstream = Upstream(url, ends=codec.ends, api_key=api_key)
     memory = None
     if config.lookahead_source == "memory":
         memory = ReplyMemory()

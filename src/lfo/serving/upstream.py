@@ -25,10 +25,10 @@ AT_ONCE = 64
 
 
 class Upstream:
-    """Completions of a server; `end_of_turn` is the id that ends a message."""
+    """Completions of a server; `ends` are the ids that end a message, the usual one first."""
 
-    def __init__(self, url: str, *, end_of_turn: int, api_key: str = "") -> None:
-        self._url, self._end, self._key = url.rstrip("/").removesuffix("/v1"), end_of_turn, api_key
+    def __init__(self, url: str, *, ends: Sequence[int], api_key: str = "") -> None:
+        self._url, self._ends, self._key = url.rstrip("/").removesuffix("/v1"), tuple(ends), api_key
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="upstream")
 
     def models(self) -> list[str]:
@@ -52,7 +52,7 @@ class Upstream:
                 "max_tokens": limit,
                 "temperature": temperature,
                 "seed": seed,
-                "stop_token_ids": [self._end],
+                "stop_token_ids": list(self._ends),
                 "return_token_ids": True,
             }
             return self._read(self._ask("/v1/completions", body), limit)
@@ -65,8 +65,8 @@ class Upstream:
             tokens, stopped = [int(token) for token in choice["token_ids"]], choice["finish_reason"] == "stop"
         except (KeyError, TypeError, ValueError, IndexError):
             raise WorkError(f"{self._url} answered no token ids: lfo serve needs vLLM 0.10.2 or later") from None
-        if stopped and (not tokens or tokens[-1] != self._end):
-            tokens.append(self._end)
+        if stopped and (not tokens or tokens[-1] not in self._ends):
+            tokens.append(self._ends[0])
         return Dictated(tokens=tuple(tokens[:limit]), logprobs=(0.0,) * min(len(tokens), limit), stopped=stopped)
 
     def _ask(self, path: str, body: Any = None) -> Any:

@@ -57,7 +57,7 @@ class ChatRequest:
     """What a client wants: the next message of a conversation."""
 
     messages: tuple[Message, ...]
-    call_ids: tuple[str | None, ...]  # of each message: the id of the call in it
+    call_ids: tuple[str | None, ...]  # of each message: the id of the first call in it
     tools: tuple[Mapping[str, Any], ...] | None = None  # None: those that the run was trained with
     temperature: float | None = None  # None: the run's
     max_tokens: int | None = None
@@ -68,11 +68,10 @@ class ChatRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reply:
-    """The agent's next message: `Reply(content="", call=ToolCall(...), call_id="call_5f", finish="tool_calls")`."""
+    """The agent's next message: `Reply(content="", calls={"call_5f": ToolCall(...)}, finish="tool_calls")`."""
 
     content: str
-    call: ToolCall | None = None
-    call_id: str = ""
+    calls: Mapping[str, ToolCall] = field(default_factory=dict)  # by id, in order
     finish: str = "stop"  # or tool_calls, length
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -250,8 +249,8 @@ def _refuse_constant(name: str) -> None:
 
 def message_of(reply: Reply) -> dict[str, Any]:
     """The assistant's message, as the client will send it back."""
-    message: dict[str, Any] = {"role": "assistant", "content": reply.content or (None if reply.call else "")}
-    return message | ({"tool_calls": [_call_of(reply)]} if reply.call else {})
+    message: dict[str, Any] = {"role": "assistant", "content": reply.content or (None if reply.calls else "")}
+    return message | ({"tool_calls": _calls_of(reply)} if reply.calls else {})
 
 
 def completion(reply: Reply, *, model: str) -> dict[str, Any]:
@@ -263,12 +262,11 @@ def chunks(reply: Reply, *, model: str, usage: bool = False) -> Iterator[dict[st
     """The events of a stream. A turn is streamed when it is decided: look-ahead may replace a draft as a whole."""
     frame = _frame(model, "chat.completion.chunk")
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": reply.content}]
-    if reply.call:
-        call = _call_of(reply)
+    for index, call in enumerate(_calls_of(reply)):
         arguments = call["function"]["arguments"]
         call["function"]["arguments"] = ""
-        deltas.append({"tool_calls": [{"index": 0, **call}]})
-        deltas.append({"tool_calls": [{"index": 0, "function": {"arguments": arguments}}]})
+        deltas.append({"tool_calls": [{"index": index, **call}]})
+        deltas.append({"tool_calls": [{"index": index, "function": {"arguments": arguments}}]})
     for delta in deltas:
         yield {**frame, "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}]}
     end = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": reply.finish}
@@ -286,10 +284,11 @@ def _frame(model: str, kind: str) -> dict[str, Any]:
     return {"id": number, "object": kind, "created": int(time.time()), "model": model}
 
 
-def _call_of(reply: Reply) -> dict[str, Any]:
-    assert reply.call is not None
-    arguments = json.dumps(dict(reply.call.arguments), ensure_ascii=False)
-    return {"id": reply.call_id, "type": "function", "function": {"name": reply.call.name, "arguments": arguments}}
+def _calls_of(reply: Reply) -> list[dict[str, Any]]:
+    def written(call: ToolCall) -> dict[str, str]:
+        return {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)}
+
+    return [{"id": number, "type": "function", "function": written(call)} for number, call in reply.calls.items()]
 
 
 def _usage(reply: Reply) -> dict[str, int]:

@@ -105,7 +105,7 @@ def _parts_of(config: Any, tokenizer: Any) -> _Parts:
         _parts[name] = _Parts(
             config=run,
             environment=environment,
-            codec=ChatCodec(tokenizer, environment().tools()),
+            codec=ChatCodec(tokenizer, environment().tools(), thinking=run.rollout.thinking),
             world_model_codec=world_model_codec(run, tokenizer),
             settings=RunnerSettings.of_run(run, environment_workers=1),  # one environment in each loop
         )
@@ -164,7 +164,7 @@ class RunnerLoop(AgentLoopBase):
             parameters["uniforms"] = [float(each) for each in uniforms[:limit]]
             options["adapter"] = adapter
         else:  # other servers draw by themselves; the seed keeps a run repeatable as far as they are
-            parameters |= {"top_p": 1.0, "top_k": -1, "stop_token_ids": [self._parts.codec.end_of_turn]}
+            parameters |= {"top_p": 1.0, "top_k": -1, "stop_token_ids": list(self._parts.codec.ends)}
             if temperature:
                 parameters["seed"] = int(uniforms[0] * 2**31)
             if adapter != POLICY:
@@ -173,7 +173,7 @@ class RunnerLoop(AgentLoopBase):
             self._request_id, prompt_ids=list(tokens), sampling_params=parameters, **options
         )
         output = asyncio.run_coroutine_threadsafe(asking, self._event_loop).result()
-        stopped = bool(output.token_ids) and output.token_ids[-1] == self._parts.codec.end_of_turn
+        stopped = bool(output.token_ids) and output.token_ids[-1] in self._parts.codec.ends
         return _Said(tokens=tuple(output.token_ids), logprobs=tuple(output.log_probs or ()), stopped=stopped)
 
 

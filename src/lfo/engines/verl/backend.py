@@ -27,6 +27,7 @@ from lfo.config import RunConfig
 from lfo.engines.verl.settings import SAMPLER, is_cpu, verl_config
 from lfo.env.interface import EnvironmentFactory
 from lfo.errors import ConfigError, WorkError
+from lfo.protocol.chat import ChatCodec
 from lfo.rollout import ending_tools
 from lfo.rollout.ending_tools import EndingTools, learns_tools
 from lfo.rollout.row import RolloutRequest
@@ -47,7 +48,8 @@ class VerlBackend:
                 f"lookahead_source={config.lookahead_source} needs all rollouts of a step in one process: "
                 "use engine=local"
             )
-        verl_config(config)  # settings that verl refuses leave no folder behind
+        verl_config(config)  # settings that verl refuses leave no folder behind, nor does a template that is refused
+        ChatCodec(tokenizer, environment().tools(), thinking=config.rollout.thinking)
         self.config = config
         self.environment = environment
         self.tokenizer = tokenizer

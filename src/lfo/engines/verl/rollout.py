@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,12 +53,12 @@ class _Request:
 class SamplerServer:
     """One base with its adapters. Lives in a process of its own, on the device of its trainer."""
 
-    def __init__(self, run: dict[str, Any], end_of_turn: int, visible_devices: str) -> None:
+    def __init__(self, run: dict[str, Any], ends: Sequence[int], visible_devices: str) -> None:
         os.environ[get_visible_devices_keyword()] = visible_devices
         config = from_mapping(run)
         torch.set_num_threads(config.threads or 1)
         self._model = DualAdapterModel.of_run(load_base(config.model, pick_device(config.device)), config)
-        self._sampler = Sampler(self._model, max_context=config.rollout.max_context, eos_ids=[end_of_turn])
+        self._sampler = Sampler(self._model, max_context=config.rollout.max_context, eos_ids=ends)
         self._waiting: list[_Request] = []
         self._serving: asyncio.Task[None] | None = None
         self._step: int | None = None
@@ -176,8 +176,8 @@ class SamplerReplica(RolloutReplica):
             runtime_env={"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}},
             max_concurrency=self.max_concurrency,
         )
-        end_of_turn = ChatCodec(model.tokenizer).end_of_turn
-        handle: Any = server.remote(dict(model.lora["run"]), end_of_turn, ",".join(devices))
+        ends = ChatCodec(model.tokenizer).ends
+        handle: Any = server.remote(dict(model.lora["run"]), ends, ",".join(devices))
         self._server_address = _server_name(self.config, self.replica_rank)
         self._server_handle, self.servers = handle, [handle]
         await handle.ready.remote()

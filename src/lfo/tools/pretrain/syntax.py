@@ -104,7 +104,7 @@ def _rollout(
         moves = environment.moves() if isinstance(environment, NamesMoves) else ()
         call = random_call(tools, heard=heard, random=stream(practice.seed, number, turn), moves=moves)
         message = format_tool_call(call)
-        said = [*codec.encode(message), codec.end_of_turn]
+        said = [*codec.encode_message(message), codec.end_of_turn]
         if len(ids) + len(said) >= practice.row:
             break
         ids, mask, played = [*ids, *said], mask + [True] * len(said), played + 1
@@ -154,7 +154,7 @@ def check_syntax(
     tasks = list(tasks_of(environment, "val"))
     chosen = [tasks[number % len(tasks)] for number in range(episodes)]
     dual = DualAdapterModel.build(load_base(model, device or torch.device("cpu")), coupling="separate", seed=0, rank=1)
-    sampler = Sampler(dual, max_context=max_context, eos_ids=[codec.end_of_turn])
+    sampler = Sampler(dual, max_context=max_context, eos_ids=codec.ends)
     runner = Runner(factory, codec, settings=RunnerSettings(max_turns=MAX_TURNS))
     rollouts: list[Rollout] = []
     for start in range(0, episodes, batch):

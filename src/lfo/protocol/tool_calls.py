@@ -1,0 +1,237 @@
+"""The forms in which models write tool calls: read, write, and which one a chat template means.
+
+    hermes          <tool_call>\n{"name": "look", "arguments": {"at": "red"}}\n</tool_call>         Qwen, Hermes, ours
+    qwen-xml        <tool_call>\n<function=look>\n<parameter=at>\nred\n</parameter>\n...            Qwen3-Coder
+    llama           {"name": "look", "parameters": {"at": "red"}}                                   Llama 3.1 to 4
+    mistral-args    [TOOL_CALLS]look[ARGS]{"at": "red"}                                             later Mistral models
+    mistral         [TOOL_CALLS][{"name": "look", "arguments": {"at": "red"}}]                      Mistral to Small 3.1
+
+A form is two pure functions: `parse` reads all calls of a whole message (none: it has no call) or raises a `Mistake`,
+with the strictness of `hermes`; `pieces` writes calls. Nothing but a message that the policy has sampled is ever read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lfo.protocol.hermes import Mistake, call_of, format_tool_call, parse_tool_calls, read_json, refuse_overlong
+from lfo.types import ToolCall
+
+Tools = Sequence[Mapping[str, Any]]  # schemas in OpenAI's form
+
+
+class Control(str):
+    """A piece of a written call that is one token, where the vocabulary has it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallForm:
+    name: str
+    parse: Callable[[str, Tools], list[ToolCall]]
+    pieces: Callable[[Sequence[ToolCall]], Iterable[str]]
+    ends: tuple[str, ...] = ()  # tokens that end a message with a call, beside the template's end of turn
+
+    def render(self, calls: Sequence[ToolCall]) -> str:
+        return "".join(self.pieces(calls))
+
+
+def form_of(written: str, call: ToolCall) -> CallForm | None:
+    """The form in which a template has written this call; its argument must be a string. None: no form known here."""
+    for form in FORMS:
+        try:
+            if form.parse(written, ()) == [call]:
+                return form
+        except Mistake:
+            continue
+    return None
+
+
+# --- Llama 3 -------------------------------------------------------------------------------------------------------
+
+_PYTHON_TAG = Control("<|python_tag|>")
+
+
+def _parse_llama(message: str, tools: Tools) -> list[ToolCall]:
+    """The message is a call, or several with `;` in between; text that merely holds JSON is text."""
+    place = len(message) - len(message.lstrip())
+    if message.startswith(_PYTHON_TAG, place):
+        place = _skip_space(message, place + len(_PYTHON_TAG))
+    elif not message.startswith("{", place):
+        _refuse_other_forms(message)
+        return []
+    calls: list[ToolCall] = []
+    while True:
+        refuse_overlong(message, calls)
+        value, place = read_json(message, place)
+        calls.append(call_of(value, message, key="parameters", ignored=("type",)))
+        place = _skip_space(message, place)
+        if place == len(message):
+            return calls
+        if message[place] != ";":
+            raise Mistake("A message with a tool call must hold nothing else.")
+        place = _skip_space(message, place + 1)
+
+
+def _write_llama(calls: Sequence[ToolCall]) -> Iterator[str]:
+    yield "; ".join(_json({"name": call.name, "parameters": dict(call.arguments)}) for call in calls)
+
+
+# --- Mistral -------------------------------------------------------------------------------------------------------
+
+_TOOL_CALLS, _ARGS = Control("[TOOL_CALLS]"), Control("[ARGS]")
+_NAMED = re.compile(r"\s*([^\[\]{}\s]+)(?:\[CALL_ID\][0-9A-Za-z]+)?\[ARGS\]\s*")
+
+
+def _parse_mistral(message: str, tools: Tools) -> list[ToolCall]:
+    text, found, _ = message.partition(_TOOL_CALLS)
+    if not found:
+        _refuse_other_forms(message)
+        return []
+    refuse_overlong(message, [])
+    values, end = read_json(message, _skip_space(message, len(text) + len(found)))
+    if type(values) is not list or not values:
+        raise Mistake("The tool calls must be a JSON array of objects.")
+    if message[end:].strip():
+        raise Mistake("Nothing may follow the tool calls.")
+    calls: list[ToolCall] = []
+    for value in values:
+        refuse_overlong(message, calls)
+        calls.append(call_of(value, message, ignored=("id",)))
+    return calls
+
+
+def _write_mistral(calls: Sequence[ToolCall]) -> Iterator[str]:
+    yield _TOOL_CALLS
+    yield _json([{"name": call.name, "arguments": dict(call.arguments)} for call in calls])
+
+
+def _parse_mistral_args(message: str, tools: Tools) -> list[ToolCall]:
+    place = message.find(_TOOL_CALLS)
+    if place < 0:
+        _refuse_other_forms(message)
+    calls: list[ToolCall] = []
+    while 0 <= place < len(message):
+        refuse_overlong(message, calls)
+        named = _NAMED.match(message, place + len(_TOOL_CALLS)) if message.startswith(_TOOL_CALLS, place) else None
+        if named is None:
+            raise Mistake(f"A tool call must be written {_TOOL_CALLS}name{_ARGS}{{...}}, and nothing may follow it.")
+        arguments, end = read_json(message, named.end())
+        calls.append(call_of({"name": named[1], "arguments": arguments}, message))
+        place = _skip_space(message, end)
+    return calls
+
+
+def _write_mistral_args(calls: Sequence[ToolCall]) -> Iterator[str]:
+    for call in calls:
+        yield from (_TOOL_CALLS, call.name, _ARGS, _json(dict(call.arguments)))
+
+
+# --- Qwen3-Coder ---------------------------------------------------------------------------------------------------
+
+_XML_START = re.compile(r"<tool_call>\s*")
+_XML_FUNCTION = re.compile(r"<function=([^<>\s]+)>\s*")
+_XML_PARAMETER = re.compile(r"<parameter=([^<>\s]+)>")
+_XML_VALUE_END = "</parameter>"
+_XML_END = re.compile(r"</function>\s*</tool_call>")
+_XML_SPELLING = {"True": "true", "False": "false", "None": "null"}  # as templates write Python's values
+
+
+def _parse_qwen_xml(message: str, tools: Tools) -> list[ToolCall]:
+    """Values are text between tags: read as what the tool's schema wants, and as text where it does not say."""
+    calls: list[ToolCall] = []
+    place = 0
+    while start := _XML_START.search(message, place):
+        refuse_overlong(message, calls)
+        function = _XML_FUNCTION.match(message, start.end())
+        if function is None:
+            raise Mistake("A tool call must begin with <function=name>.")
+        properties = _properties(tools, function[1])
+        arguments: dict[str, Any] = {}
+        place = function.end()
+        while parameter := _XML_PARAMETER.match(message, place):
+            end = message.find(_XML_VALUE_END, parameter.end())
+            if end < 0:
+                raise Mistake(f"A parameter must end with {_XML_VALUE_END}.")
+            if parameter[1] in arguments:
+                raise Mistake("The tool call has a parameter twice.")
+            value = message[parameter.end() : end].removeprefix("\n").removesuffix("\n")
+            arguments[parameter[1]] = _typed(value, properties.get(parameter[1]))
+            place = _skip_space(message, end + len(_XML_VALUE_END))
+        closing = _XML_END.match(message, place)
+        if closing is None:
+            raise Mistake("A tool call must end with </function> and </tool_call> right after its parameters.")
+        place = closing.end()
+        calls.append(call_of({"name": function[1], "arguments": arguments}, message))
+    return calls
+
+
+def _typed(text: str, schema: Any) -> Any:
+    """A value as its schema wants it; text where that is text, unknown, or not what is written."""
+    if not isinstance(schema, Mapping):
+        return text
+    options = [schema, *(each for each in schema.get("anyOf", ()) if isinstance(each, Mapping))]
+    types = {str(kind) for each in options for kind in _listed(each.get("type", ()))}
+    text_is_fine = not types or "string" in types
+    if text_is_fine and not ("null" in types and text in ("null", "None")):
+        return text
+    spelled = _XML_SPELLING.get(text, text)
+    try:
+        value, end = read_json(spelled, len(spelled) - len(spelled.lstrip()))
+    except Mistake:
+        return text  # whoever checks the arguments says what is wrong
+    return value if not spelled[end:].strip() else text
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else (value,)
+
+
+def _properties(tools: Tools, name: str) -> Mapping[str, Any]:
+    for tool in tools:
+        function = tool.get("function", {})
+        if function.get("name") == name:
+            return function.get("parameters", {}).get("properties", {})
+    return {}
+
+
+def _write_qwen_xml(calls: Sequence[ToolCall]) -> Iterator[str]:
+    for place, call in enumerate(calls):
+        yield "\n" * (place > 0) + f"<tool_call>\n<function={call.name}>\n"
+        for name, value in call.arguments.items():
+            yield f"<parameter={name}>\n{value if isinstance(value, str) else _json(value)}\n{_XML_VALUE_END}\n"
+        yield "</function>\n</tool_call>"
+
+
+# --- all of them ---------------------------------------------------------------------------------------------------
+
+
+def _skip_space(message: str, place: int) -> int:
+    while place < len(message) and message[place].isspace():
+        place += 1
+    return place
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _refuse_other_forms(message: str) -> None:
+    """Environments read Hermes' form: what this model did not mean as a call must not become one there."""
+    if "<tool_call>" in message:
+        raise Mistake("The tool call is not in the form that the chat template of this model has.")
+
+
+HERMES = CallForm(
+    name="hermes",
+    parse=lambda message, tools: parse_tool_calls(message),
+    pieces=lambda calls: ("\n".join(map(format_tool_call, calls)),),
+)
+QWEN_XML = CallForm(name="qwen-xml", parse=_parse_qwen_xml, pieces=_write_qwen_xml)
+LLAMA = CallForm(name="llama", parse=_parse_llama, pieces=_write_llama, ends=("<|eom_id|>",))
+MISTRAL_ARGS = CallForm(name="mistral-args", parse=_parse_mistral_args, pieces=_write_mistral_args)
+MISTRAL = CallForm(name="mistral", parse=_parse_mistral, pieces=_write_mistral)
+FORMS = (HERMES, QWEN_XML, LLAMA, MISTRAL_ARGS, MISTRAL)
