@@ -18,25 +18,23 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import fmean
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import torch
 
 from lfo.config import RunConfig, load_config
 from lfo.engines import create_trainer
-from lfo.engines.local import LocalBackend
-from lfo.env.interface import EnvironmentFactory, OffersLookahead, tasks_of
+from lfo.env.interface import EnvironmentFactory, OffersLookahead, describe_with, same_meaning, tasks_of
 from lfo.env.oracle import OracleCodes, OracleTask
 from lfo.env.phone_calls import PhoneCalls
 from lfo.env.tasks import Task
 from lfo.errors import UsageError
-from lfo.evaluation.certainty import certainty, expected_calibration_error, reliability
-from lfo.evaluation.world_model import describe_with, same_meaning
+from lfo.evaluation.certainty import expected_calibration_error, reliability
 from lfo.loading import environment_factory, load_tokenizer
 from lfo.objectives.advantages import DynamicSamplingReport
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import ObservedCall, state_of
+from lfo.rollout.certainty import certainty, sampled_replies
 from lfo.rollout.records import rollout_from_texts, transcript_at
 from lfo.rollout.tasks import draw_tasks
 from lfo.tools.rivals import NAMES, fit_rivals
@@ -44,7 +42,6 @@ from lfo.training import Collected, Trainer
 from lfo.types import Message, ToolCall
 
 POINTS = (40, 80, 160, 320)
-SAMPLES = 8  # replies by whose agreement certainty is measured
 CALLS = 200  # tasks of each split whose calls are held out
 SPLITS = {
     PhoneCalls: ("val", "test_unseen_companies", "test_unseen_rules"),
@@ -158,22 +155,10 @@ def calibration(trainer: Trainer, asked: Sequence[Heard]) -> dict[str, Any]:
     calls, judge, codec = [each.observed for each in asked], trainer.environment(), trainer.codec
     prompts = [codec.question_ids(each.state, each.call) for each in calls]
     expected = [codec.decode(ids) for ids in trainer.backend.complete(prompts)]
-    agent = cast(LocalBackend, trainer.backend).agent
-    limit = trainer.config.world_model.reply_tokens
-    samples: list[list[str]] = [[] for _ in calls]
-    for sample in range(SAMPLES):
-        answers = agent.sampler.generate(
-            prompts,
-            adapters=agent.model.world_model_adapters,
-            max_new_tokens=limit,
-            temperature=1.0,
-            uniforms=np.random.default_rng([trainer.config.seed, sample]).random((len(prompts), limit)),
-        )
-        for said, answer in zip(samples, answers, strict=True):
-            said.append(codec.decode(answer.tokens))
+    sampled = sampled_replies(trainer.backend.complete, prompts, limit=trainer.config.world_model.reply_tokens)
     judged = [
-        (certainty(judge, reply, said) or 0.0, bool(same_meaning(judge, reply, each.reply)))
-        for reply, said, each in zip(expected, samples, calls, strict=True)
+        (certainty(judge, reply, map(codec.decode, some)) or 0.0, bool(same_meaning(judge, reply, each.reply)))
+        for reply, some, each in zip(expected, sampled, calls, strict=True)
     ]
     diagram = reliability([sure for sure, _ in judged], [right for _, right in judged])
     return {"error": expected_calibration_error(diagram), "diagram": [asdict(each) for each in diagram]}

@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 
 from lfo.config import RunConfig, from_mapping
-from lfo.engines.verl.settings import AGENT_LOOP, SAMPLER
+from lfo.engines.verl.settings import AGENT_LOOP, SAMPLER, sampling_parameters
 from lfo.env.interface import EnvironmentFactory
 from lfo.loading import environment_factory
 from lfo.model.adapters import POLICY, WORLD_MODEL
@@ -158,17 +158,11 @@ class RunnerLoop(AgentLoopBase):
         self, tokens: Sequence[int], adapter: str, *, limit: int, temperature: float, uniforms: Sequence[float]
     ) -> _Said:
         """Let the server continue a row; called from the rollout's own thread."""
-        parameters: dict[str, Any] = {"temperature": temperature, "max_tokens": limit, "logprobs": True}
-        options: dict[str, Any] = {}
-        if self.rollout_config.name == SAMPLER:
-            parameters["uniforms"] = [float(each) for each in uniforms[:limit]]
-            options["adapter"] = adapter
-        else:  # other servers draw by themselves; the seed keeps a run repeatable as far as they are
-            parameters |= {"top_p": 1.0, "top_k": -1, "stop_token_ids": [self._parts.codec.end_of_turn]}
-            if temperature:
-                parameters["seed"] = int(uniforms[0] * 2**31)
-            if adapter != POLICY:
-                options["adapter"] = adapter
+        server, end_of_turn = self.rollout_config.name, self._parts.codec.end_of_turn
+        parameters = sampling_parameters(
+            server, limit=limit, temperature=temperature, uniforms=uniforms, end_of_turn=end_of_turn
+        )
+        options: dict[str, Any] = {"adapter": adapter} if server == SAMPLER or adapter != POLICY else {}
         asking = self.server_manager.generate(
             self._request_id, prompt_ids=list(tokens), sampling_params=parameters, **options
         )
