@@ -36,7 +36,7 @@ from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import ObservedCall, state_of
 from lfo.rollout.certainty import certainty, sampled_replies
 from lfo.rollout.records import rollout_from_texts, transcript_at
-from lfo.rollout.tasks import draw_tasks
+from lfo.tools.bench_variants import Ask, make_variant
 from lfo.tools.rivals import NAMES, fit_rivals
 from lfo.training import Collected, Trainer
 from lfo.types import Message, ToolCall
@@ -66,6 +66,7 @@ def bench_world_model(
     seeds: int = 1,
     points: Sequence[int] = POINTS,
     calls: int = CALLS,
+    variant: str = "none",
     say: Say = lambda words: None,
 ) -> dict[str, Any]:
     """Share of right predictions after so many tasks, of the world model and its rivals, for each seed and the mean."""
@@ -84,11 +85,12 @@ def bench_world_model(
     }
     trials = []
     for config in configs:
-        trials.append(trial(config, environment, held_out, points=points))
+        trials.append(trial(config, environment, held_out, points=points, variant=variant))
         say(f"seed {config.seed}: {in_words(trials[-1]['world_model'])}")
     names = ("world_model", *NAMES)
     return {
         "settings": list(overrides),
+        "variant": variant,
         "env": configs[0].env,
         "env_args": dict(configs[0].env_args),
         "calls": {split: len(some) for split, some in held_out.items()},
@@ -101,10 +103,18 @@ def bench_world_model(
 
 
 def trial(
-    config: RunConfig, environment: EnvironmentFactory, held_out: dict[str, list[Heard]], *, points: Sequence[int]
+    config: RunConfig,
+    environment: EnvironmentFactory,
+    held_out: dict[str, list[Heard]],
+    *,
+    points: Sequence[int],
+    variant: str = "none",
 ) -> dict[str, Any]:
     """One seed: `{"world_model": {split: [share after each point]}, "memory": ..., "seconds_a_step": 1.3}`"""
     trainer = create_trainer(config, environment, load_tokenizer(config.model))
+    way = make_variant(
+        variant, trainer, environment, lambda task: [each.observed for each in record(environment, [task])]
+    )
     shares: dict[str, dict[str, list[float]]] = {
         name: {split: [] for split in held_out} for name in ("world_model", *NAMES)
     }
@@ -112,7 +122,9 @@ def trial(
     seconds = 0.0
     step = 0
     while step * config.rollout.prompts < max(points):
-        tasks = draw_tasks(config, environment(), step, 0)
+        started = time.process_time()
+        tasks = way.draw(step)
+        seconds += time.process_time() - started
         new = [record(environment, [task]) for task in tasks]
         heard += [each for some in new for each in some]
         started = time.process_time()
@@ -121,12 +133,12 @@ def trial(
         step += 1
         if step * config.rollout.prompts in points:
             trainer.backend.sync(step)
-            judges = {"world_model": partial(share_right, trainer), **fit_rivals(heard, environment)}
+            judges = {"world_model": partial(share_right, trainer, ask=way.ask), **fit_rivals(heard, environment)}
             for name, judge in judges.items():
                 for split, asked in held_out.items():
                     shares[name][split].append(judge(asked))
     first_split = next(iter(held_out.values()))
-    calibrated = calibration(trainer, first_split)
+    calibrated = calibration(trainer, first_split, way.ask)
     return {"seed": config.seed, **shares, "seconds_a_step": seconds / step, "calibration": calibrated}
 
 
@@ -142,18 +154,18 @@ def _learn(trainer: Trainer, step: int, heard: Sequence[Sequence[Heard]]) -> Non
     trainer.backend.learn(update.mini_batches, weight=update.weight, rate_factor=update.rate_factor)
 
 
-def share_right(trainer: Trainer, asked: Sequence[Heard]) -> float:
+def share_right(trainer: Trainer, asked: Sequence[Heard], *, ask: Ask) -> float:
     """How often what the world model expects means what was said."""
     calls, judge = [each.observed for each in asked], trainer.environment()
-    written = trainer.backend.complete([trainer.codec.question_ids(each.state, each.call) for each in calls])
+    written = trainer.backend.complete([ask(each) for each in calls])
     replies = map(trainer.codec.decode, written)
     return fmean(bool(same_meaning(judge, said, each.reply)) for said, each in zip(replies, calls, strict=True))
 
 
-def calibration(trainer: Trainer, asked: Sequence[Heard]) -> dict[str, Any]:
+def calibration(trainer: Trainer, asked: Sequence[Heard], ask: Ask) -> dict[str, Any]:
     """The certainty of the world model at the end, by replies that it samples, against the truth."""
     calls, judge, codec = [each.observed for each in asked], trainer.environment(), trainer.codec
-    prompts = [codec.question_ids(each.state, each.call) for each in calls]
+    prompts = [ask(each) for each in calls]
     expected = [codec.decode(ids) for ids in trainer.backend.complete(prompts)]
     sampled = sampled_replies(trainer.backend.complete, prompts, limit=trainer.config.world_model.reply_tokens)
     judged = [
