@@ -83,7 +83,7 @@ class Retrieval(Practice):
     def __init__(
         self, codec: WorldModelCodec, count: int, practice: Practice, heard: dict[str, WorldModelExample]
     ) -> None:
-        self._codec, self._count, self._practice, self._heard = codec, count, practice, heard
+        self._codec, self._most, self._practice, self._heard = codec, count, practice, heard
         self._bags: dict[str, set[str]] = {}  # by key, of all that was heard
 
     def of(
@@ -108,7 +108,7 @@ class Retrieval(Practice):
             if each.key not in self._bags:
                 self._bags[each.key] = words(self._codec.prompt_text(each))
         others = {name: bag for name, bag in self._bags.items() if name != key}
-        best = most_similar(words(prompt), others, self._count)
+        best = most_similar(words(prompt), others, self._most)
         exchanges = (self._heard[name] for name in reversed(best))
         return "".join(
             f"{self._codec.prompt_text(each)}{render_target(self._codec.reply_text(each))}\n\n" for each in exchanges
