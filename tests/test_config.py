@@ -161,6 +161,8 @@ def test_a_bad_setting_is_refused_in_one_sentence(override, words):
         (["world_model.schedule=hierarchical"], "needs world_model.every of at least 2"),
         (["world_model.every=2"], "needs world_model.schedule=hierarchical"),
         (["world_model.first_steps=2"], "needs world_model.schedule=world_model_first"),
+        (["lookahead=false", "imagine.certainty=true"], "imagine.certainty=true needs look-ahead that the world model"),
+        (["lookahead_source=truth", "imagine.certainty=true"], "lookahead_source=world_model"),
         (["lookahead=false", "lookahead_source=truth"], "lookahead_source=truth needs lookahead=policy or"),
         (["algo=dapo", "surprise=0.1"], "surprise=0.1 needs algo=dual-lora"),
         (["policy.frozen=true", "world_model.weight=0"], "needs world_model.weight above 0"),

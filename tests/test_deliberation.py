@@ -31,6 +31,7 @@ from lfo.objectives.losses import fused_token_logprobs
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import WorldModelCodec
+from lfo.rollout.certainty import label_of
 from lfo.rollout.deliberation import EXPECTED, MAX_IMAGINED, Deliberation, LookAhead, Question
 from lfo.rollout.predictors import make_lookahead
 from lfo.rollout.records import rollout_record
@@ -234,6 +235,27 @@ def test_another_call_after_the_expected_reply_keeps_the_exchange():
     assert decode(tokens[imagined.action_start : imagined.action_end]) == A
     assert decode(tokens[imagined.observation_start : imagined.observation_end]) == f"{EXPECTED}You said a."
     assert decode(tokens[real.action_start : real.action_end]) == B
+
+
+@pytest.mark.parametrize(("proposed_by", "environment"), [("policy", Listener), ("environment", Asking)])
+def test_how_sure_the_world_model_is_stands_before_what_it_expects_and_nowhere_else(proposed_by, environment):
+    told: list[tuple[str, str]] = []
+
+    def labels(questions: Sequence[Question], replies: Sequence[str]) -> list[str]:
+        told.extend(
+            (question.call.arguments["words"], reply) for question, reply in zip(questions, replies, strict=True)
+        )
+        return [label_of(0.6)] * len(questions)
+
+    said = (A, B) if proposed_by == "policy" else (B,)
+    played = play(*said, most=1, labels=labels, environment=environment, proposed_by=proposed_by)
+    imagined = played.rollout.turns[0]
+    assert told == [(imagined.call.arguments["words"], imagined.observation)]
+    shown = ChatCodec(tokenizer(), TOOLS).decode(
+        played.rollout.tokens[imagined.observation_start : imagined.observation_end]
+    )
+    assert shown == f"(expected, fairly sure) {imagined.observation}"
+    assert set(played.rollout.origins[imagined.observation_start : imagined.observation_end]) == {Origin.PREDICTED}
 
 
 def test_only_what_was_said_for_real_is_told_to_the_predictor():

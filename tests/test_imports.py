@@ -32,7 +32,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "evaluation": frozenset(
         {"types", "errors", "statistics", "config", "couplings", "rundir", "env", "protocol", "rollout", "backend"}
     ),
-    "report": frozenset({"types", "errors", "config", "rundir", "evaluation"}),
+    "report": frozenset({"types", "errors", "statistics", "config", "rundir", "evaluation"}),
     "preflight": frozenset({"errors", "config", "env", "rollout", "tracking"}),
     "loading": frozenset({"errors", "settings", "config", "env", "model"}),
     "agent": frozenset(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -10,15 +11,17 @@ from lfo.cli import bench as commands
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
 from lfo.errors import UsageError
-from lfo.protocol.world_model import ObservedCall, WorldModelState
+from lfo.protocol.world_model import ObservedCall, WorldModelState, render_target
 from lfo.rollout.deliberation import Question
 from lfo.rollout.predictors import true_reply_predictor
 from lfo.rollout.runner import RunnerSettings
+from lfo.rollout.tasks import draw_tasks
 from lfo.tools import rivals
 from lfo.tools import world_model_bench as bench
+from lfo.tools.bench_variants import POOL, make_variant
 from lfo.tools.world_model_bench import Heard, record, share_right
 from lfo.types import ReplyFacts, ToolCall
-from small_runs import small_trainer
+from small_runs import small_trainer, tokenizer
 
 
 def calls(level: int) -> PhoneCalls:
@@ -27,6 +30,10 @@ def calls(level: int) -> PhoneCalls:
 
 def two() -> PhoneCalls:
     return calls(2)
+
+
+def observed_in(task: Any) -> list[ObservedCall]:
+    return [each.observed for each in record(two, [task])]
 
 
 class Elsewhere:
@@ -93,11 +100,12 @@ def test_the_linear_classifier_puts_parts_together():
 def test_right_is_what_means_the_same(monkeypatch):
     trainer = small_trainer(environment=two)
     asked = record(two, two().tasks("val")[:6])
+    ask = make_variant("none", trainer, two, observed_in).ask
     truth = [trainer.codec.target_ids(each.observed.reply) for each in asked]
     monkeypatch.setattr(trainer.backend, "complete", lambda prompts: truth)
-    assert share_right(trainer, asked) == 1.0
+    assert share_right(trainer, asked, ask=ask) == 1.0
     monkeypatch.setattr(trainer.backend, "complete", lambda prompts: truth[1:] + truth[:1])
-    assert share_right(trainer, asked) < 0.5
+    assert share_right(trainer, asked, ask=ask) < 0.5
 
 
 def test_a_trial_follows_the_run_that_it_stands_for():
@@ -111,6 +119,46 @@ def test_a_trial_follows_the_run_that_it_stands_for():
     one, other = (each["memory"]["val"] for each in result["trials"])
     assert result["mean"]["memory"]["val"] == pytest.approx([(a + b) / 2 for a, b in zip(one, other, strict=True)])
     assert result["seconds_a_step"] > 0
+
+
+def test_of_a_pool_the_tasks_are_heard_that_the_world_model_is_least_sure_of(monkeypatch):
+    """It is made sure of all tasks but two, whose samples say anything."""
+    trainer = small_trainer("policy.frozen=true", environment=two)
+    larger = replace(trainer.config, rollout=replace(trainer.config.rollout, prompts=2 * POOL))
+    pool = draw_tasks(larger, two(), 0, 0)
+    observed = [record(two, [task])[0].observed for task in pool]
+    prompts = [trainer.codec.question_ids(each.state, each.call) for each in observed]
+    puzzling = prompts[3], prompts[5]
+
+    def complete(asked, uniforms=None):
+        sure = [trainer.codec.target_ids(observed[prompts.index(list(prompt))].reply) for prompt in asked]
+        return [() if uniforms and prompt in puzzling else reply for prompt, reply in zip(asked, sure, strict=True)]
+
+    monkeypatch.setattr(trainer.backend, "complete", complete)
+    assert make_variant("unsure", trainer, two, observed_in).draw(0) == [pool[3], pool[5]]
+
+
+def test_what_is_most_alike_stands_before_the_prompt_and_never_the_example_itself():
+    trainer = small_trainer("world_model.swap_names=0", "world_model.wording=1", environment=two)
+    variant, codec = make_variant("retrieve-1", trainer, two, observed_in), trainer.codec
+    known = [record(two, [task])[0].observed for task in two().tasks("train")[:4]]
+    examples = [codec.example(each.state, each.call, each.reply, asked=True) for each in known]
+    question = codec.prompt_text(examples[0])
+    assert variant.ask(known[0]) == codec.question_ids(known[0].state, known[0].call), "nothing was heard yet"
+    trainer.mini_batches.replay.add(examples)
+    before, _, rest = tokenizer().decode(variant.ask(known[0])).rpartition(question)
+    assert (before, rest) == (f"{question}{render_target(known[0].reply)}\n\n", ""), "it has heard this very exchange"
+    (practised,) = trainer.mini_batches.practice.of(examples[:1], examples, (0,))
+    text = codec.prompt_text(practised)
+    assert text.endswith(question)
+    assert text.count(question) == 1, "its own reply would tell it all"
+    assert sum(known[place].reply in text for place in (1, 2, 3)) == 1
+    assert practised.tokens[practised.reply_start :] == examples[0].tokens[examples[0].reply_start :]
+
+
+def test_a_variant_that_there_is_not_is_refused():
+    with pytest.raises(UsageError, match="must be none, unsure or retrieve-1"):
+        bench.bench_world_model(["steps=5"], points=(40,), calls=1, variant="retrieve-0")
 
 
 def test_the_updates_are_those_of_the_loop(monkeypatch):

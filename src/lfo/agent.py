@@ -136,10 +136,18 @@ class Agent:
         prompts = [self.world_model_codec.question_ids(state, call) for state, call in questions]
         return [self.world_model_codec.decode(answer) for answer in self.complete(prompts)]
 
-    def complete(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-        """What the world model says behind each prompt, greedily."""
-        limit, adapters = self.config.world_model.reply_tokens, self.model.world_model_adapters
-        return [answer.tokens for answer in self.sampler.generate(prompts, adapters=adapters, max_new_tokens=limit)]
+    def complete(
+        self, prompts: Sequence[Sequence[int]], uniforms: Sequence[Sequence[float]] | None = None
+    ) -> list[tuple[int, ...]]:
+        """What the world model says behind each prompt: greedily, or drawn at temperature 1 by numbers for each."""
+        answers = self.sampler.generate(
+            prompts,
+            adapters=self.model.world_model_adapters,
+            max_new_tokens=self.config.world_model.reply_tokens,
+            temperature=0.0 if uniforms is None else 1.0,
+            uniforms=uniforms,
+        )
+        return [answer.tokens for answer in answers]
 
     def load(self, folder: Path) -> None:
         """Take over the adapters in a folder, and what look-ahead needs beside them."""

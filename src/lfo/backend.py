@@ -40,8 +40,10 @@ class Backend(Protocol):
         """One rollout for each request, in order; `untrained` is the base without adapters and look-ahead."""
         ...
 
-    def complete(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-        """What the world model says after each prompt, greedily."""
+    def complete(
+        self, prompts: Sequence[Sequence[int]], uniforms: Sequence[Sequence[float]] | None = None
+    ) -> list[tuple[int, ...]]:
+        """What the world model says after each prompt: greedily, or drawn at temperature 1 by numbers for each."""
         ...
 
     def score(self, rows: Sequence[TrainingSample]) -> list[ReplyScore]:

@@ -6,7 +6,7 @@ import logging
 from functools import partial
 
 from lfo.config import RunConfig, validate
-from lfo.env.interface import EnvironmentFactory, OffersLookahead, flaw_of, predicted_tools, tasks_of
+from lfo.env.interface import DescribesReplies, EnvironmentFactory, OffersLookahead, flaw_of, predicted_tools, tasks_of
 from lfo.errors import ConfigError
 from lfo.rollout.predictors import imagined_tools
 from lfo.rollout.watch import Watch
@@ -31,6 +31,11 @@ def check_run(config: RunConfig, environment: EnvironmentFactory) -> None:
         raise ConfigError(
             f"the environment {type(made).__name__} has no lookahead_query, so nothing would ever be "
             "imagined; write one, or set lookahead=policy"
+        )
+    if config.imagine.certainty and not isinstance(made, DescribesReplies):
+        raise ConfigError(
+            f"the environment {type(made).__name__} has no describe_reply, so nobody can tell whether replies "
+            "agree; write one, or set imagine.certainty=false"
         )
     predicted_tools(made, config.world_model.predict)
     imagined_tools(made, config)

@@ -84,6 +84,9 @@ def bench_world_model(
     seeds: Annotated[int, typer.Option(min=1, help="Trials, each with tasks and weights of its own.")] = 1,
     tasks: Annotated[str, typer.Option(help="After how many tasks to examine, with commas.")] = "40,80,160,320",
     calls: Annotated[int, typer.Option(min=1, help="Tasks of each split whose calls are held out.")] = 200,
+    variant: Annotated[
+        str, typer.Option(help="What the loop does not do: unsure, retrieve-1, retrieve-2, ...")
+    ] = "none",
     as_json: Json = False,
 ) -> None:
     """How many replies the world model needs, on recorded ones, beside a lookup, a memory and a linear classifier."""
@@ -94,7 +97,9 @@ def bench_world_model(
         typer.echo(words, err=True)
 
     with working("training world models"):
-        result = bench.bench_world_model(overrides or [], seeds=seeds, points=points, calls=calls, say=say)
+        result = bench.bench_world_model(
+            overrides or [], seeds=seeds, points=points, calls=calls, variant=variant, say=say
+        )
     if as_json:
         typer.echo(json.dumps(result))
         return

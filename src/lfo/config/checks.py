@@ -141,6 +141,11 @@ def _of_lookahead(c: RunConfig) -> Iterator[tuple[bool, str]]:
         f"lookahead_source={c.lookahead_source} needs lookahead=policy or lookahead=environment",
     )
     yield (
+        not c.imagine.certainty or (c.looks_ahead and c.lookahead_source == "world_model"),
+        "imagine.certainty=true needs look-ahead that the world model answers: lookahead=policy or environment, and "
+        "lookahead_source=world_model",
+    )
+    yield (
         c.lookahead_source != "memory" or w.from_logs is None,
         "lookahead_source=memory hears nothing with world_model.from_logs, which rolls nothing out",
     )

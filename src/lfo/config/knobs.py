@@ -89,6 +89,7 @@ class ImagineConfig:
     tools: str = "default"  # whose calls may be imagined: those whose replies are predicted, all, or names with commas
     most: int = 2  # imagined exchanges that stay in one rollout
     drafts: int = 1  # candidates for a turn, until the expected reply to one changes what is said
+    certainty: bool = False  # say in words how sure the world model is of what it expects
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -162,6 +162,15 @@ def describe_with(environment: Environment, reply: str) -> ReplyFacts | None:
         return None
 
 
+def same_meaning(environment: Environment, predicted: str, actual: str) -> bool | None:
+    """Whether two replies mean the same; None where the environment cannot say what the true one means."""
+    meant = describe_with(environment, actual)
+    if meant is None:
+        return None
+    said = describe_with(environment, predicted)  # the facts in whatever order
+    return said is not None and said.category == meant.category and set(said.facts) == set(meant.facts)
+
+
 @cache
 def _warn_once(message: str) -> None:
     logger.warning(message)

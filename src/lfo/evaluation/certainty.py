@@ -1,26 +1,19 @@
-"""How sure a world model is of what it expects, and whether that can be believed.
+"""Whether the world model's certainty (`rollout/certainty.py`) can be believed.
 
-A reply is said in many ways, so the probability of its text is small however much is known. Certainty is therefore the
-agreement of meanings: the share of sampled replies that mean what the likeliest one means. It is calibrated where, of
-all replies that were expected with a certainty of 70 %, seven in ten come true.
+It is calibrated where, of all replies that were expected with a certainty of 70 %, seven in ten come true. Bins of
+predictions of like certainty are the reliability diagram; how far certainty and truth lie apart in them, on average
+over all predictions, is the expected calibration error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
 from statistics import fmean
-
-from lfo.env.interface import Environment
-from lfo.evaluation.world_model import same_meaning
+from typing import Any
 
 BINS = 10
-
-
-def certainty(environment: Environment, expected: str, sampled: Sequence[str]) -> float | None:
-    """The share of sampled replies that mean what the expected one means; None where nobody can tell what it means."""
-    agree = [same_meaning(environment, each, expected) for each in sampled]
-    return None if not agree or None in agree else fmean(map(bool, agree))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,3 +40,35 @@ def expected_calibration_error(diagram: Sequence[Bin]) -> float:
     """How far certainty and truth lie apart in a bin, mean over all predictions."""
     total = sum(each.count for each in diagram)
     return sum(each.count * abs(each.certainty - each.right) for each in diagram) / total
+
+
+def together(diagrams: Iterable[Iterable[Bin]], *, bins: int = BINS) -> list[Bin]:
+    """The diagram of all predictions of several diagrams.
+
+    >>> together([[Bin(certainty=0.5, right=1.0, count=1)], [Bin(certainty=0.5, right=0.0, count=3)]])
+    [Bin(certainty=0.5, right=0.25, count=4)]
+    """
+    of_bin: dict[int, list[Bin]] = {}
+    for each in chain.from_iterable(diagrams):
+        of_bin.setdefault(min(int(each.certainty * bins), bins - 1), []).append(each)
+    return [_merged(some) for _, some in sorted(of_bin.items())]
+
+
+def _merged(some: Sequence[Bin]) -> Bin:
+    count = sum(each.count for each in some)
+    return Bin(
+        certainty=sum(each.certainty * each.count for each in some) / count,
+        right=sum(each.right * each.count for each in some) / count,
+        count=count,
+    )
+
+
+def calibration_metrics(certainties: Sequence[float | None], right: Sequence[bool | None]) -> dict[str, Any]:
+    """The diagram and its error, of the predictions of which both are known; nothing where there is none."""
+    known = [
+        (sure, true) for sure, true in zip(certainties, right, strict=True) if sure is not None and true is not None
+    ]
+    if not known:
+        return {}
+    diagram = reliability([sure for sure, _ in known], [true for _, true in known])
+    return {"calibration_error": expected_calibration_error(diagram), "reliability": [asdict(each) for each in diagram]}

@@ -9,11 +9,10 @@ from statistics import fmean
 from typing import Any, Protocol
 
 from lfo.config import RunConfig
-from lfo.env.interface import DescribesReplies, EnvironmentFactory, OffersLookahead, tasks_of
+from lfo.env.interface import DescribesReplies, EnvironmentFactory, OffersLookahead, same_meaning, tasks_of
 from lfo.errors import EnvironmentFailed
 from lfo.evaluation.repeated_tasks import judge
 from lfo.evaluation.success import draft_metrics, rollout_metrics
-from lfo.evaluation.world_model import same_meaning
 from lfo.rollout.deliberation import imagined, questions
 from lfo.rollout.predictors import true_reply_predictor
 from lfo.rollout.records import rollout_record, transcript_at

@@ -5,8 +5,9 @@ runs on the same data compare. In the phone-call world scripted players make the
 occurs; in any other world the untrained base plays. To them come the calls that look-ahead asks about, where the
 environment has such. The tasks are the first of `val`, on which nobody trains.
 
-All replies are written in one greedy batch and scored in one forward pass. Nothing is drawn at random and nothing is
-trained, so a run is the same with and without an examination.
+All replies are written in one greedy batch and scored in one forward pass; further ones are sampled with numbers that
+the calls name, to tell how sure the world model is. Nothing is trained, so a run is the same with and without an
+examination.
 """
 
 from __future__ import annotations
@@ -19,14 +20,23 @@ from typing import Any, cast
 
 from lfo.backend import Backend
 from lfo.config import RunConfig
-from lfo.env.interface import Environment, EnvironmentFactory, OffersLookahead, predicted_tools
+from lfo.env.interface import (
+    Environment,
+    EnvironmentFactory,
+    OffersLookahead,
+    describe_with,
+    predicted_tools,
+    same_meaning,
+)
 from lfo.env.phone_calls import PhoneCalls
 from lfo.env.players import EVERY_REPLY, Player
 from lfo.env.tasks import Task
 from lfo.errors import EnvironmentFailed
-from lfo.evaluation.world_model import OTHER, Prediction, describe_with, lost_tokens, prediction_metrics, same_meaning
+from lfo.evaluation.certainty import calibration_metrics
+from lfo.evaluation.world_model import OTHER, Prediction, lost_tokens, prediction_metrics
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import ObservedCall, WorldModelCodec, is_heard, observed_calls, render_state, state_of
+from lfo.rollout.certainty import certainty, sampled_replies
 from lfo.rollout.deliberation import Question
 from lfo.rollout.predictors import true_reply_predictor
 from lfo.rollout.records import rollout_from_texts, transcripts
@@ -80,6 +90,7 @@ class Examination:
         codec, judge = self._codec, self._environment()
         prompts = [codec.question_ids(call.state, call.call) for call in self.calls]
         written = [codec.decode(ids) for ids in self._backend.complete(prompts)]
+        drawn = sampled_replies(self._backend.complete, prompts, limit=self._config.world_model.reply_tokens)
         rows = [codec.example(call.state, call.call, call.reply) for call in self.calls]
         scores = self._backend.score([world_model_sample(row, adapters=self._adapters) for row in rows])
         predictions = [
@@ -94,7 +105,12 @@ class Examination:
             )
             for call, predicted, score in zip(self.calls, written, scores, strict=True)
         ]
-        metrics = {f"world_model_eval/{name}": value for name, value in prediction_metrics(predictions).items()}
+        sure = [certainty(judge, each, map(codec.decode, some)) for each, some in zip(written, drawn, strict=True)]
+        measured = {
+            **prediction_metrics(predictions),
+            **calibration_metrics(sure, [made.same_meaning for made in predictions]),
+        }
+        metrics = {f"world_model_eval/{name}": value for name, value in measured.items()}
         examples = [_example(call, made) for call, made in zip(self.calls, predictions, strict=True)]
         return metrics, _of_different_categories(examples, EXAMPLES)
 

@@ -23,8 +23,6 @@ from functools import cache
 from statistics import fmean
 from typing import Any
 
-from lfo.env.interface import Environment, describe_with
-
 OTHER = "other"  # the category of a reply that the environment cannot describe
 
 
@@ -99,12 +97,3 @@ def _bleu() -> Any:
     from sacrebleu.metrics.bleu import BLEU  # takes a while to import, and few readers of this module need it
 
     return BLEU(force=True)  # texts that end in a lone period are no reason for a warning
-
-
-def same_meaning(environment: Environment, predicted: str, actual: str) -> bool | None:
-    """Whether two replies mean the same; None where the environment cannot say what the true one means."""
-    meant = describe_with(environment, actual)
-    if meant is None:
-        return None
-    said = describe_with(environment, predicted)  # the facts in whatever order
-    return said is not None and said.category == meant.category and set(said.facts) == set(meant.facts)

@@ -8,7 +8,7 @@ memory        what was heard in the most similar situation so far: what a user w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,14 +17,13 @@ from lfo.env.interface import Environment, EnvironmentFactory, predicted_tools
 from lfo.errors import EnvironmentFailed
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import WorldModelCodec
-from lfo.rollout.deliberation import LookAhead, Predictor, Question
+from lfo.rollout.certainty import Complete, certainty, label_of, sampled_replies
+from lfo.rollout.deliberation import Labels, LookAhead, Predictor, Question, all_alike
 from lfo.rollout.reply_memory import ReplyMemory
 from lfo.rollout.runner import RunnerSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-Complete = Callable[[Sequence[Sequence[int]]], Sequence[Sequence[int]]]  # prompts -> what follows them, greedily
 
 
 def make_lookahead(
@@ -39,8 +38,10 @@ def make_lookahead(
     run had to find out."""
     if config.lookahead == "off":
         return None
+    limit = config.world_model.reply_tokens
     return LookAhead(
         predictor=_predictor(config, environment, codec, complete, memory),
+        labels=certainty_labels(environment(), codec, complete, limit=limit) if config.imagine.certainty else all_alike,
         proposed_by=config.lookahead,
         tools=imagined_tools(environment(), config) if tools is None else tools,
         most=config.imagine.most,
@@ -87,6 +88,23 @@ def world_model_predictor(codec: WorldModelCodec, complete: Complete) -> Predict
         return [codec.decode_for_policy(ids) for ids in complete(prompts)]
 
     return _each_once(answer)
+
+
+def certainty_labels(environment: Environment, codec: WorldModelCodec, complete: Complete, *, limit: int) -> Labels:
+    """How sure the world model is, in words, of what it expects, by sampled replies of at most `limit` tokens."""
+
+    def labels(questions: Sequence[Question], replies: Sequence[str]) -> list[str]:
+        keys = [question.key for question in questions]
+        distinct = dict(zip(keys, zip(questions, replies, strict=True), strict=True))
+        prompts = [codec.question_ids(question.state, question.call) for question, _ in distinct.values()]
+        drawn = sampled_replies(complete, prompts, limit=limit)
+        words = {
+            key: label_of(certainty(environment, reply, map(codec.decode, some)))
+            for (key, (_, reply)), some in zip(distinct.items(), drawn, strict=True)
+        }
+        return [words[key] for key in keys]
+
+    return labels
 
 
 def memory_predictor(memory: ReplyMemory) -> Predictor:

@@ -13,11 +13,12 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from lfo.errors import WorkError
+from lfo.rollout.certainty import Complete
 from lfo.rollout.row import Dictated
 
 PATIENCE = 300.0  # seconds for one answer
@@ -115,12 +116,16 @@ class UpstreamRows:
         return said
 
 
-def completer(upstream: Upstream, model: str, limit: int) -> Callable[[Sequence[Sequence[int]]], list[tuple[int, ...]]]:
-    """The world model's part: what it says behind each prompt, greedily."""
+def completer(upstream: Upstream, model: str, limit: int) -> Complete:
+    """The world model's part. The server draws by itself: of the numbers, it is given a seed."""
 
-    def complete(prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    def complete(
+        prompts: Sequence[Sequence[int]], uniforms: Sequence[Sequence[float]] | None = None
+    ) -> list[tuple[int, ...]]:
+        seeds = [0] * len(prompts) if uniforms is None else [int(numbers[0] * 2**31) for numbers in uniforms]
+        temperature = 0.0 if uniforms is None else 1.0
         same = [limit] * len(prompts)
-        said = upstream.complete(model, prompts, limits=same, temperature=0.0, seeds=[0] * len(prompts))
+        said = upstream.complete(model, prompts, limits=same, temperature=temperature, seeds=seeds)
         return [each.tokens for each in said]
 
     return complete

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from lfo.env.interface import EnvironmentFactory
-from lfo.evaluation.world_model import same_meaning
+from lfo.env.interface import EnvironmentFactory, same_meaning
 from lfo.protocol.world_model import ObservedCall
 from lfo.rollout.reply_memory import ReplyMemory, situation_of
 

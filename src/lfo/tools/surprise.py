@@ -15,7 +15,7 @@ from typing import cast
 import torch
 
 from lfo.agent import Agent
-from lfo.evaluation.world_model import same_meaning
+from lfo.env.interface import same_meaning
 from lfo.protocol.world_model import REPLY_OPEN, ObservedCall, render_state
 from lfo.types import ToolCall
 

@@ -18,33 +18,30 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import fmean
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import torch
 
 from lfo.config import RunConfig, load_config
 from lfo.engines import create_trainer
-from lfo.engines.local import LocalBackend
-from lfo.env.interface import EnvironmentFactory, OffersLookahead, tasks_of
+from lfo.env.interface import EnvironmentFactory, OffersLookahead, describe_with, same_meaning, tasks_of
 from lfo.env.oracle import OracleCodes, OracleTask
 from lfo.env.phone_calls import PhoneCalls
 from lfo.env.tasks import Task
 from lfo.errors import UsageError
-from lfo.evaluation.certainty import certainty, expected_calibration_error, reliability
-from lfo.evaluation.world_model import describe_with, same_meaning
+from lfo.evaluation.certainty import expected_calibration_error, reliability
 from lfo.loading import environment_factory, load_tokenizer
 from lfo.objectives.advantages import DynamicSamplingReport
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import ObservedCall, state_of
+from lfo.rollout.certainty import certainty, sampled_replies
 from lfo.rollout.records import rollout_from_texts, transcript_at
-from lfo.rollout.tasks import draw_tasks
+from lfo.tools.bench_variants import Ask, make_variant
 from lfo.tools.rivals import NAMES, fit_rivals
 from lfo.training import Collected, Trainer
 from lfo.types import Message, ToolCall
 
 POINTS = (40, 80, 160, 320)
-SAMPLES = 8  # replies by whose agreement certainty is measured
 CALLS = 200  # tasks of each split whose calls are held out
 SPLITS = {
     PhoneCalls: ("val", "test_unseen_companies", "test_unseen_rules"),
@@ -69,6 +66,7 @@ def bench_world_model(
     seeds: int = 1,
     points: Sequence[int] = POINTS,
     calls: int = CALLS,
+    variant: str = "none",
     say: Say = lambda words: None,
 ) -> dict[str, Any]:
     """Share of right predictions after so many tasks, of the world model and its rivals, for each seed and the mean."""
@@ -87,11 +85,12 @@ def bench_world_model(
     }
     trials = []
     for config in configs:
-        trials.append(trial(config, environment, held_out, points=points))
+        trials.append(trial(config, environment, held_out, points=points, variant=variant))
         say(f"seed {config.seed}: {in_words(trials[-1]['world_model'])}")
     names = ("world_model", *NAMES)
     return {
         "settings": list(overrides),
+        "variant": variant,
         "env": configs[0].env,
         "env_args": dict(configs[0].env_args),
         "calls": {split: len(some) for split, some in held_out.items()},
@@ -104,10 +103,18 @@ def bench_world_model(
 
 
 def trial(
-    config: RunConfig, environment: EnvironmentFactory, held_out: dict[str, list[Heard]], *, points: Sequence[int]
+    config: RunConfig,
+    environment: EnvironmentFactory,
+    held_out: dict[str, list[Heard]],
+    *,
+    points: Sequence[int],
+    variant: str = "none",
 ) -> dict[str, Any]:
     """One seed: `{"world_model": {split: [share after each point]}, "memory": ..., "seconds_a_step": 1.3}`"""
     trainer = create_trainer(config, environment, load_tokenizer(config.model))
+    way = make_variant(
+        variant, trainer, environment, lambda task: [each.observed for each in record(environment, [task])]
+    )
     shares: dict[str, dict[str, list[float]]] = {
         name: {split: [] for split in held_out} for name in ("world_model", *NAMES)
     }
@@ -115,7 +122,9 @@ def trial(
     seconds = 0.0
     step = 0
     while step * config.rollout.prompts < max(points):
-        tasks = draw_tasks(config, environment(), step, 0)
+        started = time.process_time()
+        tasks = way.draw(step)
+        seconds += time.process_time() - started
         new = [record(environment, [task]) for task in tasks]
         heard += [each for some in new for each in some]
         started = time.process_time()
@@ -124,12 +133,12 @@ def trial(
         step += 1
         if step * config.rollout.prompts in points:
             trainer.backend.sync(step)
-            judges = {"world_model": partial(share_right, trainer), **fit_rivals(heard, environment)}
+            judges = {"world_model": partial(share_right, trainer, ask=way.ask), **fit_rivals(heard, environment)}
             for name, judge in judges.items():
                 for split, asked in held_out.items():
                     shares[name][split].append(judge(asked))
     first_split = next(iter(held_out.values()))
-    calibrated = calibration(trainer, first_split)
+    calibrated = calibration(trainer, first_split, way.ask)
     return {"seed": config.seed, **shares, "seconds_a_step": seconds / step, "calibration": calibrated}
 
 
@@ -145,35 +154,23 @@ def _learn(trainer: Trainer, step: int, heard: Sequence[Sequence[Heard]]) -> Non
     trainer.backend.learn(update.mini_batches, weight=update.weight, rate_factor=update.rate_factor)
 
 
-def share_right(trainer: Trainer, asked: Sequence[Heard]) -> float:
+def share_right(trainer: Trainer, asked: Sequence[Heard], *, ask: Ask) -> float:
     """How often what the world model expects means what was said."""
     calls, judge = [each.observed for each in asked], trainer.environment()
-    written = trainer.backend.complete([trainer.codec.question_ids(each.state, each.call) for each in calls])
+    written = trainer.backend.complete([ask(each) for each in calls])
     replies = map(trainer.codec.decode, written)
     return fmean(bool(same_meaning(judge, said, each.reply)) for said, each in zip(replies, calls, strict=True))
 
 
-def calibration(trainer: Trainer, asked: Sequence[Heard]) -> dict[str, Any]:
+def calibration(trainer: Trainer, asked: Sequence[Heard], ask: Ask) -> dict[str, Any]:
     """The certainty of the world model at the end, by replies that it samples, against the truth."""
     calls, judge, codec = [each.observed for each in asked], trainer.environment(), trainer.codec
-    prompts = [codec.question_ids(each.state, each.call) for each in calls]
+    prompts = [ask(each) for each in calls]
     expected = [codec.decode(ids) for ids in trainer.backend.complete(prompts)]
-    agent = cast(LocalBackend, trainer.backend).agent
-    limit = trainer.config.world_model.reply_tokens
-    samples: list[list[str]] = [[] for _ in calls]
-    for sample in range(SAMPLES):
-        answers = agent.sampler.generate(
-            prompts,
-            adapters=agent.model.world_model_adapters,
-            max_new_tokens=limit,
-            temperature=1.0,
-            uniforms=np.random.default_rng([trainer.config.seed, sample]).random((len(prompts), limit)),
-        )
-        for said, answer in zip(samples, answers, strict=True):
-            said.append(codec.decode(answer.tokens))
+    sampled = sampled_replies(trainer.backend.complete, prompts, limit=trainer.config.world_model.reply_tokens)
     judged = [
-        (certainty(judge, reply, said) or 0.0, bool(same_meaning(judge, reply, each.reply)))
-        for reply, said, each in zip(expected, samples, calls, strict=True)
+        (certainty(judge, reply, map(codec.decode, some)) or 0.0, bool(same_meaning(judge, reply, each.reply)))
+        for reply, some, each in zip(expected, sampled, calls, strict=True)
     ]
     diagram = reliability([sure for sure, _ in judged], [right for _, right in judged])
     return {"error": expected_calibration_error(diagram), "diagram": [asdict(each) for each in diagram]}

@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 
 from lfo.config import RunConfig, from_mapping
-from lfo.engines.verl.settings import AGENT_LOOP, SAMPLER
+from lfo.engines.verl.settings import AGENT_LOOP, SAMPLER, sampling_parameters
 from lfo.env.interface import EnvironmentFactory
 from lfo.loading import environment_factory
 from lfo.model.adapters import POLICY, WORLD_MODEL
@@ -150,29 +150,44 @@ class RunnerLoop(AgentLoopBase):
         (rollout,) = runner.run([request], ServedRows(self), temperature=temperature)
         return dataclasses.replace(rollout, info=_scalars(rollout.info))
 
-    def _complete(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-        limit = self.run_config.world_model.reply_tokens
-        return [self.ask(prompt, WORLD_MODEL, limit=limit, temperature=0.0, uniforms=()).tokens for prompt in prompts]
+    def _complete(
+        self, prompts: Sequence[Sequence[int]], uniforms: Sequence[Sequence[float]] | None = None
+    ) -> list[tuple[int, ...]]:
+        """All at the same time, each as a request of its own."""
+        limit, temperature = self.run_config.world_model.reply_tokens, 0.0 if uniforms is None else 1.0
+
+        async def everybody() -> list[_Said]:
+            asked = [
+                self._answer(prompt, WORLD_MODEL, f"-{place}", limit=limit, temperature=temperature, uniforms=numbers)
+                for place, (prompt, numbers) in enumerate(zip(prompts, uniforms or [()] * len(prompts), strict=True))
+            ]
+            return await asyncio.gather(*asked)
+
+        return [said.tokens for said in asyncio.run_coroutine_threadsafe(everybody(), self._event_loop).result()]
 
     def ask(
         self, tokens: Sequence[int], adapter: str, *, limit: int, temperature: float, uniforms: Sequence[float]
     ) -> _Said:
         """Let the server continue a row; called from the rollout's own thread."""
-        parameters: dict[str, Any] = {"temperature": temperature, "max_tokens": limit, "logprobs": True}
-        options: dict[str, Any] = {}
-        if self.rollout_config.name == SAMPLER:
-            parameters["uniforms"] = [float(each) for each in uniforms[:limit]]
-            options["adapter"] = adapter
-        else:  # other servers draw by themselves; the seed keeps a run repeatable as far as they are
-            parameters |= {"top_p": 1.0, "top_k": -1, "stop_token_ids": list(self._parts.codec.ends)}
-            if temperature:
-                parameters["seed"] = int(uniforms[0] * 2**31)
-            if adapter != POLICY:
-                options["adapter"] = adapter
-        asking = self.server_manager.generate(
-            self._request_id, prompt_ids=list(tokens), sampling_params=parameters, **options
+        asking = self._answer(tokens, adapter, limit=limit, temperature=temperature, uniforms=uniforms)
+        return asyncio.run_coroutine_threadsafe(asking, self._event_loop).result()
+
+    async def _answer(
+        self,
+        tokens: Sequence[int],
+        adapter: str,
+        part: str = "",
+        *,
+        limit: int,
+        temperature: float,
+        uniforms: Sequence[float],
+    ) -> _Said:
+        server, ends = self.rollout_config.name, self._parts.codec.ends
+        parameters = sampling_parameters(server, limit=limit, temperature=temperature, uniforms=uniforms, ends=ends)
+        options: dict[str, Any] = {"adapter": adapter} if server == SAMPLER or adapter != POLICY else {}
+        output = await self.server_manager.generate(
+            self._request_id + part, prompt_ids=list(tokens), sampling_params=parameters, **options
         )
-        output = asyncio.run_coroutine_threadsafe(asking, self._event_loop).result()
         stopped = bool(output.token_ids) and output.token_ids[-1] in self._parts.codec.ends
         return _Said(tokens=tuple(output.token_ids), logprobs=tuple(output.log_probs or ()), stopped=stopped)
 

@@ -90,8 +90,10 @@ class VerlBackend:
             requests, step=self._step, temperature=temperature, untrained=untrained, tools=tools
         )
 
-    def complete(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-        return self.cluster.complete(prompts, limit=self.config.world_model.reply_tokens)
+    def complete(
+        self, prompts: Sequence[Sequence[int]], uniforms: Sequence[Sequence[float]] | None = None
+    ) -> list[tuple[int, ...]]:
+        return self.cluster.complete(prompts, uniforms, limit=self.config.world_model.reply_tokens)
 
     def score(self, rows: Sequence[TrainingSample]) -> list[ReplyScore]:
         return self.cluster.reply_scores(rows) if rows else []

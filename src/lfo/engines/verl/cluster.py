@@ -25,7 +25,7 @@ from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ, PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 
-from lfo.engines.verl.settings import BASE
+from lfo.engines.verl.settings import BASE, sampling_parameters
 from lfo.engines.verl.worker import DualLoraWorker
 from lfo.errors import WorkError
 from lfo.model.adapters import POLICY, WORLD_MODEL
@@ -151,18 +151,22 @@ class Cluster:
                 looked = time.monotonic()
             time.sleep(POLL_SECONDS)
 
-    def complete(self, prompts: Sequence[Sequence[int]], *, limit: int) -> list[tuple[int, ...]]:
-        """What the world model says behind each prompt, greedily, in at most `limit` tokens."""
-        parameters = {"temperature": 0.0, "max_tokens": limit, "logprobs": True}
+    def complete(
+        self, prompts: Sequence[Sequence[int]], uniforms: Sequence[Sequence[float]] | None, *, limit: int
+    ) -> list[tuple[int, ...]]:
+        """What the world model says behind each prompt, greedily or drawn by numbers, in at most `limit` tokens."""
+        server = self._config.actor_rollout_ref.rollout.name
 
-        async def ask(prompt: Sequence[int]) -> tuple[int, ...]:
+        async def ask(prompt: Sequence[int], numbers: Sequence[float]) -> tuple[int, ...]:
+            parameters = sampling_parameters(server, limit=limit, temperature=float(bool(numbers)), uniforms=numbers)
             output = await self._client.generate(
-                uuid.uuid4().hex, prompt_ids=list(prompt), sampling_params=dict(parameters), adapter=WORLD_MODEL
+                uuid.uuid4().hex, prompt_ids=list(prompt), sampling_params=parameters, adapter=WORLD_MODEL
             )
             return tuple(output.token_ids)
 
         async def everybody() -> list[tuple[int, ...]]:
-            return await asyncio.gather(*map(ask, prompts))
+            rows = [()] * len(prompts) if uniforms is None else uniforms
+            return await asyncio.gather(*map(ask, prompts, map(tuple, rows)))
 
         return asyncio.run(everybody())
 

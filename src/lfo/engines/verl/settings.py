@@ -20,7 +20,7 @@ import importlib.util
 import io
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -84,6 +84,22 @@ _FREE = ("override_config", "ray_init", "engine_kwargs", "sampler_kwargs", "rewa
 
 def is_cpu(config: RunConfig) -> bool:
     return config.device == "cpu" or (config.device == "auto" and pick_device("auto").type == "cpu")
+
+
+def sampling_parameters(
+    server: str, *, limit: int, temperature: float, uniforms: Sequence[float], ends: Sequence[int] = ()
+) -> dict[str, Any]:
+    """What a server is told with a prompt. Ours draws by the numbers that it is given; others draw by themselves, and
+    a seed keeps a run repeatable as far as they are."""
+    parameters: dict[str, Any] = {"temperature": temperature, "max_tokens": limit, "logprobs": True}
+    if server == SAMPLER:
+        return parameters | {"uniforms": [float(each) for each in uniforms[:limit]]}
+    parameters |= {"top_p": 1.0, "top_k": -1}
+    if ends:
+        parameters["stop_token_ids"] = list(ends)
+    if temperature:
+        parameters["seed"] = int(uniforms[0] * 2**31)
+    return parameters
 
 
 def world_model_folder(output_dir: Path, step: int) -> Path:

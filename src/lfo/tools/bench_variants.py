@@ -1,0 +1,132 @@
+"""Ways to learn from few replies that the training loop does not have, so that the bench can say what they are worth.
+
+none        as the loop does
+unsure      of a pool of tasks, those are heard whose prediction the world model is least sure of
+retrieve-k  the k most similar exchanges heard so far stand before the prompt, in training and in every question
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lfo.env.interface import EnvironmentFactory
+from lfo.errors import UsageError
+from lfo.protocol.world_model import ObservedCall, WorldModelCodec, WorldModelExample, render_target
+from lfo.rollout.certainty import certainty, sampled_replies
+from lfo.rollout.practice import Practice, words
+from lfo.rollout.tasks import draw_tasks
+from lfo.training import Trainer
+
+POOL = 4  # tasks to choose each task from
+RETRIEVE = re.compile(r"retrieve-([1-9])")
+
+Record = Callable[[Any], Sequence[ObservedCall]]  # the calls of a task that look-ahead asks about
+DrawTasks = Callable[[int], Sequence[Any]]  # the tasks that a step hears
+Ask = Callable[[ObservedCall], list[int]]  # the prompt of a question
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    draw: DrawTasks
+    ask: Ask
+
+
+def make_variant(name: str, trainer: Trainer, environment: EnvironmentFactory, record: Record) -> Variant:
+    """How a trial draws tasks and asks; what is practised is changed in the trainer itself."""
+    config, codec = trainer.config, trainer.codec
+
+    def plain(step: int) -> Sequence[Any]:
+        return draw_tasks(config, environment(), step, 0)
+
+    def ask(observed: ObservedCall) -> list[int]:
+        return codec.question_ids(observed.state, observed.call)
+
+    def least_sure(step: int) -> Sequence[Any]:
+        larger = replace(config.rollout, prompts=POOL * config.rollout.prompts)
+        pool = draw_tasks(replace(config, rollout=larger), environment(), step, 0)
+        trainer.backend.sync(step)
+        sure = _certainties(trainer, [record(task) for task in pool])
+        ranked = sorted(range(len(pool)), key=lambda place: (sure[place], place))
+        return [pool[place] for place in sorted(ranked[: config.rollout.prompts])]
+
+    if name == "none":
+        return Variant(draw=plain, ask=ask)
+    if name == "unsure":
+        return Variant(draw=least_sure, ask=ask)
+    if found := RETRIEVE.fullmatch(name):
+        retrieval = Retrieval(codec, int(found[1]), trainer.mini_batches.practice, trainer.mini_batches.replay.examples)
+        trainer.mini_batches.practice = retrieval
+        return Variant(draw=plain, ask=retrieval.ask)
+    raise UsageError(f"--variant must be none, unsure or retrieve-1 to retrieve-9, not {name!r}")
+
+
+def _certainties(trainer: Trainer, tasks: Sequence[Sequence[ObservedCall]]) -> list[float]:
+    """How sure the world model is of what each task will tell: of the call that it is least sure of."""
+    codec, judge, complete = trainer.codec, trainer.environment(), trainer.backend.complete
+    prompts = [codec.question_ids(each.state, each.call) for calls in tasks for each in calls]
+    expected = [codec.decode(ids) for ids in complete(prompts)]
+    drawn = sampled_replies(complete, prompts, limit=trainer.config.world_model.reply_tokens)
+    sure = iter(
+        certainty(judge, reply, map(codec.decode, some)) or 0.0 for reply, some in zip(expected, drawn, strict=True)
+    )
+    return [min(next(sure) for _ in calls) for calls in tasks]
+
+
+class Retrieval(Practice):
+    """Practice with similar exchanges before each prompt; similar by the cosine of tf-idf bags of words."""
+
+    def __init__(
+        self, codec: WorldModelCodec, count: int, practice: Practice, heard: dict[str, WorldModelExample]
+    ) -> None:
+        self._codec, self._most, self._practice, self._heard = codec, count, practice, heard
+        self._bags: dict[str, set[str]] = {}  # by key, of all that was heard
+
+    def of(
+        self, drawn: Iterable[WorldModelExample], heard: Collection[WorldModelExample], seeds: Sequence[int]
+    ) -> list[WorldModelExample]:
+        drawn, text_of = list(drawn), self._codec.prompt_text
+        practised = self._practice.of(drawn, heard, seeds)
+        return [
+            self._codec.with_prompt(now, self._before(text_of(each), each.key) + text_of(now))
+            for each, now in zip(drawn, practised, strict=True)
+        ]
+
+    def ask(self, observed: ObservedCall) -> list[int]:
+        asked = self._codec.example(observed.state, observed.call, "")
+        text = self._codec.prompt_text(asked)
+        with_similar = self._codec.with_prompt(asked, self._before(text, asked.key) + text)
+        return list(with_similar.tokens[: with_similar.reply_start])
+
+    def _before(self, prompt: str, key: str) -> str:
+        """The most similar exchanges but for this very one, the most similar last."""
+        for each in self._heard.values():
+            if each.key not in self._bags:
+                self._bags[each.key] = words(self._codec.prompt_text(each))
+        others = {name: bag for name, bag in self._bags.items() if name != key}
+        best = most_similar(words(prompt), others, self._most)
+        exchanges = (self._heard[name] for name in reversed(best))
+        return "".join(
+            f"{self._codec.prompt_text(each)}{render_target(self._codec.reply_text(each))}\n\n" for each in exchanges
+        )
+
+
+def most_similar(bag: set[str], others: dict[str, set[str]], count: int) -> list[str]:
+    """The names of the bags that are most like this one, the most similar first.
+
+    >>> most_similar({"bank", "card"}, {"a": {"bank", "loan"}, "b": {"bank", "card"}, "c": {"loan"}}, 2)
+    ['b', 'a']
+    """
+    held = Counter(word for other in others.values() for word in other)
+    weight = {word: math.log((1 + len(others)) / (0.5 + number)) ** 2 for word, number in held.items()}
+
+    def likeness(name: str) -> float:
+        other = others[name]
+        size = sum(weight[word] for word in other) * sum(weight.get(word, 0.0) for word in bag)
+        return sum(weight[word] for word in other & bag) / math.sqrt(size) if size else 0.0
+
+    return sorted(others, key=lambda name: (-likeness(name), name))[:count]
