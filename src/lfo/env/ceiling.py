@@ -8,7 +8,8 @@ is then replaced by a field drawn evenly from a pool. When F holds everything th
 
 and leaving out a lawful field to guess one more can only lose (1 - p against p / |pool|), so the best F is the
 law's form filled up with fields of the pools. On level 1 one failed check is free: the agent calls with nothing,
-is told what is missing, and always succeeds.
+is told what is missing, and always succeeds. On level 6 one of two or three fields is enough, and a deviation changes
+one of them only: the law's form always succeeds.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def best_form(task: Task) -> tuple[str, ...]:
 
 def ceiling(task: Task) -> float:
     """The best expected reward on one task without knowledge of deviations."""
-    if task.limits.failures_to_lock > 1:
+    if task.limits.failures_to_lock > 1 or task.limits.lenient:
         return 1.0
     form = set(best_form(task))
     chance = 1.0

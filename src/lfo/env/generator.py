@@ -30,7 +30,7 @@ from typing import Any
 
 from lfo.env.ceiling import mean_ceiling
 from lfo.env.fields import FIELDS, REFERENCE
-from lfo.env.tasks import LEVELS, SPLITS, Task, TaskStream
+from lfo.env.tasks import LEVEL, LEVELS, SPLITS, Task, TaskStream
 from lfo.env.world import KIND_OF_SERVICE, UNSEEN, Company, company
 from lfo.errors import DataError, UsageError, WorkError
 
@@ -63,8 +63,8 @@ class Options:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise UsageError(f"{name} must be between {low} and {high}, not {value}.")
-        if not self.levels or set(self.levels) - set(LEVELS) or list(self.levels) != sorted(set(self.levels)):
-            raise UsageError(f"levels must be some of {list(LEVELS)} in order, not {list(self.levels)}.")
+        if not self.levels or set(self.levels) - set(LEVEL) or list(self.levels) != sorted(set(self.levels)):
+            raise UsageError(f"levels must be some of {list(LEVEL)} in order, not {list(self.levels)}.")
 
     def count(self, split: str) -> int:
         return self.num_train_tasks if split == "train" else self.num_val_tasks

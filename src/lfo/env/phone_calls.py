@@ -23,7 +23,7 @@ from lfo.env import reps
 from lfo.env.fields import ALTERNATIVE, FIELDS, REFERENCE
 from lfo.env.generator import load_cached
 from lfo.env.seeds import stream
-from lfo.env.tasks import LEVELS, SPLITS, Errand, Task, TaskStream
+from lfo.env.tasks import LEVEL, LEVELS, SPLITS, Errand, Task, TaskStream
 from lfo.env.tool_environment import Mistake, ToolEnvironment, quote, tool
 from lfo.env.world import UNSEEN, Company, Department, company
 from lfo.errors import UsageError
@@ -95,12 +95,12 @@ class PhoneCalls(ToolEnvironment):
         data: str | Path | None = None,
     ) -> None:
         self._dataset = None if data is None else load_cached(str(data))
-        known = LEVELS
+        known = tuple(LEVEL)
         if self._dataset is not None:
             options = self._dataset.options
             known = options.levels
             seed, companies, unseen_companies = options.seed, options.num_companies, options.num_unseen_companies
-        self.levels = known if levels is None else tuple(levels)
+        self.levels = tuple(each for each in known if each in LEVELS) if levels is None else tuple(levels)
         if not self.levels or len({*known} & {*self.levels}) < len(self.levels):
             raise UsageError(f"levels must be some of {list(known)}, each once, not {list(self.levels)}.")
         self.world = world_of(seed, companies, unseen_companies)
@@ -221,7 +221,7 @@ class PhoneCalls(ToolEnvironment):
     def _verify(self, department: Department, place: int, given: Mapping[str, str]) -> str:
         errand = self.task.errands[place]
         missing = tuple(name for name in errand.requires if not self._proven(name, place, given))
-        if not missing:
+        if not missing or (self.task.limits.lenient and len(missing) < len(errand.requires)):
             # A chained errand needs the reference of the one before it, so errands are done in order; elsewhere
             # the order of independent errands is the user's wish and is checked here.
             if place != self.done_errands:

@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import ge
 
 from lfo.env.ceiling import best_form
 from lfo.env.fields import ALTERNATIVE, FIELDS, REFERENCE
@@ -129,11 +130,14 @@ def best_constant_form(environment_key: tuple[int, int, int], level: int) -> tup
     )
     tasks = environment.stream("train", 0).take(500)
     needs = [set(informed_form(task)) for task in tasks]
-    size = tasks[0].limits.max_fields
+    limits = tasks[0].limits
+    size = limits.max_fields
 
     def score(form: set[str]) -> tuple[int, int]:
-        # Whole needs first; then fields in common, so that the search has a slope where nothing is covered yet.
-        return sum(need <= form for need in needs), sum(len(need & form) for need in needs)
+        # Met needs first; then fields in common, so that the search has a slope where nothing is covered yet.
+        shared = [len(need & form) for need in needs]
+        enough = (1 if limits.lenient else len(need) for need in needs)
+        return sum(map(ge, shared, enough)), sum(shared)
 
     counts = Counter(itertools.chain.from_iterable(needs))
     starts = [set(need) for need, _ in Counter(map(frozenset, needs)).most_common(20)]

@@ -18,7 +18,7 @@ from lfo.env.world import HELD_OUT_RULES, UNSEEN, Company, Department, Service, 
 from lfo.errors import UsageError
 
 SPLITS = ("train", "val", "test_unseen_companies", "test_unseen_rules", "test_unseen_phrasing")
-LEVELS = (1, 2, 3, 4, 5)
+LEVELS = (1, 2, 3, 4, 5)  # those that are used where none are named
 _ROUND = 100  # visits to companies before every company may draw again
 
 
@@ -36,6 +36,7 @@ class Level:
     alternatives: bool = False  # a required field is unavailable, and reps name what they take instead
     moved: bool = False  # the first department's listed number is an old one
     vague: float = 0.0
+    lenient: bool = False  # a department names all that it would like to hear, and one of it is enough
 
 
 LEVEL: dict[int, Level] = {
@@ -44,6 +45,7 @@ LEVEL: dict[int, Level] = {
     3: Level(departments=(2, 2), max_fields=6, failures_to_lock=1, calls=4, chained=True),
     4: Level(departments=(1, 2), max_fields=6, failures_to_lock=1, calls=4, alternatives=True),
     5: Level(departments=(3, 3), max_fields=8, failures_to_lock=1, calls=6, chained=True, moved=True, vague=0.5),
+    6: Level(departments=(1, 1), max_fields=3, failures_to_lock=1, calls=3, lenient=True),
 }
 
 
