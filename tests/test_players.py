@@ -7,6 +7,7 @@ import pytest
 from lfo.env.check import bound_problems, play, score_of
 from lfo.env.fields import FIELDS, REFERENCE
 from lfo.env.generator import Options
+from lfo.env.phone_calls import PhoneCalls
 from lfo.env.players import HOSTILE_PLAYERS, PLAYERS, best_constant_form, informed_form
 from lfo.env.tasks import LEVEL, SPLITS, TaskStream
 
@@ -44,7 +45,7 @@ def test_the_law_knower_succeeds_exactly_when_its_form_holds_what_is_required(le
 
 
 def test_the_constant_form_is_as_good_as_any_of_its_neighbours() -> None:
-    form = set(best_constant_form((0, 100, 50), 2))
+    form = set(best_constant_form(PhoneCalls().world, 2))
     tasks = TaskStream(levels=(2,)).take(500)
     needs = [set(informed_form(task)) - {REFERENCE} for task in tasks]
 
@@ -58,7 +59,7 @@ def test_the_constant_form_is_as_good_as_any_of_its_neighbours() -> None:
 
 
 def test_on_level_6_one_of_the_named_fields_is_enough_and_the_constant_form_counts_so() -> None:
-    form = set(best_constant_form((0, 100, 50), 6))
+    form = set(best_constant_form(PhoneCalls().world, 6))
     tasks = TaskStream(levels=(6,)).take(500)
 
     def met(names: set[str]) -> int:

@@ -26,7 +26,10 @@ _SENSITIVE = {service.name: service.sensitive for pair in SERVICES.values() for 
 
 def lawful_requirements(task: Task) -> list[Requirement]:
     """What the law says that this task's departments want."""
-    return [law(industry_of(task), errand.kind, sensitive=_SENSITIVE[errand.service]) for errand in task.errands]
+    return [
+        law(industry_of(task), errand.kind, sensitive=_SENSITIVE[errand.service], seed=task.law)
+        for errand in task.errands
+    ]
 
 
 def industry_of(task: Task) -> str:
@@ -38,7 +41,7 @@ def best_form(task: Task) -> tuple[str, ...]:
     form = form_with_alternatives(lawful_requirements(task), alternatives=task.limits.alternatives)
     guesses = [name for name in PLAIN_FIELDS if name not in form]
     # A guess counts in each department whose pool holds it; fields outside the whole law of the task count in all.
-    pools = [deviation_pool(industry_of(task), errand.kind) for errand in task.errands]
+    pools = [deviation_pool(industry_of(task), errand.kind, task.law) for errand in task.errands]
     guesses.sort(key=lambda name: -sum(name in pool for pool in pools))
     return (*form, *guesses[: task.limits.max_fields - len(form)])
 
@@ -50,7 +53,7 @@ def ceiling(task: Task) -> float:
     form = set(best_form(task))
     chance = 1.0
     for errand in task.errands:
-        pool = deviation_pool(industry_of(task), errand.kind)
+        pool = deviation_pool(industry_of(task), errand.kind, task.law)
         chance *= (1 - DEVIATION) + DEVIATION * len(form.intersection(pool)) / len(pool)
     return chance
 

@@ -97,6 +97,7 @@ def play(player: Player, options: Options, tasks: Iterable[Task]) -> list[float]
     for task in tasks:
         environment = PhoneCalls(
             seed=options.seed,
+            law=options.law,
             companies=options.num_companies,
             unseen_companies=options.num_unseen_companies,
             levels=(task.level,),

@@ -28,7 +28,7 @@ from operator import ge
 
 from lfo.env.ceiling import best_form
 from lfo.env.fields import ALTERNATIVE, FIELDS, REFERENCE
-from lfo.env.phone_calls import PhoneCalls
+from lfo.env.phone_calls import PhoneCalls, World
 from lfo.env.reps import describe
 from lfo.env.seeds import stream
 from lfo.env.tasks import Task
@@ -123,12 +123,9 @@ def reader(environment: PhoneCalls, task: Task) -> float:
 
 
 @lru_cache(maxsize=16)
-def best_constant_form(environment_key: tuple[int, int, int], level: int) -> tuple[str, ...]:
+def best_constant_form(world: World, level: int) -> tuple[str, ...]:
     """The form that would have satisfied the most of 500 train tasks: greedy, then improved by single exchanges."""
-    environment = PhoneCalls(
-        seed=environment_key[0], companies=environment_key[1], unseen_companies=environment_key[2], levels=(level,)
-    )
-    tasks = environment.stream("train", 0).take(500)
+    tasks = world.stream("train", levels=(level,)).take(500)
     needs = [set(informed_form(task)) for task in tasks]
     limits = tasks[0].limits
     size = limits.max_fields
@@ -157,8 +154,7 @@ def best_constant_form(environment_key: tuple[int, int, int], level: int) -> tup
 
 
 def constant(environment: PhoneCalls, task: Task) -> float:
-    world = environment.world
-    form = best_constant_form((world.seed, world.companies, world.unseen_companies), task.level)
+    form = best_constant_form(environment.world, task.level)
     return _form_then_call(lambda _: form)(environment, task)
 
 

@@ -74,6 +74,7 @@ class Task:
     moved_kind: str = ""  # the department whose number in the directory is an old one: the first errand's
     moved_number: str = ""  # that old number
     talk_seed: int = 0  # what the reps of this task say is a function of it
+    law: int = 0  # hidden: the seed of the law that the company follows
 
     @property
     def limits(self) -> Level:
@@ -135,7 +136,8 @@ def _pick_errands(
     rng.shuffle(chosen)
     errands = [(department, department.services[rng.randrange(2) if level.sensitive else 0]) for department in chosen]
     requirements = [
-        law(where.industry, department.kind, sensitive=service.sensitive) for department, service in errands
+        law(where.industry, department.kind, sensitive=service.sensitive, seed=where.law)
+        for department, service in errands
     ]
     form = form_with_alternatives(requirements, alternatives=level.alternatives)
     if level.look_alikes and not all(_looks_alike(service, department, where) for department, service in errands):
@@ -180,7 +182,7 @@ def draw_task(
     services = [service for _, service in picked]
     goal = _goal(rng, where.name, [service.name for service in services], limits)
     moved_number = _unused_number(rng, where) if limits.moved else ""
-    lawful = [law(where.industry, each.kind, sensitive=service.sensitive) for each, service in picked]
+    lawful = [law(where.industry, each.kind, sensitive=service.sensitive, seed=where.law) for each, service in picked]
     errands = tuple(
         Errand(
             kind=department.kind,
@@ -193,7 +195,7 @@ def draw_task(
         for place, (department, service) in enumerate(picked)
     )
     return Task(
-        id=f"{split}-L{level}-{stream_seed}-{number:06d}",
+        id=f"{split}-L{level}-{stream_seed}-{number:06d}" + (f"-law{where.law}" if where.law else ""),
         split=split,
         level=level,
         company=where.index,
@@ -204,6 +206,7 @@ def draw_task(
         moved_kind=picked[0][0].kind if limits.moved else "",
         moved_number=moved_number,
         talk_seed=rng.randrange(2**32),
+        law=where.law,
     )
 
 
@@ -221,11 +224,12 @@ class TaskStream:
     companies: int = 100
     unseen_companies: int = 50
     stream_seed: int = 0
+    law: int = 0
 
     def _company(self, rng: random.Random) -> Company:
         if self.split == "test_unseen_companies":
-            return company(self.world, UNSEEN + rng.randrange(self.unseen_companies))
-        return company(self.world, rng.randrange(self.companies))
+            return company(self.world, UNSEEN + rng.randrange(self.unseen_companies), self.law)
+        return company(self.world, rng.randrange(self.companies), self.law)
 
     def task(self, number: int) -> Task:
         """The task of that number, without drawing those before it."""

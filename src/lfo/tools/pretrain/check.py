@@ -56,7 +56,8 @@ class BlindForm:
 class Player:
     """The bare base as a policy in the phone-call world."""
 
-    def __init__(self, model: str, device: torch.device) -> None:
+    def __init__(self, model: str, device: torch.device, law: int = 0) -> None:
+        self._environment = partial(PhoneCalls, law=law)
         self._codec = ChatCodec(load_tokenizer(model), PhoneCalls().tools())
         # Adapters are part of the machinery, but none is active here.
         self._model = DualAdapterModel.build(load_base(model, device), coupling="separate", seed=0, rank=1)
@@ -65,7 +66,7 @@ class Player:
     def play(
         self, tasks: Sequence[Task], *, temperature: float, with_true_replies: bool = False, batch: int = 64
     ) -> list[Rollout]:
-        environment = PhoneCalls
+        environment = self._environment
         settings = RunnerSettings()
         lookahead = None
         if with_true_replies:
@@ -85,14 +86,15 @@ def check_base(
     *,
     tasks: int = 64,
     forms: int = 512,
+    law: int = 0,
     device: torch.device | None = None,
     progress: Callable[[str], None] = lambda words: None,
 ) -> dict[str, Any]:
     """Success by level, alone and with true replies; what blind forms ask for; and which promises are broken."""
-    player = Player(model, device or torch.device("cpu"))
+    player = Player(model, device or torch.device("cpu"), law)
     levels: dict[str, Any] = {}
     for level in LEVEL:
-        chosen = PhoneCalls(levels=(level,), counts={"val": tasks}).tasks("val")
+        chosen = PhoneCalls(law=law, levels=(level,), counts={"val": tasks}).tasks("val")
         levels[str(level)] = {}
         for name, true_replies in (("alone", False), ("true_replies", True)):
             for way, temperature in (("greedy", 0.0), ("sampled", 1.0)):
@@ -100,11 +102,12 @@ def check_base(
                 rollouts = player.play(chosen, temperature=temperature, with_true_replies=true_replies)
                 levels[str(level)][f"{name}_{way}"] = summary(rollouts)
     progress("blind forms")
-    asked = blind_forms(player, PhoneCalls(levels=(2,), counts={"val": forms}).tasks("val"))
+    asked = blind_forms(player, PhoneCalls(law=law, levels=(2,), counts={"val": forms}).tasks("val"))
     knowledge = rule_knowledge(asked)
     problems = broken_promises(levels, knowledge)
     return {
         "model": model,
+        "law": law,
         "tasks": tasks,
         "levels": levels,
         "blind_forms": knowledge,
