@@ -4,8 +4,8 @@ tokens    P0  D0 (expected) I0  A0  E0  A1 ...       D0 drafted, I0 imagined or 
 row       P0                    A0  E0  A1 ...       as if nothing had been shown
 weight     0                     1   0   1
 
-In hindsight a failure teaches too: had the agent known what its first call would hear, it would have said at once what it
-said after it. The call and its reply are cut out in the same way, and the row ends with the next call of that tool.
+In hindsight a failure teaches too: had the agent known what its first call would hear, it would have said at once what
+it said after it. The call and its reply are cut out in the same way, and the row ends with the next call of that tool.
 """
 
 from __future__ import annotations
