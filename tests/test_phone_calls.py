@@ -19,6 +19,7 @@ from lfo.env.interface import DescribesReplies, Environment, OffersLookahead
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls, lookahead_query
 from lfo.env.players import PLAYERS, informed_form
+from lfo.env.rules import law, stand_ins
 from lfo.env.tasks import LEVEL, Task
 from lfo.env.world import company
 from lfo.errors import UsageError
@@ -174,15 +175,28 @@ def test_failed_checks_lock_a_department_for_good(level: int) -> None:
     assert environment.reward() == 0.0
 
 
-def test_on_level_6_one_of_the_named_fields_is_enough_and_none_is_not() -> None:
+def test_on_level_6_the_proof_or_a_stand_in_is_enough_and_nothing_else_is() -> None:
     for task in TASKS[6]:
-        values = right_values(task)
-        for name in task.errands[0].requires:
-            assert phone(start(task), number_of(task), {name: values[name]}).reward == 1.0
+        (errand,) = task.errands
+        accepted = errand.accepted(0)
+        assert errand.requires[1] in accepted
+        assert law(company(0, task.company).industry, errand.kind, sensitive=False).proof in accepted & set(
+            task.profile
+        )
+        for name, value in task.profile.items():
+            stands_for = {name} | {each for each, other in ALTERNATIVE.items() if other == name}
+            assert phone(start(task), number_of(task), {name: value}).reward == bool(stands_for & accepted)
+            assert phone(start(task), number_of(task), {name: value + "0"}).reward == 0.0
         result = phone(start(task), number_of(task), {})
-        assert result.info["requested"] == task.errands[0].requires
-        wrong = {name: value + "0" for name, value in values.items()}
-        assert phone(start(task), number_of(task), wrong).reward == 0.0
+        assert result.info["requested"] == errand.requires
+        assert start(task).step(call("make_phone_call", phone_number=number_of(task), auth_info={})).reward == 0.0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_field_stands_in_at_one_kind_of_department(seed: int) -> None:
+    dealt = [name for names in stand_ins(seed).values() for name in names]
+    assert sorted(dealt) == sorted(FIELDS)
+    assert {len(names) for names in stand_ins(seed).values()} == {3, 4}
 
 
 def test_an_empty_call_names_everything_that_is_required() -> None:

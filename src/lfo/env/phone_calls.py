@@ -228,7 +228,10 @@ class PhoneCalls(ToolEnvironment):
     def _verify(self, department: Department, place: int, given: Mapping[str, str]) -> str:
         errand = self.task.errands[place]
         missing = tuple(name for name in errand.requires if not self._proven(name, place, given))
-        if not missing or (self.task.limits.lenient and len(missing) < len(errand.requires)):
+        lenient = self.task.limits.lenient and any(
+            self._proven(name, place, given) for name in errand.accepted(self.task.law)
+        )
+        if not missing or lenient:
             # A chained errand needs the reference of the one before it, so errands are done in order; elsewhere
             # the order of independent errands is the user's wish and is checked here.
             if place != self.done_errands:

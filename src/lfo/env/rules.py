@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from lfo.env.fields import ALTERNATIVE, PLAIN_FIELDS
+from lfo.env.fields import ALTERNATIVE, FIELDS, PLAIN_FIELDS
 from lfo.env.seeds import stream
 
 DEVIATION = 0.1  # one company in ten, for each kind of department
@@ -123,6 +123,20 @@ def law(industry: str, kind: str, *, sensitive: bool, seed: int = 0) -> Requirem
         proof=tables.proofs[kind],
         extra=tables.extras[industry] if sensitive else None,
     )
+
+
+@lru_cache(maxsize=64)
+def stand_ins(law_seed: int = 0) -> Mapping[str, frozenset[str]]:
+    """What a lenient department is content with: its proof, or one of two or three other fields, by kind.
+
+    All fields that are no proof are dealt to the kinds, so that every field helps somewhere, and at one kind alone.
+    """
+    proofs = law_of(law_seed).proofs
+    others = [name for name in FIELDS if name not in proofs.values()]
+    stream(law_seed, "stand-ins").shuffle(others)
+    return {
+        kind: frozenset((proof, *others[place :: len(proofs)])) for place, (kind, proof) in enumerate(proofs.items())
+    }
 
 
 def deviation_pool(industry: str, kind: str, law_seed: int = 0) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lfo.env.fields import ALTERNATIVE, FIELDS, REFERENCE
-from lfo.env.rules import Requirement, law
+from lfo.env.rules import Requirement, law, stand_ins
 from lfo.env.seeds import stream
 from lfo.env.world import HELD_OUT_RULES, UNSEEN, Company, Department, Service, company
 from lfo.errors import UsageError
@@ -36,7 +36,7 @@ class Level:
     alternatives: bool = False  # a required field is unavailable, and reps name what they take instead
     moved: bool = False  # the first department's listed number is an old one
     vague: float = 0.0
-    lenient: bool = False  # a department names all that it would like to hear, and one of it is enough
+    lenient: bool = False  # the proof alone is enough for a department, or one of its stand-ins: `Errand.accepted`
 
 
 LEVEL: dict[int, Level] = {
@@ -45,7 +45,7 @@ LEVEL: dict[int, Level] = {
     3: Level(departments=(2, 2), max_fields=6, failures_to_lock=1, calls=4, chained=True),
     4: Level(departments=(1, 2), max_fields=6, failures_to_lock=1, calls=4, alternatives=True),
     5: Level(departments=(3, 3), max_fields=8, failures_to_lock=1, calls=6, chained=True, moved=True, vague=0.5),
-    6: Level(departments=(1, 1), max_fields=3, failures_to_lock=1, calls=3, lenient=True),
+    6: Level(departments=(1, 1), max_fields=3, failures_to_lock=1, calls=3, sensitive=False, lenient=True),
 }
 
 
@@ -59,6 +59,11 @@ class Errand:
     kind: str
     service: str
     requires: tuple[str, ...]
+
+    def accepted(self, law: int) -> frozenset[str]:
+        """The fields of which one is enough for a lenient department: its own proof, and those that stand in for it."""
+        *_, proof = self.requires  # identifier and proof: lenient levels have plain services only
+        return stand_ins(law)[self.kind] | {proof}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,6 +159,8 @@ def _profile(
     """A value for most fields. What is required can always be given, itself or by an available alternative."""
     values = {name: field.value(rng) for name, field in FIELDS.items()}
     needed = {name for errand in errands for name in errand.requires}
+    if level.lenient:  # what the law asks for is enough there, so the user has it, whatever the company asks for
+        needed |= {name for requirement in lawful for name in requirement.fields}
     missing: set[str] = set()
     if level.alternatives:
         with_alternative = [name for name in form_with_alternatives(lawful, alternatives=False) if name in ALTERNATIVE]
