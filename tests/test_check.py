@@ -78,6 +78,12 @@ def test_a_player_that_wins_by_doing_nothing_and_one_that_raises_are_found(
         ("random", 2, 0.02, False),
         ("random", 2, 0.05, True),
         ("copied", 5, 0.05, True),
+        ("constant", 6, 0.42, False),
+        ("constant", 6, 0.44, True),
+        ("random", 6, 0.15, False),
+        ("random", 6, 0.18, True),
+        ("copied", 6, 0.05, True),
+        ("reader", 6, 0.06, True),
     ],
 )
 def test_bounds(player: str, level: int, success: float, broken: bool) -> None:

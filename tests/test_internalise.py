@@ -81,6 +81,8 @@ def test_the_phases_and_their_rates():
     whole = [rate_of(step, warmup=2, total=10, until=0) for step in range(10)]
     assert [rate_of(step, warmup=2, total=99, until=10) for step in range(10)] == whole
     assert [rate_of(step, warmup=2, total=20, until=10) for step in range(10, 20)] == whole
+    kept = [rate_of(step, warmup=2, total=20, until=3, constant=True) for step in range(6)]
+    assert kept == [0.5, 1.0, 1.0, 0.5, 1.0, 1.0]
 
 
 # --- feedback --------------------------------------------------------------------------------------------------
@@ -284,7 +286,8 @@ def test_no_more_tasks_are_drawn_for_a_policy_that_is_taught():
     ("settings", "words"),
     [
         (("internalise.rows=2", "policy.frozen=true"), "policy.frozen=true forbids"),
-        (("internalise.rows=2", "lookahead=off"), "needs look-ahead or feedback=true"),
+        (("internalise.rows=2", "lookahead=off"), "needs look-ahead, feedback=true or internalise.hindsight"),
+        (("internalise.hindsight=true",), "needs internalise.rows above 0"),
         (("feedback_source=other_task",), "needs feedback=true"),
         (("feedback=true", "exploration.blind_share=1"), "exploration.blind_share below 1"),
         (("internalise.until=3", "policy.frozen=true"), "policy.frozen=true forbids"),

@@ -19,13 +19,14 @@ from lfo.env.interface import DescribesReplies, Environment, OffersLookahead
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls, lookahead_query
 from lfo.env.players import PLAYERS, informed_form
-from lfo.env.tasks import LEVELS, Task
+from lfo.env.rules import law, stand_ins
+from lfo.env.tasks import LEVEL, Task
 from lfo.env.world import company
 from lfo.errors import UsageError
 from lfo.protocol.hermes import MAX_MESSAGE_CHARS, format_tool_call
 from lfo.types import Message, StepResult, ToolCall
 
-TASKS = {level: PhoneCalls(levels=(level,)).stream("train", 3).take(40) for level in LEVELS}
+TASKS = {level: PhoneCalls(levels=(level,)).stream("train", 3).take(40) for level in LEVEL}
 
 
 def call(name: str, /, **arguments: object) -> str:
@@ -77,7 +78,7 @@ def test_it_is_single_use() -> None:
 def test_unknown_splits_and_levels_are_refused() -> None:
     with pytest.raises(UsageError, match="no split"):
         PhoneCalls().tasks("test")
-    for levels in ((), (0,), (1, 6), (2, 2)):
+    for levels in ((), (0,), (1, 7), (2, 2)):
         with pytest.raises(UsageError, match="levels"):
             PhoneCalls(levels=levels)
 
@@ -124,7 +125,7 @@ def test_the_form_gives_values_once() -> None:
     assert "already" in again.observation
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", LEVEL)
 def test_a_form_with_too_many_fields_is_refused_and_used_up(level: int) -> None:
     task = TASKS[level][0]
     limit = task.limits.max_fields
@@ -154,7 +155,7 @@ def test_a_bad_field_name_uses_nothing_up() -> None:
 
 
 def test_an_empty_number_is_a_wrong_number() -> None:
-    for level in LEVELS:
+    for level in LEVEL:
         environment = start(TASKS[level][0])
         for number in ("", " ", "555-0000"):
             assert phone(environment, number, {}).info["category"] == "refusal"
@@ -163,7 +164,7 @@ def test_an_empty_number_is_a_wrong_number() -> None:
 # --- checks, locks, order, references --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", LEVEL)
 def test_failed_checks_lock_a_department_for_good(level: int) -> None:
     task = TASKS[level][0]
     environment = start(task)
@@ -172,6 +173,30 @@ def test_failed_checks_lock_a_department_for_good(level: int) -> None:
         assert phone(environment, number, {}).info["category"] in ("auth_failure", "unclear")
     assert phone(environment, number, right_values(task)).info["category"] == "lockout"
     assert environment.reward() == 0.0
+
+
+def test_on_level_6_the_proof_or_a_stand_in_is_enough_and_nothing_else_is() -> None:
+    for task in TASKS[6]:
+        (errand,) = task.errands
+        accepted = errand.accepted(0)
+        assert errand.requires[1] in accepted
+        assert law(company(0, task.company).industry, errand.kind, sensitive=False).proof in accepted & set(
+            task.profile
+        )
+        for name, value in task.profile.items():
+            stands_for = {name} | {each for each, other in ALTERNATIVE.items() if other == name}
+            assert phone(start(task), number_of(task), {name: value}).reward == bool(stands_for & accepted)
+            assert phone(start(task), number_of(task), {name: value + "0"}).reward == 0.0
+        result = phone(start(task), number_of(task), {})
+        assert result.info["requested"] == errand.requires
+        assert start(task).step(call("make_phone_call", phone_number=number_of(task), auth_info={})).reward == 0.0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_field_stands_in_at_one_kind_of_department(seed: int) -> None:
+    dealt = [name for names in stand_ins(seed).values() for name in names]
+    assert sorted(dealt) == sorted(FIELDS)
+    assert {len(names) for names in stand_ins(seed).values()} == {3, 4}
 
 
 def test_an_empty_call_names_everything_that_is_required() -> None:
@@ -260,7 +285,7 @@ def test_a_forgotten_company_is_still_the_same_one() -> None:
 
 
 def test_the_call_budget_ends_the_rollout() -> None:
-    for level in LEVELS:
+    for level in LEVEL:
         task = TASKS[level][0]
         environment = start(task)
         results = [phone(environment, "555-0000", {}) for _ in range(task.limits.calls)]
@@ -285,7 +310,7 @@ def test_held_out_phrasings_are_heard_only_in_their_split() -> None:
 # --- reward ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", LEVEL)
 def test_the_reward_is_a_function_of_the_state(level: int) -> None:
     """Text claims nothing: a transcript full of success earns 0, and a state that is done earns 1 without a word."""
     task = TASKS[level][0]
@@ -329,7 +354,7 @@ def permuted(task: Task, rng: random.Random) -> Task:
     return dataclasses.replace(task, errands=tuple(errands), talk_seed=rng.randrange(2**32))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", LEVEL)
 def test_hidden_facts_change_nothing_before_the_first_call(level: int) -> None:
     rng = random.Random(level)
     changed_after = 0
@@ -358,7 +383,7 @@ def transcript_of(task: Task, *messages: str) -> list[Message]:
     return transcript
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", LEVEL)
 def test_lookahead_names_the_departments_of_the_wish_in_order(level: int) -> None:
     for task in TASKS[level][:10]:
         assert lookahead_query(transcript_of(task)) is None
@@ -527,7 +552,7 @@ def fill_in(message: str, environment: PhoneCalls) -> str:
 @given(first=st.integers(0, 39), script=st.lists(message, min_size=PER_EXAMPLE, max_size=PER_EXAMPLE))
 def play_both(first: int, script: list[str]) -> None:
     global generated
-    levels = itertools.cycle(LEVELS)
+    levels = itertools.cycle(LEVEL)
     doors = OracleCodes().tasks("train")
     calls, oracle = start(TASKS[next(levels)][first]), OracleCodes()
     oracle.reset(doors[first])

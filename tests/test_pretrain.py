@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lfo.cli import main
 from lfo.env.fields import FIELDS
 from lfo.env.phone_calls import PhoneCalls
-from lfo.env.tasks import LEVELS
+from lfo.env.tasks import LEVEL
 from lfo.errors import ConfigError
 from lfo.loading import load_tokenizer, model_source
 from lfo.rollout.deliberation import EXPECTED
@@ -156,7 +156,7 @@ def test_forms_that_know_a_little_are_caught():
 
 
 def test_promises():
-    success = {"1": 1.0} | {str(level): 0.0 for level in LEVELS[1:]}
+    success = {"1": 1.0} | {str(level): 0.0 for level in LEVEL if level > 1}
     levels = {
         level: {f"alone_{way}": {"success": value} for way in ("greedy", "sampled")} for level, value in success.items()
     }

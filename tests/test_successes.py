@@ -14,7 +14,7 @@ from lfo.model.learner import Learner
 from lfo.protocol.chat import ChatCodec
 from lfo.rollout.row import Feedback
 from lfo.rollout.samples import policy_sample
-from lfo.rollout.successes import Success, SuccessBuffer, imitation_sample, without_shown
+from lfo.rollout.successes import Success, SuccessBuffer, imitation_sample, in_hindsight, without_shown
 from lfo.types import Origin, Rollout, TrainingSample
 from small_runs import gradient, small_config, small_model, tokenizer, weights
 from test_deliberation import ENDLESS, NO_CALL, TOOLS, A, Asking, B, C, play, say
@@ -59,6 +59,53 @@ def test_by_hand():
     assert cut.tokens == (*opening, *first, *reply, *second)
     trained = [False] * len(opening) + [True] * len(first) + [False] * len(reply) + [True] * len(second)
     assert cut.sampled == tuple(trained)
+
+
+LOOK = say("a", "look")
+
+
+def test_in_hindsight_the_first_call_was_never_made():
+    """Token for token the row of an agent that looked at once, and then made the second call."""
+    failed = play(LOOK, A, LOOK, B, C, turns=5, blind=True).rollout
+    assert not failed.succeeded
+    better = in_hindsight(failed, {"say"})
+    assert better is not None
+    alone = play(LOOK, LOOK, B, turns=3, blind=True).rollout
+    cut, wanted = without_shown(better), without_shown(alone)
+    replies = [place for place, each in enumerate(wanted.sampled) if not each]
+    assert cut.sampled == wanted.sampled
+    assert len(replies) > 0
+    assert [token for token, each in zip(cut.tokens, cut.sampled, strict=True) if each] == [
+        token for token, each in zip(wanted.tokens, wanted.sampled, strict=True) if each
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ((LOOK, A, LOOK, A), "what it heard did not change the call"),
+        ((LOOK, A, B, LOOK), "it did nothing about it"),
+        ((LOOK, A, LOOK, LOOK), "it did not call again"),
+        ((LOOK, LOOK, LOOK, LOOK), "it called nobody"),
+    ],
+)
+def test_there_is_no_hindsight_where(said: tuple[str, ...], why: str):
+    rollout = play(*said, turns=4, blind=True).rollout
+    assert in_hindsight(rollout, {"say"}) is None, why
+
+
+def test_a_success_is_kept_before_any_hindsight():
+    failed = play(LOOK, A, LOOK, B, turns=4, blind=True).rollout
+    won = replace(play(LOOK, B, turns=2, blind=True).rollout, reward=1.0)
+    assert in_hindsight(replace(failed, reward=1.0), {"say"}) is None
+    buffer = SuccessBuffer()
+    buffer.add_in_hindsight([failed], None)  # every tool: what was heard first is the look
+    assert not buffer.successes
+    buffer.add_in_hindsight([failed], {"say"})
+    assert len(buffer) == 1
+    buffer.add([won])
+    buffer.add_in_hindsight([failed], {"say"})
+    assert list(buffer.successes.values()) == [without_shown(won)]
 
 
 def test_a_rollout_to_which_nothing_was_shown_stays_as_it_is():

@@ -13,7 +13,7 @@ from lfo.env.ceiling import best_form, ceiling, lawful_requirements, mean_ceilin
 from lfo.env.fields import ALTERNATIVE, FIELDS, PLAIN_FIELDS, REFERENCE
 from lfo.env.players import informed_form
 from lfo.env.rules import DEVIATION, Requirement, deviation_pool
-from lfo.env.tasks import LEVEL, LEVELS, SPLITS, Task, TaskStream
+from lfo.env.tasks import LEVEL, SPLITS, Task, TaskStream
 from lfo.env.world import HELD_OUT_RULES, INDUSTRIES, UNSEEN, company
 from lfo.errors import UsageError
 
@@ -36,6 +36,7 @@ def test_the_limits_are_those_of_the_table() -> None:
         3: ((2, 2), 6, 1, 4),
         4: ((1, 2), 6, 1, 4),
         5: ((3, 3), 8, 1, 6),
+        6: ((1, 1), 3, 1, 3),
     }
 
 
@@ -87,7 +88,7 @@ def test_levels_take_turns_and_any_task_can_be_drawn_alone() -> None:
     assert TaskStream(levels=(2, 4), stream_seed=8).take(20) != first
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", LEVEL)
 def test_a_small_world_serves_every_level(level: int) -> None:
     assert len(TaskStream(levels=(level,), companies=12, unseen_companies=6).take(50)) == 50
 

@@ -238,7 +238,7 @@ class Trainer:
     def hear(self, groups: Sequence[RolloutGroup]) -> list[list[WorldModelExample]]:
         """The distinct world-model examples of each group, kept for later steps too, as successes are."""
         if self.config.internalise.rows:
-            self.mini_batches.successes.add(rollout for group in groups for rollout in group.rollouts)
+            self.mini_batches.keep_to_imitate([rollout for group in groups for rollout in group.rollouts])
         for listener in (self.backend.memory, self.backend.ending_tools):
             if listener is not None:
                 listener.hear(rollout for group in groups for rollout in group.rollouts)

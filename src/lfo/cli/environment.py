@@ -22,6 +22,7 @@ def generate(
     num_val_tasks: Annotated[int, typer.Option(help="Tasks in val.jsonl, and in each test split.")] = 100,
     output_dir: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write.")] = Path("data"),
     seed: Annotated[int, typer.Option(help="The world: same seed, same bytes.")] = 0,
+    law: Annotated[int, typer.Option(help="What departments want: 0 makes sense, others are drawn.")] = 0,
     levels: Annotated[str, typer.Option(help="Levels, as 1-5 or 2,3.")] = "1-5",
     force: Annotated[bool, typer.Option("--force", help="Replace data of other options.")] = False,
     as_json: Json = False,
@@ -35,13 +36,14 @@ def generate(
         num_train_tasks=num_train_tasks,
         num_val_tasks=num_val_tasks,
         seed=seed,
+        law=law,
         levels=generator.parse_levels(levels),
         force=force,
     )
     if as_json:
         typer.echo(json.dumps(manifest))
         return
-    typer.echo(f"Wrote {output_dir} (seed {seed}):")
+    typer.echo(f"Wrote {output_dir} (seed {seed}, law {law}):")
     for split, counts in manifest["counts"].items():
         ceilings = ", ".join(f"level {level} {value:.1%}" for level, value in manifest["ceilings"][split].items())
         typer.echo(f"  {split}: {sum(counts.values())} tasks; information ceiling: {ceilings}")

@@ -34,7 +34,7 @@ A whole tool call in JSON works too: {"name": "search_company", "arguments": {"n
 
 def play(
     task: Annotated[str | None, typer.Option("--task", metavar="ID", help="A task by its id.")] = None,
-    level: Annotated[int | None, typer.Option(help="A task of this level, 1 to 5.")] = None,
+    level: Annotated[int | None, typer.Option(help="A task of this level, 1 to 6.")] = None,
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of data; without it, seed 0.")] = None,
     seed: Annotated[int | None, typer.Option(help="Which task is drawn; without it, any.")] = None,
 ) -> None:

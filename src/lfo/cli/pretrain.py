@@ -31,6 +31,7 @@ def pretrain(
     tasks: Annotated[
         int | None, typer.Option(min=1, help="With --check: tasks of each level (64), or of --env (500).")
     ] = None,
+    law: Annotated[int, typer.Option(min=0, help="With --check: the law that it must not know.")] = 0,
     env: Annotated[
         str | None, typer.Option(help="Practise how the tools of this environment are called, and nothing else.")
     ] = None,
@@ -55,7 +56,7 @@ def pretrain(
         return
     tasks = tasks or 64
     if check:
-        _check(model, tasks, device, as_json)
+        _check(model, tasks, law, device, as_json)
         return
     if output_dir is None and base is not None:
         output_dir = _warm_folder(base)
@@ -167,13 +168,17 @@ def _check_syntax(model: str, settings: list[str], tasks: int, row: int | None, 
         raise typer.Exit(1)
 
 
-def _check(model: str, tasks: int, device: str, as_json: bool) -> None:
+def _check(model: str, tasks: int, law: int, device: str, as_json: bool) -> None:
     from lfo.loading import pick_device
     from lfo.tools.pretrain.check import check_base
 
     with working("checking") as status:
         result = check_base(
-            model, tasks=tasks, device=pick_device(device), progress=lambda words: status.update(f"checking: {words}")
+            model,
+            tasks=tasks,
+            law=law,
+            device=pick_device(device),
+            progress=lambda words: status.update(f"checking: {words}"),
         )
     answer(result, lambda: _show(result), as_json=as_json)
     if not result["ok"]:

@@ -168,10 +168,11 @@ def _of_internalising(c: RunConfig) -> Iterator[tuple[bool, str]]:
     i = c.internalise
     yield not (i.rows and c.policy.frozen), "internalise.rows trains the policy, which policy.frozen=true forbids"
     yield (
-        not i.rows or i.teacher != "base" or c.looks_ahead or c.feedback,
-        "internalise.rows with internalise.teacher=base needs look-ahead or feedback=true: the base alone succeeds no "
-        "more often than it did",
+        not i.rows or i.teacher != "base" or c.looks_ahead or c.feedback or i.hindsight,
+        "internalise.rows with internalise.teacher=base needs look-ahead, feedback=true or internalise.hindsight=true: "
+        "the base alone succeeds no more often than it did",
     )
+    yield i.rows > 0 or not i.hindsight, "internalise.hindsight=true needs internalise.rows above 0"
     yield not (i.until and c.policy.frozen), "internalise.until goes on with DAPO, which policy.frozen=true forbids"
     yield (
         not c.feedback or c.world_model.from_logs is None,

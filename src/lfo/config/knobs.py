@@ -108,6 +108,7 @@ class InternaliseConfig:
     learning_rate: float = 1e-3  # of the policy adapter in updates that imitate
     first_tasks: int = 24  # begin when so many tasks have succeeded
     until: int = 0  # steps after which look-ahead and world model end, and DAPO alone goes on; 0 = never
+    hindsight: bool = False  # imitate also what failures said after their first call, as if they had known its reply
     teacher: Literal["base", "policy"] = "base"  # who acts until then; policy: but for explorers that imagine nothing
 
     def over(self, step: int) -> bool:
@@ -121,6 +122,7 @@ class OptimizerConfig:
     weight_decay: float = 0.1
     clip: float = 1.0  # largest gradient norm of each adapter
     warmup_steps: int = 10
+    constant: bool = False  # keep the rates after the warm-up, instead of a cosine to a tenth of them
     separate: bool = False  # one AdamW for each adapter instead of one for both
 
 

@@ -8,7 +8,7 @@ is then replaced by a field drawn evenly from a pool. When F holds everything th
 
 and leaving out a lawful field to guess one more can only lose (1 - p against p / |pool|), so the best F is the
 law's form filled up with fields of the pools. On level 1 one failed check is free: the agent calls with nothing,
-is told what is missing, and always succeeds.
+is told what is missing, and always succeeds. On level 6 the law's proof is enough, whatever a company deviates in.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _SENSITIVE = {service.name: service.sensitive for pair in SERVICES.values() for 
 
 def lawful_requirements(task: Task) -> list[Requirement]:
     """What the law says that this task's departments want."""
-    return [law(industry_of(task), errand.kind, sensitive=_SENSITIVE[errand.service]) for errand in task.errands]
+    return [
+        law(industry_of(task), errand.kind, sensitive=_SENSITIVE[errand.service], seed=task.law)
+        for errand in task.errands
+    ]
 
 
 def industry_of(task: Task) -> str:
@@ -37,19 +40,19 @@ def best_form(task: Task) -> tuple[str, ...]:
     form = form_with_alternatives(lawful_requirements(task), alternatives=task.limits.alternatives)
     guesses = [name for name in PLAIN_FIELDS if name not in form]
     # A guess counts in each department whose pool holds it; fields outside the whole law of the task count in all.
-    pools = [deviation_pool(industry_of(task), errand.kind) for errand in task.errands]
+    pools = [deviation_pool(industry_of(task), errand.kind, task.law) for errand in task.errands]
     guesses.sort(key=lambda name: -sum(name in pool for pool in pools))
     return (*form, *guesses[: task.limits.max_fields - len(form)])
 
 
 def ceiling(task: Task) -> float:
     """The best expected reward on one task without knowledge of deviations."""
-    if task.limits.failures_to_lock > 1:
+    if task.limits.failures_to_lock > 1 or task.limits.lenient:
         return 1.0
     form = set(best_form(task))
     chance = 1.0
     for errand in task.errands:
-        pool = deviation_pool(industry_of(task), errand.kind)
+        pool = deviation_pool(industry_of(task), errand.kind, task.law)
         chance *= (1 - DEVIATION) + DEVIATION * len(form.intersection(pool)) / len(pool)
     return chance
 

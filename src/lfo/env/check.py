@@ -9,6 +9,9 @@ The bounds (`docs/ENVIRONMENT.md` shows what was measured):
     nothing, random, every_field, copied     lower end of their intervals at most 2 %
     hostile players                          never succeed, and nothing that they write raises
 
+Level 6 exists so that guessing sometimes pays: there `constant` may reach 40 % and `random` 15 %, which is well below
+the 70 % of the ceiling that arms are compared at.
+
 Beside them: the splits are disjoint, and every task in the files can be done and is not done by doing nothing.
 
     lfo check-env --data data
@@ -26,7 +29,7 @@ from lfo.env.ceiling import ceiling, industry_of, mean_ceiling
 from lfo.env.generator import Dataset, Options
 from lfo.env.phone_calls import PhoneCalls
 from lfo.env.players import HOSTILE_PLAYERS, PLAYERS, Player
-from lfo.env.tasks import SPLITS, Task
+from lfo.env.tasks import LEVEL, SPLITS, Task
 from lfo.statistics import wilson
 
 FRESH_STREAM = 1  # the files are the beginning of stream 0
@@ -94,6 +97,7 @@ def play(player: Player, options: Options, tasks: Iterable[Task]) -> list[float]
     for task in tasks:
         environment = PhoneCalls(
             seed=options.seed,
+            law=options.law,
             companies=options.num_companies,
             unseen_companies=options.num_unseen_companies,
             levels=(task.level,),
@@ -111,11 +115,13 @@ def score_of(rewards: Sequence[float]) -> Score:
 
 def bound_problems(player: str, level: int, score: Score) -> list[str]:
     """The bounds of one player on one level that are broken, in words."""
+    constant, chance = (0.40, 0.15) if LEVEL[level].lenient else (0.10, 0.02)
     broken = {
         "informed": score.success < 1,
         "reader": score.success < 0.9 if level == 1 else score.success > 0.05,
-        "constant": score.low > 0.10,
-    }.get(player, player in ("nothing", "random", "every_field", "copied") and score.low > 0.02)
+        "constant": score.low > constant,
+        "random": score.low > chance,
+    }.get(player, player in ("nothing", "every_field", "copied") and score.low > 0.02)
     return [f"{player} on level {level} succeeds in {score.success:.1%}, which breaks its bound"] if broken else []
 
 

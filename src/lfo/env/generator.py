@@ -30,7 +30,7 @@ from typing import Any
 
 from lfo.env.ceiling import mean_ceiling
 from lfo.env.fields import FIELDS, REFERENCE
-from lfo.env.tasks import LEVELS, SPLITS, Task, TaskStream
+from lfo.env.tasks import LEVEL, LEVELS, SPLITS, Task, TaskStream
 from lfo.env.world import KIND_OF_SERVICE, UNSEEN, Company, company
 from lfo.errors import DataError, UsageError, WorkError
 
@@ -38,6 +38,7 @@ GENERATOR_VERSION = 1  # raised whenever the same options would give other bytes
 MAX_COMPANIES = 5_000  # names stay unique
 MAX_TASKS = 1_000_000
 MANIFEST = "manifest.json"
+LEFT_OUT_AT_0 = "law"  # so that data of law 0 stays byte for byte what it was before there were others
 FILES = ("companies.jsonl", "unseen_companies.jsonl", *(f"{split}.jsonl" for split in SPLITS))
 
 
@@ -51,6 +52,7 @@ class Options:
     num_val_tasks: int = 100  # and as many in each test split
     seed: int = 0
     levels: tuple[int, ...] = LEVELS
+    law: int = 0  # the seed of what departments want
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -59,12 +61,13 @@ class Options:
             ("num_train_tasks", 1, MAX_TASKS),
             ("num_val_tasks", 1, MAX_TASKS),
             ("seed", 0, 2**63 - 1),
+            ("law", 0, 2**63 - 1),
         ):
             value = getattr(self, name)
             if not low <= value <= high:
                 raise UsageError(f"{name} must be between {low} and {high}, not {value}.")
-        if not self.levels or set(self.levels) - set(LEVELS) or list(self.levels) != sorted(set(self.levels)):
-            raise UsageError(f"levels must be some of {list(LEVELS)} in order, not {list(self.levels)}.")
+        if not self.levels or set(self.levels) - set(LEVEL) or list(self.levels) != sorted(set(self.levels)):
+            raise UsageError(f"levels must be some of {list(LEVEL)} in order, not {list(self.levels)}.")
 
     def count(self, split: str) -> int:
         return self.num_train_tasks if split == "train" else self.num_val_tasks
@@ -78,6 +81,7 @@ class Options:
             companies=self.num_companies,
             unseen_companies=self.num_unseen_companies,
             stream_seed=stream_seed,
+            law=self.law,
         )
 
 
@@ -114,6 +118,7 @@ def generate(
     num_train_tasks: int = 500,
     num_val_tasks: int = 100,
     seed: int = 0,
+    law: int = 0,
     levels: Sequence[int] = LEVELS,
     force: bool = False,
 ) -> dict[str, Any]:
@@ -125,6 +130,7 @@ def generate(
         num_val_tasks=num_val_tasks,
         seed=seed,
         levels=tuple(levels),
+        law=law,
     )
     output = Path(output_dir)
     _refuse_to_overwrite(output, options, force=force)
@@ -142,7 +148,7 @@ def render(options: Options) -> dict[str, bytes]:
     files = {
         "companies.jsonl": _lines(map(company_row, _companies(options, unseen=False))),
         "unseen_companies.jsonl": _lines(map(company_row, _companies(options, unseen=True))),
-        **{f"{split}.jsonl": _lines(map(dataclasses.asdict, tasks[split])) for split in SPLITS},
+        **{f"{split}.jsonl": _lines(map(_row, tasks[split])) for split in SPLITS},
     }
     return files | {MANIFEST: _manifest(options, files, tasks)}
 
@@ -151,7 +157,7 @@ def _manifest(options: Options, files: Mapping[str, bytes], tasks: Mapping[str, 
     manifest = {
         "generator_version": GENERATOR_VERSION,
         "seed": options.seed,
-        "options": dataclasses.asdict(options),
+        "options": _row(options),
         "files": {
             name: {"sha256": hashlib.sha256(content).hexdigest(), "lines": content.count(b"\n")}
             for name, content in files.items()
@@ -184,9 +190,14 @@ def company_row(each: Company) -> dict[str, Any]:
     }
 
 
+def _row(value: Task | Options) -> dict[str, Any]:
+    row = dataclasses.asdict(value)
+    return row if row[LEFT_OUT_AT_0] else {name: each for name, each in row.items() if name != LEFT_OUT_AT_0}
+
+
 def _companies(options: Options, *, unseen: bool) -> list[Company]:
     first, count = (UNSEEN, options.num_unseen_companies) if unseen else (0, options.num_companies)
-    return [company(options.seed, index) for index in range(first, first + count)]
+    return [company(options.seed, index, options.law) for index in range(first, first + count)]
 
 
 def _lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
@@ -215,7 +226,9 @@ def _refuse_to_overwrite(output: Path, options: Options, *, force: bool) -> None
     except DataError as error:
         raise UsageError(f"{error} Use --force to replace the folder.") from None
     if before != options:
-        raise UsageError(f"{output} holds data of other options (seed {before.seed}); use --force to replace it.")
+        raise UsageError(
+            f"{output} holds data of other options (seed {before.seed}, law {before.law}); use --force to replace it."
+        )
 
 
 def _write_folder(output: Path, files: Mapping[str, bytes]) -> None:
@@ -337,9 +350,10 @@ def _parse_task(row: dict[str, Any], split: str, options: Options, where: str) -
     first, count = (UNSEEN, options.num_unseen_companies) if unseen else (0, options.num_companies)
     if not first <= task.company < first + count:
         raise DataError(f"{where}: {split} has no company {task.company}.")
-    kinds = {department.kind for department in company(options.seed, task.company).departments}
+    kinds = {department.kind for department in company(options.seed, task.company, options.law).departments}
     for wrong, what in (
         (task.split != split, f"split must be {split!r}"),
+        (task.law != options.law, f"law must be {options.law}"),
         (task.level not in options.levels, f"level must be one of {list(options.levels)}"),
         (not task.errands, "errands must not be empty"),
         (any(each.kind not in kinds for each in task.errands), "an errand's kind is no department of the company"),
@@ -358,6 +372,7 @@ def _read(hint: Any, value: Any, where: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint) and type(value) is dict:
         hints = _hints(hint)
+        value = {LEFT_OUT_AT_0: 0} | value if LEFT_OUT_AT_0 in hints else value
         if missing := [name for name in hints if name not in value]:
             raise DataError(f"{where}: key {missing[0]!r} is missing.")
         if unknown := [name for name in value if name not in hints]:

@@ -23,7 +23,7 @@ from lfo.env import reps
 from lfo.env.fields import ALTERNATIVE, FIELDS, REFERENCE
 from lfo.env.generator import load_cached
 from lfo.env.seeds import stream
-from lfo.env.tasks import LEVELS, SPLITS, Errand, Task, TaskStream
+from lfo.env.tasks import LEVEL, LEVELS, SPLITS, Errand, Task, TaskStream
 from lfo.env.tool_environment import Mistake, ToolEnvironment, quote, tool
 from lfo.env.world import UNSEEN, Company, Department, company
 from lfo.errors import UsageError
@@ -41,11 +41,12 @@ class World:
     seed: int = 0
     companies: int = 100
     unseen_companies: int = 50
+    law: int = 0
     by_name: Mapping[str, Company] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         indexes = [*range(self.companies), *range(UNSEEN, UNSEEN + self.unseen_companies)]
-        every = (company(self.seed, index) for index in indexes)
+        every = (company(self.seed, index, self.law) for index in indexes)
         object.__setattr__(self, "by_name", {each.name.lower(): each for each in every})
 
     def stream(self, split: str, *, levels: Iterable[int] = LEVELS, stream_seed: int = 0) -> TaskStream:
@@ -56,12 +57,13 @@ class World:
             companies=self.companies,
             unseen_companies=self.unseen_companies,
             stream_seed=stream_seed,
+            law=self.law,
         )
 
 
 @lru_cache(maxsize=8)
-def world_of(seed: int, companies: int, unseen_companies: int) -> World:
-    return World(seed, companies, unseen_companies)
+def world_of(seed: int, companies: int, unseen_companies: int, law: int) -> World:
+    return World(seed, companies, unseen_companies, law)
 
 
 @lru_cache(maxsize=32)
@@ -78,8 +80,9 @@ def _close_names(world: World, name: str) -> tuple[str, ...]:
 class PhoneCalls(ToolEnvironment):
     """One rollout in the phone-call world.
 
-    With `data`, a folder that `lfo generate` wrote, the world and the tasks are those of the folder (seed, numbers of
-    companies and counts are its own); `levels` then picks among its levels.
+    `law` is the seed of what departments want: 0 is the law with names that make sense, any other draws it anew.
+    With `data`, a folder that `lfo generate` wrote, the world and the tasks are those of the folder (seed, law, numbers
+    of companies and counts are its own); `levels` then picks among its levels.
     """
 
     predicted_tools = ("make_phone_call",)  # what reps say; the rest stands in the directory or in the user's profile
@@ -88,6 +91,7 @@ class PhoneCalls(ToolEnvironment):
         self,
         *,
         seed: int = 0,
+        law: int = 0,
         companies: int = 100,
         unseen_companies: int = 50,
         levels: Sequence[int] | None = None,
@@ -95,15 +99,18 @@ class PhoneCalls(ToolEnvironment):
         data: str | Path | None = None,
     ) -> None:
         self._dataset = None if data is None else load_cached(str(data))
-        known = LEVELS
+        known = tuple(LEVEL)
         if self._dataset is not None:
             options = self._dataset.options
             known = options.levels
             seed, companies, unseen_companies = options.seed, options.num_companies, options.num_unseen_companies
-        self.levels = known if levels is None else tuple(levels)
+            law = options.law
+        self.levels = tuple(each for each in known if each in LEVELS) if levels is None else tuple(levels)
         if not self.levels or len({*known} & {*self.levels}) < len(self.levels):
             raise UsageError(f"levels must be some of {list(known)}, each once, not {list(self.levels)}.")
-        self.world = world_of(seed, companies, unseen_companies)
+        if law < 0:
+            raise UsageError(f"law must be a seed from 0 on, not {law}.")
+        self.world = world_of(seed, companies, unseen_companies, law)
         self._counts = counts or {}
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -123,7 +130,7 @@ class PhoneCalls(ToolEnvironment):
 
     def start(self, task: Task) -> Sequence[Message]:
         self.task = task
-        self.company = company(self.world.seed, task.company)
+        self.company = company(self.world.seed, task.company, self.world.law)
         self.values: dict[str, str] = {}  # what the user told, and the newest reference
         self.form: tuple[str, ...] | None = None
         self.calls = 0
@@ -221,7 +228,10 @@ class PhoneCalls(ToolEnvironment):
     def _verify(self, department: Department, place: int, given: Mapping[str, str]) -> str:
         errand = self.task.errands[place]
         missing = tuple(name for name in errand.requires if not self._proven(name, place, given))
-        if not missing:
+        lenient = self.task.limits.lenient and any(
+            self._proven(name, place, given) for name in errand.accepted(self.task.law)
+        )
+        if not missing or lenient:
             # A chained errand needs the reference of the one before it, so errands are done in order; elsewhere
             # the order of independent errands is the user's wish and is checked here.
             if place != self.done_errands:

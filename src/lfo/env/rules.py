@@ -9,13 +9,18 @@ The law has three parts, and a service's requirement is their sum:
 So a combination that nobody has seen still follows from its parts. With probability `DEVIATION` a company's
 department asks for another field in place of its identifier or its proof; nothing that an agent is shown
 before it calls depends on it.
+
+Law 0 is written by hand, with names that make sense. Law 1, 2, ... draw by seed which field stands where in these
+tables, so that common sense about names is of no use: `PhoneCalls(law=3)`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
-from lfo.env.fields import PLAIN_FIELDS
+from lfo.env.fields import ALTERNATIVE, FIELDS, PLAIN_FIELDS
 from lfo.env.seeds import stream
 
 DEVIATION = 0.1  # one company in ten, for each kind of department
@@ -67,23 +72,82 @@ class Requirement:
         return tuple(name for name in (self.identifier, self.proof, self.extra) if name)
 
 
-def law(industry: str, kind: str, *, sensitive: bool) -> Requirement:
-    """What the law says, without any company's deviation."""
-    money, other = IDENTIFIERS[industry]
-    return Requirement(
-        identifier=money if kind in MONEY_KINDS else other,
-        proof=PROOFS[kind],
-        extra=EXTRAS[industry] if sensitive else None,
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Law:
+    """The tables above, or others of the same shape.
+
+    `first_group` are the kinds of departments that know a customer by the first identifier of an industry.
+    """
+
+    identifiers: Mapping[str, tuple[str, str]]
+    extras: Mapping[str, str]
+    proofs: Mapping[str, str]
+    first_group: frozenset[str]
+
+
+_BY_HAND = Law(identifiers=IDENTIFIERS, extras=EXTRAS, proofs=PROOFS, first_group=MONEY_KINDS)
+
+
+@lru_cache(maxsize=64)
+def law_of(seed: int) -> Law:
+    """Law 0, or the law of that seed: the same fields, dealt anew to industries and kinds of departments.
+
+    As many proofs and extras as in law 0 have an accepted alternative, and no identifier has: level 4, whose tasks need
+    such a field, is then about as many rules as in law 0.
+    """
+    if not seed:
+        return _BY_HAND
+    rng = stream(seed, "law")
+    plain, replaceable = list(PLAIN_FIELDS), list(ALTERNATIVE)
+    rng.shuffle(plain)
+    rng.shuffle(replaceable)
+    extras, proofs = (
+        [(replaceable if name in ALTERNATIVE else plain).pop() for name in table.values()] for table in (EXTRAS, PROOFS)
+    )
+    rng.shuffle(extras)
+    rng.shuffle(proofs)
+    return Law(
+        identifiers={industry: (plain.pop(), plain.pop()) for industry in IDENTIFIERS},
+        extras=dict(zip(EXTRAS, extras, strict=True)),
+        proofs=dict(zip(PROOFS, proofs, strict=True)),
+        first_group=frozenset(rng.sample(sorted(PROOFS), len(MONEY_KINDS))),
     )
 
 
-def deviation_pool(industry: str, kind: str) -> tuple[str, ...]:
+def law(industry: str, kind: str, *, sensitive: bool, seed: int = 0) -> Requirement:
+    """What the law of that seed says, without any company's deviation."""
+    tables = law_of(seed)
+    first, second = tables.identifiers[industry]
+    return Requirement(
+        identifier=first if kind in tables.first_group else second,
+        proof=tables.proofs[kind],
+        extra=tables.extras[industry] if sensitive else None,
+    )
+
+
+@lru_cache(maxsize=64)
+def stand_ins(law_seed: int = 0) -> Mapping[str, frozenset[str]]:
+    """What a lenient department is content with: its proof, or one of two or three other fields, by kind.
+
+    All fields that are no proof are dealt to the kinds, so that every field helps somewhere, and at one kind alone.
+    """
+    proofs = law_of(law_seed).proofs
+    others = [name for name in FIELDS if name not in proofs.values()]
+    stream(law_seed, "stand-ins").shuffle(others)
+    return {
+        kind: frozenset((proof, *others[place :: len(proofs)])) for place, (kind, proof) in enumerate(proofs.items())
+    }
+
+
+def deviation_pool(industry: str, kind: str, law_seed: int = 0) -> tuple[str, ...]:
     """The fields that a deviating department may ask for instead, each equally likely."""
-    own = law(industry, kind, sensitive=True).fields
+    own = law(industry, kind, sensitive=True, seed=law_seed).fields
     return tuple(name for name in PLAIN_FIELDS if name not in own)
 
 
-def deviation(seed: int, company: int, rank: int, industry: str, kind: str) -> tuple[str, str] | None:
+def deviation(
+    seed: int, company: int, rank: int, industry: str, kind: str, law_seed: int = 0
+) -> tuple[str, str] | None:
     """The (part, field) that this company changes in its department of this kind, or None.
 
     `rank` counts the companies before it that have such a department. Of ten in a row exactly one deviates, for
@@ -96,4 +160,4 @@ def deviation(seed: int, company: int, rank: int, industry: str, kind: str) -> t
         return None
     rng = stream(seed, "deviation", kind, "company", company)
     part = rng.choice(("identifier", "proof"))
-    return part, rng.choice(deviation_pool(industry, kind))
+    return part, rng.choice(deviation_pool(industry, kind, law_seed))

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lfo.env.fields import ALTERNATIVE, FIELDS, REFERENCE
-from lfo.env.rules import Requirement, law
+from lfo.env.rules import Requirement, law, stand_ins
 from lfo.env.seeds import stream
 from lfo.env.world import HELD_OUT_RULES, UNSEEN, Company, Department, Service, company
 from lfo.errors import UsageError
 
 SPLITS = ("train", "val", "test_unseen_companies", "test_unseen_rules", "test_unseen_phrasing")
-LEVELS = (1, 2, 3, 4, 5)
+LEVELS = (1, 2, 3, 4, 5)  # those that are used where none are named
 _ROUND = 100  # visits to companies before every company may draw again
 
 
@@ -36,6 +36,7 @@ class Level:
     alternatives: bool = False  # a required field is unavailable, and reps name what they take instead
     moved: bool = False  # the first department's listed number is an old one
     vague: float = 0.0
+    lenient: bool = False  # the proof alone is enough for a department, or one of its stand-ins: `Errand.accepted`
 
 
 LEVEL: dict[int, Level] = {
@@ -44,6 +45,7 @@ LEVEL: dict[int, Level] = {
     3: Level(departments=(2, 2), max_fields=6, failures_to_lock=1, calls=4, chained=True),
     4: Level(departments=(1, 2), max_fields=6, failures_to_lock=1, calls=4, alternatives=True),
     5: Level(departments=(3, 3), max_fields=8, failures_to_lock=1, calls=6, chained=True, moved=True, vague=0.5),
+    6: Level(departments=(1, 1), max_fields=3, failures_to_lock=1, calls=3, sensitive=False, lenient=True),
 }
 
 
@@ -57,6 +59,11 @@ class Errand:
     kind: str
     service: str
     requires: tuple[str, ...]
+
+    def accepted(self, law: int) -> frozenset[str]:
+        """The fields of which one is enough for a lenient department: its own proof, and those that stand in for it."""
+        *_, proof = self.requires  # identifier and proof: lenient levels have plain services only
+        return stand_ins(law)[self.kind] | {proof}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +79,7 @@ class Task:
     moved_kind: str = ""  # the department whose number in the directory is an old one: the first errand's
     moved_number: str = ""  # that old number
     talk_seed: int = 0  # what the reps of this task say is a function of it
+    law: int = 0  # hidden: the seed of the law that the company follows
 
     @property
     def limits(self) -> Level:
@@ -133,7 +141,8 @@ def _pick_errands(
     rng.shuffle(chosen)
     errands = [(department, department.services[rng.randrange(2) if level.sensitive else 0]) for department in chosen]
     requirements = [
-        law(where.industry, department.kind, sensitive=service.sensitive) for department, service in errands
+        law(where.industry, department.kind, sensitive=service.sensitive, seed=where.law)
+        for department, service in errands
     ]
     form = form_with_alternatives(requirements, alternatives=level.alternatives)
     if level.look_alikes and not all(_looks_alike(service, department, where) for department, service in errands):
@@ -150,6 +159,8 @@ def _profile(
     """A value for most fields. What is required can always be given, itself or by an available alternative."""
     values = {name: field.value(rng) for name, field in FIELDS.items()}
     needed = {name for errand in errands for name in errand.requires}
+    if level.lenient:  # what the law asks for is enough there, so the user has it, whatever the company asks for
+        needed |= {name for requirement in lawful for name in requirement.fields}
     missing: set[str] = set()
     if level.alternatives:
         with_alternative = [name for name in form_with_alternatives(lawful, alternatives=False) if name in ALTERNATIVE]
@@ -178,7 +189,7 @@ def draw_task(
     services = [service for _, service in picked]
     goal = _goal(rng, where.name, [service.name for service in services], limits)
     moved_number = _unused_number(rng, where) if limits.moved else ""
-    lawful = [law(where.industry, each.kind, sensitive=service.sensitive) for each, service in picked]
+    lawful = [law(where.industry, each.kind, sensitive=service.sensitive, seed=where.law) for each, service in picked]
     errands = tuple(
         Errand(
             kind=department.kind,
@@ -191,7 +202,7 @@ def draw_task(
         for place, (department, service) in enumerate(picked)
     )
     return Task(
-        id=f"{split}-L{level}-{stream_seed}-{number:06d}",
+        id=f"{split}-L{level}-{stream_seed}-{number:06d}" + (f"-law{where.law}" if where.law else ""),
         split=split,
         level=level,
         company=where.index,
@@ -202,6 +213,7 @@ def draw_task(
         moved_kind=picked[0][0].kind if limits.moved else "",
         moved_number=moved_number,
         talk_seed=rng.randrange(2**32),
+        law=where.law,
     )
 
 
@@ -219,11 +231,12 @@ class TaskStream:
     companies: int = 100
     unseen_companies: int = 50
     stream_seed: int = 0
+    law: int = 0
 
     def _company(self, rng: random.Random) -> Company:
         if self.split == "test_unseen_companies":
-            return company(self.world, UNSEEN + rng.randrange(self.unseen_companies))
-        return company(self.world, rng.randrange(self.companies))
+            return company(self.world, UNSEEN + rng.randrange(self.unseen_companies), self.law)
+        return company(self.world, rng.randrange(self.companies), self.law)
 
     def task(self, number: int) -> Task:
         """The task of that number, without drawing those before it."""

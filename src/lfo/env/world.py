@@ -1,6 +1,6 @@
 """Companies: a name, an industry, departments with services and phone numbers, and hidden rules.
 
-A company is a pure function of (seed, index). The directory shows departments, numbers and services, never
+A company is a pure function of (seed, index, law). The directory shows departments, numbers and services, never
 what a department wants to hear.
 """
 
@@ -102,6 +102,7 @@ class Company:
     name: str
     industry: str
     departments: tuple[Department, ...]
+    law: int = 0  # the seed of the law that its departments follow
 
     @property
     def unseen(self) -> bool:
@@ -129,19 +130,19 @@ def _kinds(seed: int, index: int) -> tuple[str, ...]:
     return tuple(kinds)
 
 
-def _rules(seed: int, index: int, kind: str) -> tuple[Requirement, Requirement]:
+def _rules(seed: int, index: int, kind: str, law_seed: int) -> tuple[Requirement, Requirement]:
     """The law's requirement of the plain and of the sensitive service, with this company's deviation, if any."""
     industry = INDUSTRIES[index % len(INDUSTRIES)]
     rank = sum(kind in _kinds(seed, other) for other in range(index - index % WINDOW, index))
-    changed = deviation(seed, index, rank, industry, kind)
+    changed = deviation(seed, index, rank, industry, kind, law_seed)
     change = {changed[0]: changed[1]} if changed else {}
-    plain, sensitive = (law(industry, kind, sensitive=which) for which in (False, True))
+    plain, sensitive = (law(industry, kind, sensitive=which, seed=law_seed) for which in (False, True))
     return dataclasses.replace(plain, **change), dataclasses.replace(sensitive, **change)
 
 
 @lru_cache(maxsize=4096)
-def company(seed: int, index: int) -> Company:
-    """The company of that index in the world of that seed."""
+def company(seed: int, index: int, law_seed: int = 0) -> Company:
+    """The company of that index in the world of that seed. The law changes only what is hidden."""
     rng = stream(seed, "company", index)
     industry = INDUSTRIES[index % len(INDUSTRIES)]
     number = (index % UNSEEN + (_NAMES // 2 if index >= UNSEEN else 0)) * 7919 % _NAMES
@@ -157,8 +158,9 @@ def company(seed: int, index: int) -> Company:
                 kind=kind,
                 name=kind.capitalize() + rng.choice(_DEPARTMENT_SUFFIXES),
                 number=f"555-{number}",
-                rules=_rules(seed, index, kind),
+                rules=_rules(seed, index, kind, law_seed),
             )
             for kind, number in zip(kinds, numbers, strict=True)
         ),
+        law=law_seed,
     )

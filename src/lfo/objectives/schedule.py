@@ -58,8 +58,9 @@ def phase_of(step: int, *, begun: bool, until: int) -> Phase:
     return "internalise" if begun else "ask"
 
 
-def rate_of(step: int, *, warmup: int, total: int, until: int) -> float:
-    """The share of every learning rate in a step; what follows `until` warms up and falls anew.
+def rate_of(step: int, *, warmup: int, total: int, until: int, constant: bool = False) -> float:
+    """The share of every learning rate in a step; what follows `until` warms up and falls anew. With `constant` no
+    rate falls.
 
     >>> [round(rate_of(step, warmup=1, total=6, until=3), 2) for step in range(6)]
     [1.0, 1.0, 0.55, 1.0, 1.0, 0.55]
@@ -68,7 +69,7 @@ def rate_of(step: int, *, warmup: int, total: int, until: int) -> float:
         step, total = step - until, total - until
     elif until:
         total = until
-    return learning_rate(step, base=1.0, warmup=warmup, total=total, floor=RATE_FLOOR)
+    return learning_rate(step, base=1.0, warmup=warmup, total=total, floor=1.0 if constant else RATE_FLOOR)
 
 
 def learning_rate(step: int, *, base: float, warmup: int = 10, total: int, floor: float = 0.0) -> float:

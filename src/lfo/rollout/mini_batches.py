@@ -11,7 +11,7 @@ from lfo.protocol.world_model import WorldModelExample
 from lfo.rollout.practice import Practice
 from lfo.rollout.samples import ReplayBuffer, deal, inline_rows, policy_rows, world_model_sample
 from lfo.rollout.successes import SuccessBuffer, imitation_sample
-from lfo.types import RolloutGroup, TrainingSample
+from lfo.types import Rollout, RolloutGroup, TrainingSample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +38,12 @@ class MiniBatches:
     @property
     def count(self) -> int:
         return self.config.rollout.prompts // self.config.rollout.mini_batch_prompts
+
+    def keep_to_imitate(self, rollouts: Sequence[Rollout]) -> None:
+        """Keep what the policy is to imitate of these rollouts."""
+        self.successes.add(rollouts)
+        if self.config.internalise.hindsight:
+            self.successes.add_in_hindsight(rollouts, self.predicted_tools)
 
     def phase(self, step: int) -> Phase:
         """What this step is for, with the successes that are known by now."""
@@ -81,7 +87,11 @@ class MiniBatches:
             mini_batches=[[row for part in rows for row in part] for rows in zip(*parts, strict=True)],
             weight=weight,
             rate_factor=rate_of(
-                step, warmup=config.optimizer.warmup_steps, total=config.steps, until=config.internalise.until
+                step,
+                warmup=config.optimizer.warmup_steps,
+                total=config.steps,
+                until=config.internalise.until,
+                constant=config.optimizer.constant,
             ),
         )
 

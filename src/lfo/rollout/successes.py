@@ -3,12 +3,15 @@
 tokens    P0  D0 (expected) I0  A0  E0  A1 ...       D0 drafted, I0 imagined or heard by others, A0 said after that
 row       P0                    A0  E0  A1 ...       as if nothing had been shown
 weight     0                     1   0   1
+
+In hindsight a failure teaches too: had the agent known what its first call would hear, it would have said at once what
+it said after it. The call and its reply are cut out in the same way, and the row ends with the next call of that tool.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +50,33 @@ def without_shown(rollout: Rollout) -> Success:
     return Success(tokens=tuple(tokens[:length]), sampled=tuple(sampled[:length]))
 
 
+def in_hindsight(rollout: Rollout, tools: Collection[str] | None) -> Rollout | None:
+    """A failed rollout with its first call of such a tool marked as never made, up to its second one; None: all tools.
+
+    None where it succeeded, where what it heard did not change the call, or where it did nothing between the two.
+    """
+    calls = [
+        index
+        for index, turn in enumerate(rollout.turns)
+        if turn.call is not None and not turn.predicted and (tools is None or turn.call.name in tools)
+    ]
+    if rollout.succeeded or len(calls) < 2:
+        return None
+    first, second = calls[:2]
+    turns, tokens = list(rollout.turns), len(rollout.tokens)
+    if turns[first].call == turns[second].call or second == first + 1:
+        return None
+    end = turns[second + 1].action_start if second + 1 < len(turns) else tokens
+    turns[first] = replace(turns[first], predicted=True)
+    return replace(
+        rollout,
+        turns=tuple(turns[: second + 1]),
+        tokens=rollout.tokens[:end],
+        origins=rollout.origins[:end],
+        logprobs=rollout.logprobs[:end],
+    )
+
+
 def imitation_sample(success: Success, *, adapters: tuple[str, ...]) -> TrainingSample:
     nothing = [0.0] * len(success.tokens)
     return TrainingSample(
@@ -73,9 +103,19 @@ class SuccessBuffer:
         """Keep what succeeded by the words of whoever acted; a rollout with a dictated call did not."""
         for rollout in rollouts:
             if rollout.succeeded and not rollout.inquired:
-                success = without_shown(rollout)
-                if success.tokens:
-                    self.successes[rollout.task_id] = success
+                self._keep(rollout)
+
+    def add_in_hindsight(self, rollouts: Iterable[Rollout], tools: Collection[str] | None) -> None:
+        """Keep what failures would have said, for tasks of which no success is known."""
+        for rollout in rollouts:
+            better = in_hindsight(rollout, tools)
+            if better is not None and not rollout.inquired and rollout.task_id not in self.successes:
+                self._keep(better)
+
+    def _keep(self, rollout: Rollout) -> None:
+        success = without_shown(rollout)
+        if success.tokens:
+            self.successes[rollout.task_id] = success
 
     def draw(self, rows: int, mini_batches: int, seeds: Sequence[int]) -> list[list[Success]]:
         """For each mini-batch at most `rows` successes, dealt evenly; all different, so at most one pass over all."""

@@ -51,7 +51,6 @@ _FIXED: Mapping[str, Any] = {
     "algorithm.use_kl_in_reward": False,
     "algorithm.filter_groups.metric": "reward",
     f"{_ACTOR}.loss_agg_mode": "token-mean",
-    f"{_ACTOR}.optim.lr_scheduler_type": "cosine",
     f"{_ACTOR}.optim.min_lr_ratio": RATE_FLOOR,
     # data: tasks are drawn from the environment, by step
     "data.train_files": [],
@@ -208,6 +207,7 @@ def _translated(config: RunConfig, tokenizer: str | None) -> dict[str, dict[str,
         "optimizer.weight_decay": {f"{_ACTOR}.optim.weight_decay": optimizer.weight_decay},
         "optimizer.clip": {f"{_ACTOR}.grad_clip": optimizer.clip, f"{_ACTOR}.optim.clip_grad": optimizer.clip},
         "optimizer.warmup_steps": {f"{_ACTOR}.optim.lr_warmup_steps": optimizer.warmup_steps},
+        "optimizer.constant": {f"{_ACTOR}.optim.lr_scheduler_type": "constant" if optimizer.constant else "cosine"},
         "the run's own settings": {f"{_MODEL}.lora.run": dataclasses.asdict(config)},
     }
 

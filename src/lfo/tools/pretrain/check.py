@@ -20,7 +20,7 @@ import torch
 
 from lfo.env.fields import FIELDS
 from lfo.env.phone_calls import PhoneCalls
-from lfo.env.tasks import LEVELS, Task
+from lfo.env.tasks import LEVEL, Task
 from lfo.env.world import company
 from lfo.loading import load_base, load_tokenizer
 from lfo.model.adapters import DualAdapterModel
@@ -38,7 +38,8 @@ PERMUTATIONS = 2_000
 
 # What must hold of a base that is fit for use.
 READS = 0.9  # at least, at level 1 by itself
-IGNORANT = 0.02  # at most, from level 2 on by itself
+IGNORANT = 0.02  # at most, on levels 2 to 5 by itself
+GUESSES = 0.2  # at most, on level 6 by itself, where a guess sometimes pays
 UNIFORM = 0.97  # at least: entropy of the fields of blind forms, as a share of its maximum
 CHANCE = 0.001  # p-value below which a form would betray knowledge
 
@@ -55,7 +56,8 @@ class BlindForm:
 class Player:
     """The bare base as a policy in the phone-call world."""
 
-    def __init__(self, model: str, device: torch.device) -> None:
+    def __init__(self, model: str, device: torch.device, law: int = 0) -> None:
+        self._environment = partial(PhoneCalls, law=law)
         self._codec = ChatCodec(load_tokenizer(model), PhoneCalls().tools())
         # Adapters are part of the machinery, but none is active here.
         self._model = DualAdapterModel.build(load_base(model, device), coupling="separate", seed=0, rank=1)
@@ -64,7 +66,7 @@ class Player:
     def play(
         self, tasks: Sequence[Task], *, temperature: float, with_true_replies: bool = False, batch: int = 64
     ) -> list[Rollout]:
-        environment = PhoneCalls
+        environment = self._environment
         settings = RunnerSettings()
         lookahead = None
         if with_true_replies:
@@ -84,14 +86,15 @@ def check_base(
     *,
     tasks: int = 64,
     forms: int = 512,
+    law: int = 0,
     device: torch.device | None = None,
     progress: Callable[[str], None] = lambda words: None,
 ) -> dict[str, Any]:
     """Success by level, alone and with true replies; what blind forms ask for; and which promises are broken."""
-    player = Player(model, device or torch.device("cpu"))
+    player = Player(model, device or torch.device("cpu"), law)
     levels: dict[str, Any] = {}
-    for level in LEVELS:
-        chosen = PhoneCalls(levels=(level,), counts={"val": tasks}).tasks("val")
+    for level in LEVEL:
+        chosen = PhoneCalls(law=law, levels=(level,), counts={"val": tasks}).tasks("val")
         levels[str(level)] = {}
         for name, true_replies in (("alone", False), ("true_replies", True)):
             for way, temperature in (("greedy", 0.0), ("sampled", 1.0)):
@@ -99,11 +102,12 @@ def check_base(
                 rollouts = player.play(chosen, temperature=temperature, with_true_replies=true_replies)
                 levels[str(level)][f"{name}_{way}"] = summary(rollouts)
     progress("blind forms")
-    asked = blind_forms(player, PhoneCalls(levels=(2,), counts={"val": forms}).tasks("val"))
+    asked = blind_forms(player, PhoneCalls(law=law, levels=(2,), counts={"val": forms}).tasks("val"))
     knowledge = rule_knowledge(asked)
     problems = broken_promises(levels, knowledge)
     return {
         "model": model,
+        "law": law,
         "tasks": tasks,
         "levels": levels,
         "blind_forms": knowledge,
@@ -197,9 +201,11 @@ def broken_promises(levels: dict[str, Any], knowledge: dict[str, Any]) -> list[s
     for way in ("greedy", "sampled"):
         if (success := levels["1"][f"alone_{way}"]["success"]) < READS:
             problems.append(f"level 1 alone, {way}: success {success:.0%}, expected at least {READS:.0%}")
-        for level in LEVELS[1:]:
-            if (success := levels[str(level)][f"alone_{way}"]["success"]) > IGNORANT:
-                problems.append(f"level {level} alone, {way}: success {success:.0%}, expected at most {IGNORANT:.0%}")
+        for level, limits in LEVEL.items():
+            most = READS if level == 1 else GUESSES if limits.lenient else IGNORANT
+            alone = levels[str(level)][f"alone_{way}"]
+            if level > 1 and (success := alone["success"]) > most:
+                problems.append(f"level {level} alone, {way}: success {success:.0%}, expected at most {most:.0%}")
     if knowledge["entropy_share"] < UNIFORM:
         problems.append(f"blind forms prefer some fields: entropy {knowledge['entropy_share']:.1%} of its maximum")
     for name in ("required_fields_asked", "information_on_department", "information_on_industry"):

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Baselines at their best, with the same budget for each family: nine settings of 60 steps on seeds 10 and 11, which report nothing.
+#   plain DAPO    8, 64 and 128 rollouts a task, three rates          ECHO-style    four weights inline, two rates; three in state form
+#   imitation     of own successes, in hindsight and with feedback, three rates
+#   runs/baselines.sh            level 6, two runs at a time; LEVELS=2 runs/baselines.sh 16 the sparse regime
+#   ARMS='echo.*' runs/baselines.sh 8
+# Runs land in runs/tuning-levelsN/ARM-SEED. The setting with the highest mean of `val` over its seeds at the last evaluation is
+# what runs/learnable.sh takes (RATE, ECHO there); copy metrics.jsonl and config.yaml of all of them into results/tuning.
+# Outside the agent, what is learnable from the same replies (lookup, memory, linear classifier):
+#   lfo bench world-model --rivals --json seed=S
+set -euo pipefail
+cd "$(dirname "$0")/.."
+levels=${LEVELS:-6}
+export FOLDER=${FOLDER:-runs/tuning-levels${levels//,/}} LFO=${LFO:-.venv/bin/lfo} HOURS=${HOURS:-12} OMP_NUM_THREADS=1
+export COMMON="preset=tiny threads=1 levels=$levels eval.tasks=200 eval.every=20 steps=${STEPS:-60} checkpoint_every=50 ${EXTRA:-}"
+arms() {
+  local shared="coupling=shared lookahead=off exploration.blind_share=0 optimizer.constant=true"
+  local imitate="algo=dapo internalise.rows=8"
+  for seed in ${SEEDS:-10 11}; do
+    for rate in 5e-4 1e-3 2e-3; do
+      for group in 8 64 128; do
+        echo "dapo-$group-$rate-$seed seed=$seed algo=dapo optimizer.constant=true policy.learning_rate=$rate rollout.group_size=$group"
+      done
+      echo "imitation-$rate-$seed seed=$seed $imitate internalise.teacher=policy internalise.learning_rate=$rate"
+      echo "hindsight-$rate-$seed seed=$seed $imitate internalise.hindsight=true internalise.learning_rate=$rate"
+      echo "feedback-$rate-$seed seed=$seed $imitate feedback=true internalise.learning_rate=$rate"
+    done
+    for setting in 0.01:1e-3 0.03:1e-3 0.1:1e-3 0.3:1e-3 0.03:5e-4 0.1:5e-4; do
+      local weight=${setting%:*} rate=${setting#*:}
+      echo "echo-$weight-$rate-$seed seed=$seed $shared world_model.input=inline world_model.predict=all world_model.weight=$weight policy.learning_rate=$rate"
+    done
+    for weight in 0.01 0.03 0.1; do
+      echo "shared-$weight-$seed seed=$seed $shared world_model.weight=$weight policy.learning_rate=1e-3"
+    done
+  done
+}
+chosen=$(arms | grep -E "^(${ARMS:-.*})-[0-9]+ ") || { echo "no arm matches ARMS=$ARMS" >&2; exit 2; }
+if [ -n "${DRY:-}" ]; then echo "$chosen"; exit; fi
+xargs -P "${1:-2}" -L 1 runs/train_once.sh <<< "$chosen"

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Level 6, where plain DAPO learns: every arm reaches a number. One core a run, ended after 12 hours.
+#   runs/learnable.sh            every arm, seeds 0 to 4, two runs at a time
+#   runs/learnable.sh 16         sixteen at a time
+#   ARMS='dapo-8|dual' SEEDS='0 1' runs/learnable.sh 4
+#   LAW=3 runs/learnable.sh 16   under law 3; LEVELS=2 the sparse regime
+# Settings are chosen on seeds 10 and 11 (runs/baselines.sh) and reported on 0 to 4. Runs land in runs/learnable/ARM-SEED, those
+# of another law or level in runs/learnable-lawL-levelsN; those that have ended are kept, started ones are resumed. Then:
+#   lfo compare runs/learnable
+set -euo pipefail
+cd "$(dirname "$0")/.."
+law=${LAW:-0} levels=${LEVELS:-6} rate=${RATE:-1e-3}
+folder=runs/learnable; [ "$law-$levels" = 0-6 ] || folder=runs/learnable-law$law-levels${levels//,/}
+export FOLDER=${FOLDER:-$folder} LFO=${LFO:-.venv/bin/lfo} HOURS=${HOURS:-12} OMP_NUM_THREADS=1
+export COMMON="preset=tiny threads=1 levels=$levels env_args.law=$law eval.tasks=200 eval.splits=val,test_unseen_companies
+  eval.final_splits=test_unseen_rules checkpoint_every=50 ${EXTRA:-}"
+arms() {
+  local dapo="algo=dapo optimizer.constant=true policy.learning_rate=$rate"
+  local echo="coupling=shared lookahead=off exploration.blind_share=0 optimizer.constant=true policy.learning_rate=$rate"
+  for seed in ${SEEDS:-0 1 2 3 4}; do
+    # Baselines: plain DAPO, and what else learns without a world model that is asked.
+    echo "dapo-8-$seed seed=$seed $dapo steps=1500 eval.every=20"
+    echo "dapo-64-$seed seed=$seed $dapo rollout.group_size=64 steps=400 eval.every=10"
+    echo "dapo-128-$seed seed=$seed $dapo rollout.group_size=128 steps=250 eval.every=10"
+    echo "echo-$seed seed=$seed $echo world_model.input=inline world_model.predict=all world_model.weight=${ECHO:-0.03} steps=1500 eval.every=20"
+    echo "shared-$seed seed=$seed $echo world_model.weight=${ECHO:-0.03} steps=1000 eval.every=20"
+    echo "imitation-$seed seed=$seed algo=dapo internalise.rows=8 internalise.teacher=policy steps=400 eval.every=20"
+    echo "hindsight-$seed seed=$seed algo=dapo internalise.rows=8 internalise.hindsight=true steps=100 eval.every=5"
+    echo "feedback-$seed seed=$seed algo=dapo internalise.rows=8 feedback=true steps=100 eval.every=5"
+    echo "memory-$seed seed=$seed lookahead_source=memory world_model.weight=0 steps=60 eval.every=5"
+    # Ours: look-ahead that the policy proposes, the same with the policy frozen, and into the weights.
+    echo "dual-$seed seed=$seed steps=60 eval.every=5"
+    echo "frozen-$seed seed=$seed policy.frozen=true steps=60 eval.every=5"
+    echo "internalise-$seed seed=$seed internalise.rows=8 steps=100 eval.every=5"
+    # Controls that must not help.
+    echo "shuffled-$seed seed=$seed lookahead_source=shuffled steps=60 eval.every=20"
+    echo "separate-$seed seed=$seed coupling=separate lookahead=off exploration.blind_share=0 steps=60 eval.every=20"
+  done
+}
+chosen=$(arms | grep -E "^(${ARMS:-.*})-[0-9]+ ") || { echo "no arm matches ARMS=$ARMS" >&2; exit 2; }
+if [ -n "${DRY:-}" ]; then echo "$chosen"; exit; fi
+xargs -P "${1:-2}" -L 1 runs/train_once.sh <<< "$chosen"
