@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -31,6 +32,11 @@ from lfo.rollout.predictors import make_lookahead, world_model_codec
 from lfo.rollout.row import Feedback, RolloutRequest
 from lfo.rollout.runner import Runner, RunnerSettings
 from lfo.types import Origin, Rollout
+
+# Each rollout in a thread of its own, which mostly waits for its server: all rollouts of a step are under way together,
+# so that servers see the requests of a turn at once. asyncio's own threads would be as few as the machine has cores.
+MOST_AT_ONCE = 1024
+_threads = ThreadPoolExecutor(MOST_AT_ONCE, thread_name_prefix="rollout")
 
 
 class RolloutOutput(AgentLoopOutput):
@@ -141,7 +147,9 @@ class RunnerLoop(AgentLoopBase):
             lookahead = make_lookahead(
                 parts.config, parts.environment, parts.world_model_codec, self._complete, tools=fields["tools"]
             )
-        rollout = await asyncio.to_thread(self._play, request, fields["temperature"], lookahead)
+        rollout = await self._event_loop.run_in_executor(
+            _threads, self._play, request, fields["temperature"], lookahead
+        )
         return _output(rollout)
 
     def _play(self, request: RolloutRequest, temperature: float | None, lookahead: LookAhead | None) -> Rollout:
@@ -163,10 +171,10 @@ class RunnerLoop(AgentLoopBase):
         if self.rollout_config.name == SAMPLER:
             parameters["uniforms"] = [float(each) for each in uniforms[:limit]]
             options["adapter"] = adapter
-        else:  # other servers draw by themselves; the seed keeps a run repeatable as far as they are
+        else:  # other servers draw by themselves
             parameters |= {"top_p": 1.0, "top_k": -1, "stop_token_ids": [self._parts.codec.end_of_turn]}
-            if temperature:
-                parameters["seed"] = int(uniforms[0] * 2**31)
+            if temperature and self.rollout_config.full_determinism:
+                parameters["seed"] = int(uniforms[0] * 2**31)  # vLLM then draws row by row, which costs a lot
             if adapter != POLICY:
                 options["adapter"] = adapter
         asking = self.server_manager.generate(
