@@ -4,7 +4,7 @@ The settings are those that verl's server starts it with: bf16, LoRA, its own co
 ("dummy"), so a folder with a config.json is a model.
 """
 
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 

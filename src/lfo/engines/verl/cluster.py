@@ -4,7 +4,7 @@ verl's synchronous trainer sets them up (roles, resource pool, worker group, ser
 not used: what a step does is in `lfo.training`, which calls `lfo.engines.verl.backend`.
 """
 
-# pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false
+# pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false, reportPrivateImportUsage=false
 
 from __future__ import annotations
 
