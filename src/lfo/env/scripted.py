@@ -1,23 +1,21 @@
 """The phone-call world for a policy that cannot speak: whatever it says, the next call of a script is made.
 
-    lfo train env=lfo.env.scripted:ScriptedCalls model=FOLDER ...
+    lfo train engine=verl env=lfo.env.scripted:ScriptedCalls model=FOLDER ...
 
-For measuring what a step costs at sizes for which there are only random weights: tasks, prompts, replies and turns are
-the real ones, and rewards alternate, so that every group trains the policy. No call can be read from what was said, so
-there is nothing for a world model to learn; look-ahead asks about the next call of the script.
+For measuring what a step costs at sizes for which there are only random weights. Tasks, prompts, replies and turns are
+the real ones; rewards alternate, so that every group trains the policy. engine=verl lets the policy speak as long as a
+turn may be, and puts the words of the script in the place of what it said, so that rows hold calls and replies.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from typing import Any, cast
 
 from lfo.env.phone_calls import PhoneCalls
 from lfo.env.players import PLAYERS
 from lfo.env.tasks import Task
-from lfo.protocol.hermes import read_tool_call
-from lfo.types import Message, StepResult, ToolCall
+from lfo.types import StepResult
 
 _rollouts = itertools.count()  # of a process, in the order in which they begin
 
@@ -47,8 +45,13 @@ class ScriptedCalls(PhoneCalls):
         self._script, self._turn, self._reward = heard.said, 0, float(next(_rollouts) % 2)
         return super().reset(task)
 
+    @property
+    def words(self) -> str:
+        """What the script says next."""
+        return self._script[min(self._turn, len(self._script) - 1)]
+
     def step(self, message: str) -> StepResult:
-        said = self._script[min(self._turn, len(self._script) - 1)]
+        said = self.words
         self._turn += 1
         return super().step(said)
 
@@ -57,9 +60,3 @@ class ScriptedCalls(PhoneCalls):
 
     def check(self) -> None:
         pass  # the reward says nothing of the state
-
-    def lookahead_query(self, transcript: Sequence[Message]) -> ToolCall | None:
-        asked = sum(message.predicted and message.role == "tool" for message in transcript)
-        spoken = sum(message.role == "assistant" and not message.predicted for message in transcript)
-        script = [call for said in self._script if (call := read_tool_call(said)) and call.name == "make_phone_call"]
-        return script[0] if script and spoken == 1 and not asked else None
