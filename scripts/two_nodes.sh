@@ -4,18 +4,21 @@
 #   scripts/two_nodes.sh FOLDER [NAME=VALUE ...]          on a CPU, where --num-gpus counts slots; some minutes on two cores
 # LFO names the command (default: lfo), PORT the head's port.
 set -euo pipefail
-folder=${1:?a new folder}; shift
+folder=${1:?a folder}; shift
 lfo=${LFO:-lfo}; port=${PORT:-6399}; here=$(cd "$(dirname "$0")" && pwd)
-mkdir "$folder"; folder=$(cd "$folder" && pwd)
+mkdir -p "$folder"; folder=$(cd "$folder" && pwd)
 settings=(engine=verl preset=tiny levels=1 rollout.prompts=2 rollout.group_size=8 policy.dynamic_sampling=false
     eval.every=0 steps=2 "$@")
 export RAY_prestart_worker_first_driver=0 RAY_USAGE_STATS_ENABLED=0
+# Ray's nodes and its clients must share a token, and all be told so.
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN=$(python -c 'import secrets; print(secrets.token_hex(32))')
 nodes=()
 trap 'for node in "${nodes[@]}"; do kill "$node" 2>/dev/null || true; done; wait' EXIT
 
 echo "one node, two ranks"
-$lfo train "${settings[@]}" verl.trainer.n_gpus_per_node=2 output_dir="$folder/one"
+[ -d "$folder/one/adapters" ] || $lfo train "${settings[@]}" verl.trainer.n_gpus_per_node=2 output_dir="$folder/one"
 
+rm -rf "$folder/two" "$folder/head.log" "$folder/second.log"
 echo "two nodes, one rank each"
 ray start --head --port="$port" --num-cpus=12 --num-gpus=1 --include-dashboard=false --temp-dir="$folder/ray" --block \
     > "$folder/head.log" 2>&1 & nodes+=($!)

@@ -180,7 +180,13 @@ def start_ray(config: DictConfig) -> None:
     runtime = options.pop("runtime_env", None) or {}
     runtime["env_vars"] = variables | dict(runtime.get("env_vars", {}))
     options.setdefault("log_to_driver", False)
-    ray.init(**{key: value for key, value in options.items() if value is not None}, runtime_env=runtime)
+    try:
+        ray.init(**{key: value for key, value in options.items() if value is not None}, runtime_env=runtime)
+    except ConnectionError as error:
+        raise WorkError(
+            f"no Ray cluster answers at {options.get('address')}: start one with ray start --head, and give this shell "
+            "the token that its nodes have (RAY_AUTH_MODE=token, RAY_AUTH_TOKEN)"
+        ) from error
 
 
 def logprob_gaps(samples: Sequence[TrainingSample], logprobs: Sequence[Sequence[float]]) -> list[float]:

@@ -23,7 +23,9 @@ class Stages:
         self.seconds: dict[str, float] = {}
 
     def begin(self, name: str) -> None:
-        """The next part begins, and with it the one before is done."""
+        """The next part begins, and with it the one before is done; the same again is no other part."""
+        if name == self._name:
+            return
         self.end()
         self._name, self._started = name, time.monotonic()
         if self._console.is_terminal:
