@@ -9,7 +9,9 @@ import torch
 from lfo.cli import main
 from lfo.loading import load_base
 from lfo.model.adapters import DualAdapterModel
-from lfo.tools import bench, speed
+from lfo.tools import bench, server_bench, speed
+from lfo.tools.memory import by_phase
+from lfo.tools.plan import SHAPES, Work, training
 
 SMALL = ("rollout.prompts=2", "rollout.group_size=4", "rollout.mini_batch_prompts=1")
 
@@ -78,3 +80,38 @@ def test_floors_count_what_must_be_read_and_multiplied():
     assert speed.bytes_of_a_step(model, 10) == 4 * (4 * layer + 1216 * 128 + 10 * 2 * 4 * 2 * 32)
     assert speed.training_operations(model, tokens=3, predictions=1) == 4 * (4 * layer * 3 + 1216 * 128)
     assert speed.copy_bandwidth(model.device, repeats=1) > 1e8
+
+
+def test_against_vllm_measures_every_speaker_on_the_same_prompts():
+    """vLLM itself needs a GPU; our side of the comparison is measured here as there."""
+    model = DualAdapterModel.build(load_base("tiny", torch.device("cpu")), coupling="separate", seed=0)
+    prompts = server_bench._prompts(1216, 9)
+    assert [len(prompts), len(prompts[0]), len(set(map(tuple, prompts)))] == [9, server_bench.PROMPT, 2]
+    speak = server_bench.sampler_of(model, server_bench.PROMPT + server_bench.LONG + 1)
+    calls = []
+
+    def noting(given, tokens: int) -> int:
+        calls.append((given, tokens))
+        return len(given) * tokens
+
+    found = server_bench._measured({"lfo": speak, "vllm": noting}, prompts, 1, model.device)
+    assert found["ratio"] == pytest.approx(found["lfo_tokens_per_second"] / found["vllm_tokens_per_second"])
+    assert [tokens for _, tokens in calls] == [server_bench.SHORT, server_bench.LONG] * 2
+    assert all(given is prompts for given, _ in calls)
+    with pytest.raises(AssertionError, match="said 1 tokens"):
+        server_bench._measured({"lfo": lambda given, tokens: 1}, prompts, 1, model.device)
+
+
+def test_without_vllm_one_sentence_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setattr(server_bench.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "argv", ["lfo", "bench", "rollout", "--against", "vllm"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "pip install learn-from-observation[vllm]" in capsys.readouterr().err
+
+
+def test_phases_of_memory_hold_all_that_is_planned():
+    planned = training(SHAPES["qwen3-4b"], Work(), gpus=1)
+    assert sum(by_phase(planned).values()) == sum(planned.values())
+    assert 3.9e9 < SHAPES["qwen3-4b"].parameters < 4.1e9

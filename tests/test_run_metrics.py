@@ -12,7 +12,7 @@ import torch
 
 from lfo.env.oracle import OracleCodes
 from lfo.errors import ConfigError, DataError
-from lfo.evaluation.balance import POLICY_SILENT, WORLD_MODEL_SILENT, gradient_balance
+from lfo.evaluation.balance import POLICY_SILENT, SERVERS_DIFFER, WORLD_MODEL_SILENT, gradient_balance, judged
 from lfo.evaluation.runs import describe_data
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import render_state
@@ -144,6 +144,13 @@ def test_warnings_begin_outside_one_to_ten(policy: float, world_model: float, wa
 )
 def test_one_adapter_alone_has_no_balance(row: dict):
     assert gradient_balance(row) == {}
+
+
+def test_servers_that_differ_from_the_trainer_are_one_warning_more():
+    assert judged({"logprob_gap_mean": 0.02}) == {}
+    row = {"gradient_norm/policy": 1.0, "gradient_norm/world_model": 11.0, "warnings": ["of the rollouts"]}
+    assert judged({**row, "logprob_gap_mean": 0.021})["warnings"] == ["of the rollouts", POLICY_SILENT, SERVERS_DIFFER]
+    assert judged({"warnings": ["of the rollouts"], "logprob_gap_mean": 1.0})["warnings"][0] == "of the rollouts"
 
 
 def test_rows_of_a_run_hold_the_ratio_of_their_norms(whole):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lfo.backend import Backend
 from lfo.config import RunConfig
 from lfo.env.interface import EnvironmentFactory, predicted_tools
-from lfo.evaluation.balance import gradient_balance, mean_of_each
+from lfo.evaluation.balance import judged, mean_of_each
 from lfo.evaluation.fixed_tasks import evaluate_splits
 from lfo.evaluation.held_out import Examination
 from lfo.evaluation.runs import describe_data, warn_of_changed_data
@@ -169,7 +169,7 @@ class Trainer:
             "sampled_tokens_seen": self.state.sampled_tokens,
             "seconds/seen": self.state.seconds,
             **watched,
-            **gradient_balance({**row, **watched}),
+            **judged({**row, **watched}),
             **({} if self.backend.memory is None else {"memory_size": len(self.backend.memory)}),
             "tokens_per_second": row["sampled_tokens"] / max(clock.seconds["rollout"], 1e-9),
             **{f"seconds/{name}": seconds for name, seconds in clock.seconds.items()},

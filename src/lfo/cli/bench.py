@@ -58,9 +58,17 @@ def bench_step(overrides: Overrides = None, device: Device = "cpu", as_json: Jso
 def bench_rollout(
     model: Annotated[str, typer.Option(help="The embedded base, one that was fetched, or a folder.")] = "tiny",
     device: Device = "cpu",
+    against: Annotated[
+        Literal["generate", "vllm"], typer.Option(help="vllm: on a GPU, random weights of several shapes.")
+    ] = "generate",
+    shapes: Annotated[str, typer.Option(help="With --against vllm, with commas.")] = "smollm2-135m,qwen3-1.7b,qwen3-8b",
+    rows: Annotated[str, typer.Option(help="With --against vllm: rows at the same time.")] = "16,64,256",
     as_json: Json = False,
 ) -> None:
-    """Our sampler against transformers' generate(): 64 phone-call prompts on one CPU core or a GPU."""
+    """Our sampler against transformers' generate(), 64 phone-call prompts on one CPU core or a GPU; or against vLLM."""
+    if against == "vllm":
+        _against_vllm(shapes.split(","), _points(rows, "--rows"), as_json)
+        return
     from lfo.tools import bench
 
     with working("measuring sampling"):
@@ -113,14 +121,31 @@ def bench_world_model(
     )
 
 
-def _points(text: str) -> list[int]:
+def _against_vllm(shapes: list[str], rows: list[int], as_json: bool) -> None:
+    from lfo.loading import pick_device
+    from lfo.tools import server_bench
+
+    server_bench.require_vllm()
+    pick_device("cuda")
+    found = []
+    for record in server_bench.against_vllm(shapes, rows):
+        found.append(record)
+        ours, theirs = (f"{record[f'{name}_tokens_per_second']:,.0f} tokens/s" for name in ("lfo", "vllm"))
+        steps = f"{record['lfo_step_ms']:.2f} and {record['vllm_step_ms']:.2f} ms"
+        words = f"{record['shape']:14} {record['rows']:4} rows: ours {ours}, vLLM {theirs}, {record['ratio']:.2f} x"
+        typer.echo(f"{words}; a decode step {steps}", err=as_json)
+    if as_json:
+        typer.echo(json.dumps(found))
+
+
+def _points(text: str, option: str = "--tasks") -> list[int]:
     """
     >>> _points("40,80")
     [40, 80]
     """
     points = [int(part) for part in text.split(",") if part.strip().isdigit()]
     if not points or len(points) != len(text.split(",")) or points != sorted(set(points)) or points[0] < 1:
-        raise UsageError(f"--tasks must be rising numbers with commas, such as 40,80,160, not {text!r}")
+        raise UsageError(f"{option} must be rising numbers with commas, such as 40,80,160, not {text!r}")
     return points
 
 
@@ -140,5 +165,8 @@ def bench_memory(as_json: Json = False) -> None:
         typer.echo(
             f"{row['model']:14} {row['micro_batch_tokens']:6} tokens{' with checkpointing' * row['checkpointing']}: "
             f"computed {row['computed'] / 2**30:.2f} GiB, measured {row['measured'] / 2**30:.2f} GiB "
-            f"({row['error']:+.1%})"
+            f"({row['error']:+.1%}); an update takes {row['seconds']:.2f} s"
         )
+        for name, measured in row["measured_parts"].items():
+            computed = row["computed_parts"][name] / 2**30
+            typer.echo(f"{'':14} {name:10} computed {computed:6.2f} GiB, measured {measured / 2**30:6.2f} GiB")

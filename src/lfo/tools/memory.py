@@ -6,8 +6,9 @@ lfo bench memory --json
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from lfo.config import load_config
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.learner import Learner
 from lfo.tools.plan import SHAPES, Shape, Work, training
+from lfo.tools.speed import seconds_of
 from lfo.types import TrainingSample
 
 
@@ -41,6 +43,7 @@ CASES = (
     Case(shape="qwen3-0.6b", rows=8, length=1024),
     Case(shape="qwen3-1.7b", rows=4, length=1024),
     Case(shape="qwen3-1.7b", rows=4, length=2048, checkpointing=True),
+    Case(shape="qwen3-4b", rows=4, length=2048, checkpointing=True),
     Case(shape="qwen3-8b", rows=2, length=1024),
     Case(shape="qwen3-8b", rows=4, length=2048, checkpointing=True),
 )
@@ -49,8 +52,9 @@ CASES = (
 def compare(cases: Sequence[Case] = CASES) -> Iterator[dict[str, Any]]:
     """Computed and measured bytes of each case, one after the other."""
     for case in cases:
-        computed = sum(training(SHAPES[case.shape], case.work, gpus=1).values())
-        measured = measure_training(SHAPES[case.shape], case, torch.device("cuda"))
+        planned = training(SHAPES[case.shape], case.work, gpus=1)
+        found = measure_training(SHAPES[case.shape], case, torch.device("cuda"))
+        computed, measured = sum(planned.values()), found["peak"]
         yield {
             "model": case.shape,
             "micro_batch_tokens": case.work.micro_batch_tokens,
@@ -58,28 +62,61 @@ def compare(cases: Sequence[Case] = CASES) -> Iterator[dict[str, Any]]:
             "computed": computed,
             "measured": measured,
             "error": computed / measured - 1,
+            "computed_parts": by_phase(planned),
+            "measured_parts": {
+                "weights": found["weights"],
+                "adapters": found["adapters"],
+                "optimizer": found["rest"] - found["weights"] - found["adapters"],
+                "update": found["peak"] - found["rest"],
+            },
+            "seconds": found["seconds"],
         }
 
 
-def measure_training(shape: Shape, case: Case, device: torch.device) -> int:
-    """Peak of the second update: in the first the optimizer has no memory yet."""
+def by_phase(planned: Mapping[str, int]) -> dict[str, int]:
+    """What `plan` counts, as it can be told apart from outside: what is there before the adapters are made, with them,
+    after a step of AdamW, and what an update takes besides. Gradients are made in each update."""
+    return {
+        "weights": planned["weights"],
+        "adapters": planned["adapters"],
+        "optimizer": planned["optimizer"],
+        "update": planned["gradients"] + planned["activations"] + planned["passing"] + planned["buffers"],
+    }
+
+
+def measure_training(shape: Shape, case: Case, device: torch.device) -> dict[str, float]:
+    """Bytes after each part is made, the peak of the second update (in the first the optimizer has no memory yet), and
+    how long a third one takes."""
     gc.collect()
     torch.cuda.empty_cache()
-    update = training_update(shape, case, device)
+    found: dict[str, float] = {}
+    update = training_update(shape, case, device, note=partial(_note, found, device))
     update()
+    found["rest"] = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     update()
-    return torch.cuda.max_memory_allocated(device)
+    found["peak"] = torch.cuda.max_memory_allocated(device)
+    found["seconds"], _ = seconds_of(update, device)
+    return found
 
 
-def training_update(shape: Shape, case: Case, device: torch.device) -> Any:
+def _note(found: dict[str, float], device: torch.device, name: str) -> None:
+    """How much has come since the last note."""
+    found[name] = torch.cuda.memory_allocated(device) - sum(found.values())
+
+
+def training_update(
+    shape: Shape, case: Case, device: torch.device, note: Callable[[str], None] = lambda name: None
+) -> Any:
     """An update of both adapters on random rows: the policy's fill the micro-batch, the world model has a short one."""
     with torch.device(device):
         base = AutoModelForCausalLM.from_config(model_config(shape), dtype=torch.bfloat16)
+    note("weights")
     work = case.work
     model = DualAdapterModel.build(
         base, coupling="separate", seed=0, rank=work.rank, gradient_checkpointing=case.checkpointing
     )
+    note("adapters")
     learner = Learner(model, load_config(["lookahead=off"]))
     sampled = work.predicted // case.rows
 

@@ -93,6 +93,8 @@ SHAPES: Mapping[str, Shape] = {
               vocabulary=151936, tied=True, head_norms=True),
         Shape(name="qwen3-1.7b", layers=28, hidden=2048, inner=6144, heads=16, key_heads=8, head_size=128,
               vocabulary=151936, tied=True, head_norms=True),
+        Shape(name="qwen3-4b", layers=36, hidden=2560, inner=9728, heads=32, key_heads=8, head_size=128,
+              vocabulary=151936, tied=True, head_norms=True),
         Shape(name="qwen3-8b", layers=36, hidden=4096, inner=12288, heads=32, key_heads=8, head_size=128,
               vocabulary=151936, tied=False, head_norms=True),
     )

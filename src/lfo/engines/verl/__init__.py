@@ -6,8 +6,9 @@
     backend.py      the driver's side               cluster.py      verl's processes, as the driver calls them
     engine.py       the registered FSDP engine      learner.py      the local update, shared among ranks
     worker.py       one rank's process              rollout.py      rollout servers made of our sampler
-    agent_loop.py   our runner as an agent loop     vllm.py         both adapters in vLLM (not run so far)
-    platform.py     a CPU as a platform of verl's
+    agent_loop.py   our runner as an agent loop     vllm.py         both adapters in vLLM
+    platform.py     a CPU as a platform of verl's   starting.py     what a run waits for while it starts
+    bare_vllm.py    vLLM by itself, for a bench
 
 How the parts meet, and what is tested where: docs/VERL_INTEGRATION.md. Importing this package imports no verl.
 """

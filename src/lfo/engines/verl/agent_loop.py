@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from lfo.config import RunConfig, from_mapping
 from lfo.engines.verl.settings import AGENT_LOOP, SAMPLER, sampling_parameters
 from lfo.env.interface import EnvironmentFactory
+from lfo.env.scripted import ScriptedCalls
 from lfo.loading import environment_factory
 from lfo.model.adapters import POLICY, WORLD_MODEL
 from lfo.protocol.chat import ChatCodec
@@ -31,6 +33,11 @@ from lfo.rollout.predictors import make_lookahead, world_model_codec
 from lfo.rollout.row import Feedback, RolloutRequest
 from lfo.rollout.runner import Runner, RunnerSettings
 from lfo.types import Origin, Rollout
+
+# Each rollout in a thread of its own, which mostly waits for its server: all rollouts of a step are under way together,
+# so that servers see the requests of a turn at once. asyncio's own threads would be as few as the machine has cores.
+MOST_AT_ONCE = 1024
+_threads = ThreadPoolExecutor(MOST_AT_ONCE, thread_name_prefix="rollout")
 
 
 class RolloutOutput(AgentLoopOutput):
@@ -83,6 +90,24 @@ class ServedRows:
         return [said]
 
 
+class ScriptedRows(ServedRows):
+    """The row of a base that cannot speak: it says something, for the time that takes, and the script's words then
+    stand in its place."""
+
+    def __init__(self, loop: Any, environment: ScriptedCalls) -> None:
+        super().__init__(loop)
+        self._environment = environment
+
+    def decode(self, rows: Sequence[int], **options: Any) -> list[_Said]:
+        before = len(self._tokens)
+        if not super().decode(rows, **options):
+            return []
+        del self._tokens[before:]
+        words = self._loop.words(self._environment.words)
+        self._tokens.extend(words)
+        return [_Said(tokens=words, logprobs=(0.0,) * len(words), stopped=True)]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Parts:
     """What all rollouts of a process share; making a codec takes longer than many a rollout."""
@@ -92,6 +117,7 @@ class _Parts:
     codec: ChatCodec
     world_model_codec: WorldModelCodec
     settings: RunnerSettings
+    scripted: bool  # what the policy says is replaced: see `ScriptedRows`
 
 
 _parts: dict[str, _Parts] = {}
@@ -102,12 +128,14 @@ def _parts_of(config: Any, tokenizer: Any) -> _Parts:
     if name not in _parts:
         run = from_mapping(cast(Any, OmegaConf.to_container(config.actor_rollout_ref.model.lora.run, resolve=True)))
         environment = config.lfo.environment or environment_factory(run)
+        example = environment()
         _parts[name] = _Parts(
             config=run,
             environment=environment,
-            codec=ChatCodec(tokenizer, environment().tools(), thinking=run.rollout.thinking),
+            codec=ChatCodec(tokenizer, example.tools(), thinking=run.rollout.thinking),
             world_model_codec=world_model_codec(run, tokenizer),
             settings=RunnerSettings.of_run(run, environment_workers=1),  # one environment in each loop
+            scripted=isinstance(example, ScriptedCalls),
         )
     return _parts[name]
 
@@ -141,14 +169,23 @@ class RunnerLoop(AgentLoopBase):
             lookahead = make_lookahead(
                 parts.config, parts.environment, parts.world_model_codec, self._complete, tools=fields["tools"]
             )
-        rollout = await asyncio.to_thread(self._play, request, fields["temperature"], lookahead)
+        rollout = await self._event_loop.run_in_executor(
+            _threads, self._play, request, fields["temperature"], lookahead
+        )
         return _output(rollout)
 
     def _play(self, request: RolloutRequest, temperature: float | None, lookahead: LookAhead | None) -> Rollout:
-        parts = self._parts
-        runner = Runner(parts.environment, parts.codec, settings=parts.settings, lookahead=lookahead)
-        (rollout,) = runner.run([request], ServedRows(self), temperature=temperature)
+        parts, environment, rows = self._parts, self._parts.environment, ServedRows(self)
+        if parts.scripted:
+            one: Any = environment()
+            environment, rows = (lambda: one), ScriptedRows(self, one)
+        runner = Runner(environment, parts.codec, settings=parts.settings, lookahead=lookahead)
+        (rollout,) = runner.run([request], rows, temperature=temperature)
         return dataclasses.replace(rollout, info=_scalars(rollout.info))
+
+    def words(self, text: str) -> tuple[int, ...]:
+        """What the policy would have had to say for this text."""
+        return (*self._parts.codec.encode_message(text), self._parts.codec.end_of_turn)
 
     def _complete(
         self, prompts: Sequence[Sequence[int]], uniforms: Sequence[Sequence[float]] | None = None
@@ -183,7 +220,14 @@ class RunnerLoop(AgentLoopBase):
         uniforms: Sequence[float],
     ) -> _Said:
         server, ends = self.rollout_config.name, self._parts.codec.ends
-        parameters = sampling_parameters(server, limit=limit, temperature=temperature, uniforms=uniforms, ends=ends)
+        parameters = sampling_parameters(
+            server,
+            limit=limit,
+            temperature=temperature,
+            uniforms=uniforms,
+            ends=ends,
+            repeatable=self.rollout_config.full_determinism,
+        )
         options: dict[str, Any] = {"adapter": adapter} if server == SAMPLER or adapter != POLICY else {}
         output = await self.server_manager.generate(
             self._request_id + part, prompt_ids=list(tokens), sampling_params=parameters, **options

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -25,6 +26,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lfo.config import RunConfig
 from lfo.engines.verl.settings import SAMPLER, is_cpu, verl_config
+from lfo.engines.verl.starting import stages
 from lfo.env.interface import EnvironmentFactory
 from lfo.errors import ConfigError, WorkError
 from lfo.protocol.chat import ChatCodec
@@ -33,7 +35,7 @@ from lfo.rollout.ending_tools import EndingTools, learns_tools
 from lfo.rollout.row import RolloutRequest
 from lfo.types import ReplyScore, Rollout, TrainingSample
 
-CHECKED_ROWS = 4  # rows of each step whose sampled log-probs are compared with the trainer's
+CHECKED_ROWS = 4  # rows of each step whose sampled log-probs are compared with the trainer's, unless all are needed
 LARGEST_GAP = 1e-3  # in fp32; a server with other weights than the trainer's is far beyond
 
 
@@ -69,13 +71,16 @@ class VerlBackend:
 
             started_here = not ray.is_initialized()
             with in_one_sentence(str(run)):
-                if started_here:
-                    start_ray(config)
                 try:
+                    if started_here:
+                        stages.begin("Ray")
+                        start_ray(config)
                     with redirect_stdout(sys.stderr):  # verl talks while it starts; our own answer goes to stdout
                         self.cluster = Cluster(config)
+                    stages.end()
                     yield
                 finally:
+                    stages.end()
                     if self.cluster is not None:
                         self.cluster.close()
                         self.cluster = None
@@ -102,34 +107,27 @@ class VerlBackend:
         self, mini_batches: Sequence[Sequence[TrainingSample]], *, weight: float, rate_factor: float
     ) -> list[dict[str, float]]:
         self.cluster.before_learning()
-        checked = self._check_logprobs(mini_batches)
+        rows = [row for samples in mini_batches for row in samples if any(row.policy_weights)]
+        rows = rows[:CHECKED_ROWS] if self.cluster.trusts_servers else rows
+        own = self.cluster.policy_logprobs(rows) if rows else []
+        checked = self._check_logprobs(rows, own)
         if not self.cluster.trusts_servers:
-            mini_batches = self._with_own_logprobs(mini_batches)
+            mini_batches = with_logprobs(mini_batches, rows, own)
         updates = [self.cluster.learn(rows, weight=weight, rate_factor=rate_factor) for rows in mini_batches if rows]
         return [checked, *updates]
 
-    def _check_logprobs(self, mini_batches: Sequence[Sequence[TrainingSample]]) -> dict[str, float]:
+    def _check_logprobs(self, rows: Sequence[TrainingSample], own: Sequence[Sequence[float]]) -> dict[str, float]:
         """How far the servers' log-probs lie from the trainer's, before anything is trained: nothing else would tell
         that rollouts were sampled with an old or a wrong adapter."""
-        rows = [row for samples in mini_batches for row in samples if any(row.policy_weights)][:CHECKED_ROWS]
         if not rows:
             return {}
-        gap = logprob_gap(rows, self.cluster.policy_logprobs(rows))
-        if is_cpu(self.config) and gap > LARGEST_GAP:
+        gaps = logprob_gaps(rows, own)
+        if is_cpu(self.config) and max(gaps) > LARGEST_GAP:
             raise WorkError(
-                f"rollouts were sampled with other weights than the trainer's: log-probs differ by {gap:.3g}, "
+                f"rollouts were sampled with other weights than the trainer's: log-probs differ by {max(gaps):.3g}, "
                 f"more than {LARGEST_GAP:g}"
             )
-        return {"logprob_gap": gap}
-
-    def _with_own_logprobs(self, mini_batches: Sequence[Sequence[TrainingSample]]) -> list[list[TrainingSample]]:
-        """The rows with the trainer's log-probs in place of the servers', where those compute in another precision."""
-        rows = [row for samples in mini_batches for row in samples if any(row.policy_weights)]
-        own = dict(zip(map(id, rows), self.cluster.policy_logprobs(rows) if rows else (), strict=True))
-        return [
-            [replace(row, logprobs=own[id(row)]) if id(row) in own else row for row in samples]
-            for samples in mini_batches
-        ]
+        return {"logprob_gap": max(gaps), "logprob_gap_mean": fmean(gaps)}
 
     def sync(self, step: int) -> None:
         self.cluster.after_learning(step)
@@ -186,14 +184,32 @@ def start_ray(config: DictConfig) -> None:
     runtime = options.pop("runtime_env", None) or {}
     runtime["env_vars"] = variables | dict(runtime.get("env_vars", {}))
     options.setdefault("log_to_driver", False)
-    ray.init(**{key: value for key, value in options.items() if value is not None}, runtime_env=runtime)
+    try:
+        ray.init(**{key: value for key, value in options.items() if value is not None}, runtime_env=runtime)
+    except ConnectionError as error:
+        raise WorkError(
+            f"no Ray cluster answers at {options.get('address')}: start one with ray start --head, and give this shell "
+            "the token that its nodes have (RAY_AUTH_MODE=token, RAY_AUTH_TOKEN)"
+        ) from error
 
 
-def logprob_gap(samples: Sequence[TrainingSample], logprobs: Sequence[Sequence[float]]) -> float:
-    """The largest difference between sampled and given log-probs on tokens that train the policy."""
-    return max(
+def logprob_gaps(samples: Sequence[TrainingSample], logprobs: Sequence[Sequence[float]]) -> list[float]:
+    """The differences between sampled and given log-probs, on each token that trains the policy."""
+    return [
         abs(sampled - mine)
         for sample, row in zip(samples, logprobs, strict=True)
         for sampled, mine, weight in zip(sample.logprobs, row, sample.policy_weights, strict=True)
         if weight
-    )
+    ]
+
+
+def with_logprobs(
+    mini_batches: Sequence[Sequence[TrainingSample]],
+    rows: Sequence[TrainingSample],
+    logprobs: Sequence[Sequence[float]],
+) -> list[list[TrainingSample]]:
+    """The mini-batches with these log-probs of `rows` in place of those that servers sampled with."""
+    own = dict(zip(map(id, rows), logprobs, strict=True))
+    return [
+        [replace(row, logprobs=own[id(row)]) if id(row) in own else row for row in samples] for samples in mini_batches
+    ]

@@ -4,7 +4,7 @@ verl's synchronous trainer sets them up (roles, resource pool, worker group, ser
 not used: what a step does is in `lfo.training`, which calls `lfo.engines.verl.backend`.
 """
 
-# pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false
+# pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false, reportPrivateImportUsage=false
 
 from __future__ import annotations
 
@@ -13,19 +13,24 @@ import itertools
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, cast
 
 import msgspec
 import ray
 import transfer_queue as tq
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from ray.util import remove_placement_group
+from safetensors import SafetensorError
 from verl.trainer.ppo.utils import Role
-from verl.trainer.ppo.v1 import AgentLoopManagerTQ, PPOTrainerSync
+from verl.trainer.ppo.v1 import AgentLoopManagerTQ, PPOTrainerSync, trainer_base
 from verl.utils import tensordict_utils as tu
+from verl.workers.rollout.llm_server import LLMServerClient, LLMServerManager
+from verl.workers.rollout.router import get_router_handle
 
 from lfo.engines.verl.settings import BASE, sampling_parameters
+from lfo.engines.verl.starting import stages
 from lfo.engines.verl.worker import DualLoraWorker
 from lfo.errors import WorkError
 from lfo.model.adapters import POLICY, WORLD_MODEL
@@ -34,6 +39,9 @@ from lfo.types import ReplyScore, Rollout, TrainingSample
 
 POLL_SECONDS = 0.05
 RELEASE_SECONDS = 10.0  # Ray gives slots back a little later than it says
+LOGS = "/tmp/ray/session_latest/logs"
+# As torch says it, and vLLM where it finds less free than it was promised or too little for its cache.
+OUT_OF_MEMORY = ("CUDA out of memory", "Free memory on device", "No available memory for the cache blocks")
 ALIVE_SECONDS = 5.0  # how often waiting looks whether anybody is still there to wait for
 
 
@@ -48,35 +56,66 @@ class _Processes(PPOTrainerSync):
         for role in (Role.ActorRollout, Role.ActorRolloutRef, Role.Actor):
             if role in self.role_worker_mapping:
                 self.role_worker_mapping[role] = ray.remote(DualLoraWorker)
+        stages.begin("trainer ranks")
+
+    def on_init_end(self) -> None:
+        stages.begin("weights for the servers")
+        super().on_init_end()
+
+
+class _Servers(LLMServerManager):
+    """verl's servers, made known to a balancer that was there before them: see `Cluster`."""
+
+    balancer: Any = None
+
+    async def _init_global_load_balancer(self) -> None:
+        self.global_load_balancer = self.balancer
+        await self.balancer.add_servers.remote(dict(zip(self.server_addresses, self.server_handles, strict=True)))
 
 
 class Cluster:
-    """What the training loop asks of verl, in our own words."""
+    """What the training loop asks of verl, in our own words.
+
+    Every process imports for seconds before it can do anything. So what needs no model - the queue, the balancer
+    between servers, the agent loops - starts beside the trainer and its servers, not behind them.
+    """
 
     def __init__(self, config: Any) -> None:
         self._config = config
         self._own_queue = not _queue_runs()
-        tq.init(config.transfer_queue)  # joins the one that runs in this session of Ray, if any
+        options = config.actor_rollout_ref.rollout
+        self._balancer: Any = get_router_handle(
+            servers={}, router_config_path=options.router_config_path, full_determinism=options.full_determinism
+        )
+        self._client: Any = LLMServerClient(config=config, load_balancer_handle=self._balancer)
+        beside = ThreadPoolExecutor(1)
+        loops = beside.submit(self._start_loops)
+        beside.shutdown(wait=False)
         self._processes: Any = cast(Any, _Processes)(config)  # verl's class is concrete by its decorator
+        _Servers.balancer = self._balancer
+        trainer_base.LLMServerManager = _Servers
         try:
             self._processes.init()
         except ValueError as error:  # too few GPUs, mostly
             raise WorkError(f"verl cannot start its processes: {error}") from error
         self._workers = self._processes.actor_rollout_wg
-        self._client = self._processes.get_llm_client()
-        self._loops: Any = AgentLoopManagerTQ.create(
-            config=config,
-            llm_client=self._client,
-            teacher_client=None,
-            reward_loop_worker_handles=self._processes.get_reward_handles(),
+        stages.begin("agent loops")
+        self._loops: Any = loops.result()
+
+    def _start_loops(self) -> Any:
+        tq.init(self._config.transfer_queue)  # joins the one that runs in this session of Ray, if any
+        loops: Any = AgentLoopManagerTQ.create(
+            config=self._config, llm_client=self._client, teacher_client=None, reward_loop_worker_handles=[]
         )
+        _await_all(loops.agent_loop_workers)
+        return loops
 
     def close(self) -> None:
         """End all processes and give their slots back, so that another run may follow in the same session of Ray."""
         servers = [
             server for replica in self._processes.llm_server_manager.get_replicas() for server in replica.servers
         ]
-        for actor in (*self._loops.agent_loop_workers, *servers, *self._workers.workers):
+        for actor in (*self._loops.agent_loop_workers, self._balancer, *servers, *self._workers.workers):
             ray.kill(actor)
         pools = self._processes.resource_pool_manager.resource_pool_dict.values()
         for pool in pools:
@@ -143,11 +182,11 @@ class Cluster:
             tags = (tq.kv_list(partition) or {}).get(partition, {})
             states = [tags[name]["status"] for name in names]
             if "failure" in states:
-                raise WorkError("a rollout could not be played: its server or its agent loop failed")
+                raise Lost("a rollout could not be played: its server or its agent loop failed")
             if all(state == "finished" for state in states):
                 return
             if time.monotonic() - looked > ALIVE_SECONDS:
-                ray.get([worker.__ray_ready__.remote() for worker in self._loops.agent_loop_workers])
+                _await_all(self._loops.agent_loop_workers)
                 looked = time.monotonic()
             time.sleep(POLL_SECONDS)
 
@@ -158,7 +197,13 @@ class Cluster:
         server = self._config.actor_rollout_ref.rollout.name
 
         async def ask(prompt: Sequence[int], numbers: Sequence[float]) -> tuple[int, ...]:
-            parameters = sampling_parameters(server, limit=limit, temperature=float(bool(numbers)), uniforms=numbers)
+            parameters = sampling_parameters(
+                server,
+                limit=limit,
+                temperature=float(bool(numbers)),
+                uniforms=numbers,
+                repeatable=self._config.actor_rollout_ref.rollout.full_determinism,
+            )
             output = await self._client.generate(
                 uuid.uuid4().hex, prompt_ids=list(prompt), sampling_params=parameters, adapter=WORLD_MODEL
             )
@@ -195,13 +240,20 @@ class Cluster:
         self._processes.checkpoint_manager.update_weights(step)
 
     def save(self, folder: str) -> None:
-        self._workers.save_checkpoint(folder)
+        with _as_if_here():
+            self._workers.save_checkpoint(folder)
 
     def save_adapters(self, folder: str) -> None:
-        self._workers.save_adapters(folder)
+        with _as_if_here():
+            self._workers.save_adapters(folder)
 
     def load(self, folder: str) -> None:
         self._workers.load_checkpoint(folder)
+
+
+def _await_all(actors: Sequence[Any]) -> None:
+    """Until they are there; raises where one of them is lost."""
+    ray.get([actor.__ray_ready__.remote() for actor in actors])
 
 
 def _queue_runs() -> bool:
@@ -212,17 +264,40 @@ def _queue_runs() -> bool:
     return True
 
 
+class Lost(WorkError):
+    """A process is gone; the run can go on from its last checkpoint."""
+
+
+@contextmanager
+def _as_if_here() -> Iterator[None]:
+    """Let a disk that failed in another process fail here, where it becomes a sentence: `lfo.rundir`."""
+    try:
+        yield
+    except RayTaskError as error:
+        if isinstance(error.cause, OSError | SafetensorError):
+            raise error.cause from error
+        raise
+
+
 @contextmanager
 def in_one_sentence(resume: str) -> Iterator[None]:
     """Turn what a lost or failed process raises into one sentence with the way on."""
+    way_on = f"continue from the last checkpoint with: lfo train --resume {resume}"
     try:
         yield
+    except Lost as error:
+        raise WorkError(f"{error}; {way_on}") from error
     except RayError as error:
         cause = getattr(error, "cause", None)
         if isinstance(cause, WorkError):
             raise cause from error
+        if any(words in str(error) for words in OUT_OF_MEMORY):
+            raise WorkError(
+                "the GPU is out of memory: lower verl.actor_rollout_ref.rollout.gpu_memory_utilization or "
+                f"micro_batch_tokens (lfo plan counts what fits); {way_on} and the lower values"
+            ) from error
         (reason, *_) = [*str(cause or error).strip().splitlines(), ""]
         raise WorkError(
             f"a process of the run was lost or failed ({type(cause or error).__name__}: {reason[:200]}); "
-            f"continue from the last checkpoint with: lfo train --resume {resume}"
+            f"its log lies in {LOGS}; {way_on}"
         ) from error

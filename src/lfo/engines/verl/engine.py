@@ -13,7 +13,6 @@ one (`get_per_tensor_param`, checkpoints) is overridden.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 from lfo.agent import start_from
 from lfo.config import RunConfig, from_mapping
 from lfo.engines.verl.learner import RankedLearner
-from lfo.engines.verl.settings import ENGINE, SAMPLER, world_model_folder
+from lfo.engines.verl.settings import ENGINE, SAMPLER, forget_world_models, world_model_folder
 from lfo.errors import ConfigError
 from lfo.model.adapters import DualAdapterModel
 from lfo.rundir import write_folder_atomic
@@ -46,6 +45,7 @@ class DualLoraEngine(FSDPEngine):
         super().__init__(model_config, engine_config, *rest, **options)
         self.run: RunConfig = from_mapping(_plain(model_config.lora["run"]))
         self.rollout_name = SAMPLER
+        self._exported: Path | None = None  # where the world model lies that servers have
         if engine_config.param_offload or engine_config.offload_policy:
             raise ConfigError("the frozen base is sharded, not offloaded: leave param_offload and offload_policy off")
 
@@ -93,8 +93,15 @@ class DualLoraEngine(FSDPEngine):
     def learn(self, samples: Sequence[TrainingSample], *, weight: float, rate_factor: float) -> dict[str, float]:
         """One update on a mini-batch, of which this rank computes its share; answers what to watch."""
         self._place_optimizer(on_device=True)
+        on_gpu = self.model.device.type == "cuda"
+        rest = torch.cuda.memory_allocated() if on_gpu else 0
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
         try:
-            return self.learner.update(samples, weight=weight, rate_factor=rate_factor)
+            watched = self.learner.update(samples, weight=weight, rate_factor=rate_factor)
+            if on_gpu:  # of this rank alone; what a server on the same GPU holds is not counted
+                watched |= {"gpu_gib/rest": rest / 2**30, "gpu_gib/update": torch.cuda.max_memory_allocated() / 2**30}
+            return watched
         finally:
             self._place_optimizer(on_device=False)
 
@@ -121,8 +128,8 @@ class DualLoraEngine(FSDPEngine):
             folder = world_model_folder(Path(self.run.output_dir), step)
             folder.parent.mkdir(parents=True, exist_ok=True)
             write_folder_atomic(folder, lambda path: self.model.export(path, self.model.world_model_adapters))
-            for old in sorted(folder.parent.glob("world_model-*"))[:-2]:
-                shutil.rmtree(old, ignore_errors=True)
+            forget_world_models(folder, self._exported)
+            self._exported = folder
         torch.distributed.barrier()
 
     def save_adapters(self, folder: str) -> None:
@@ -160,7 +167,7 @@ def policy_lora(model: DualAdapterModel) -> tuple[Iterator[tuple[str, Tensor]], 
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "r": config.r,
-        "lora_alpha": config.lora_alpha,
+        "lora_alpha": int(config.lora_alpha),
         "target_modules": sorted({name.split(".")[-3] for name in tensors}),  # ...q_proj.lora_A.weight
         "lora_dropout": 0.0,
         "bias": "none",

@@ -31,6 +31,7 @@ from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry,
 
 from lfo.config import from_mapping
 from lfo.engines.verl.settings import BASE, SAMPLER
+from lfo.engines.verl.starting import stages
 from lfo.loading import load_base, pick_device
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.couplings import POLICY, WORLD_MODEL
@@ -160,6 +161,7 @@ class SamplerReplica(RolloutReplica):
     """One server beside one trainer."""
 
     async def launch_servers(self) -> None:
+        stages.begin("rollout servers")
         model = omega_conf_to_dataclass(self.model_config)
         worker: Any
         (worker,) = self.workers

@@ -19,6 +19,7 @@ import dataclasses
 import importlib.util
 import io
 import os
+import shutil
 import warnings
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -41,6 +42,8 @@ AGENT_LOOP = "lfo"
 SAMPLER = "lfo"  # the rollout replica made of our own sampler
 BASE = "base"  # asked of a server by name like an adapter: none at all
 RATE_FLOOR = 0.1
+# Batches for which vLLM captures graphs while it starts, four for each: it would take 51 sizes up to the same 512.
+GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 _ACTOR, _SAMPLING, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 
@@ -86,17 +89,25 @@ def is_cpu(config: RunConfig) -> bool:
 
 
 def sampling_parameters(
-    server: str, *, limit: int, temperature: float, uniforms: Sequence[float], ends: Sequence[int] = ()
+    server: str,
+    *,
+    limit: int,
+    temperature: float,
+    uniforms: Sequence[float],
+    ends: Sequence[int] = (),
+    repeatable: bool = False,
 ) -> dict[str, Any]:
-    """What a server is told with a prompt. Ours draws by the numbers that it is given; others draw by themselves, and
-    a seed keeps a run repeatable as far as they are."""
+    """What a server is told with a prompt. Ours draws by the numbers that it is given; others draw by themselves.
+
+    `repeatable` gives vLLM a seed for each request; it then draws row by row, which costs a lot.
+    """
     parameters: dict[str, Any] = {"temperature": temperature, "max_tokens": limit, "logprobs": True}
     if server == SAMPLER:
         return parameters | {"uniforms": [float(each) for each in uniforms[:limit]]}
     parameters |= {"top_p": 1.0, "top_k": -1}
     if ends:
         parameters["stop_token_ids"] = list(ends)
-    if temperature:
+    if temperature and repeatable:
         parameters["seed"] = int(uniforms[0] * 2**31)
     return parameters
 
@@ -104,6 +115,16 @@ def sampling_parameters(
 def world_model_folder(output_dir: Path, step: int) -> Path:
     """Where vLLM finds the world model of a step: see vllm.py."""
     return output_dir.absolute() / "servers" / f"world_model-{step:06d}"
+
+
+def forget_world_models(present: Path, before: Path | None) -> None:
+    """Take away all but the present one and the one before, which a server may still be reading.
+
+    Whatever their steps are: a run that was killed has left later ones behind than the one that it is resumed from.
+    """
+    for old in present.parent.glob("world_model-*"):
+        if old not in (present, before):
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def prepare_environment(config: RunConfig) -> None:
@@ -114,6 +135,7 @@ def prepare_environment(config: RunConfig) -> None:
     os.environ.setdefault("VERL_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("TQ_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # a worker for each core, none of which we could use
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if is_cpu(config):
         os.environ["VERL_PLATFORM"] = "cpu"
@@ -226,11 +248,12 @@ def _chosen(config: RunConfig) -> dict[str, Any]:
         f"{_SAMPLING}.load_format": "auto",
         f"{_SAMPLING}.free_cache_engine": not cpu,
         f"{_SAMPLING}.dtype": "float32" if cpu else "bfloat16",
+        f"{_SAMPLING}.cudagraph_capture_sizes": list(GRAPH_SIZES),
         f"{_SAMPLING}.tensor_model_parallel_size": 1,
-        f"{_SAMPLING}.agent.num_workers": 1 if cpu else 8,
+        f"{_SAMPLING}.agent.num_workers": 1 if cpu else 2,  # each plays many rollouts, and imports for seconds
         "trainer.nnodes": 1,
         "trainer.n_gpus_per_node": 1,
-        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1 if cpu else 8,
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
         "ray_kwargs.ray_init.include_dashboard": False,
     }
 

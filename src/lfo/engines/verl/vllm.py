@@ -1,11 +1,11 @@
 """Both adapters in vLLM: the policy as verl's own LoRA, the world model as a second one that is asked for by name.
 
-Not run so far: no machine that tests this project has vLLM. Written against verl 0.9.1's server and vLLM's documented
-`LoRARequest(lora_name, lora_int_id, lora_path)`.
+verl sends one LoRA to its servers, under one fixed id, and serves every request with it. The world model goes by way of
+a folder instead: before each sync the first rank writes it as a PEFT folder below the run's (`world_model_folder`), and
+a request for it names the folder of the server's present step. vLLM loads it once, and forgets the oldest.
 
-verl sends one LoRA to its servers, under one fixed id. The world model goes by way of a folder instead: before each
-sync the first rank writes it as a PEFT folder below the run's (`world_model_folder`), and a request for it names the
-folder of the server's present step. vLLM loads it once.
+A request is verl's own in every other way: its limits, its gate while weights change, what it answers. Only what
+lies below, the engine, is told another adapter (`ByAdapter`).
 """
 
 # pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
@@ -13,21 +13,23 @@ folder of the server's present step. vLLM loads it once.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 import ray
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout import vllm_async_server
-from vllm import SamplingParams
-from vllm.inputs import TokensPrompt
+from verl.workers.rollout.vllm_rollout.utils import VLLM_LORA_INT_ID
 from vllm.lora.request import LoRARequest
 
 from lfo.engines.verl.settings import BASE, world_model_folder
+from lfo.engines.verl.starting import stages
 from lfo.model.couplings import POLICY, coupling_of
 
-FIRST_ID = 1_000  # verl's own LoRA has the id 123
+FIRST_ID = 1_000  # of the world models, one for each step; verl's own LoRA has the id 123
 _arguments_of = vllm_async_server.build_cli_args_from_config
+_wanted: ContextVar[str] = ContextVar("adapter", default=POLICY)  # by the request that is being served
 
 
 def _with_room_for_both(arguments: Mapping[str, Any]) -> Any:
@@ -38,7 +40,40 @@ def _with_room_for_both(arguments: Mapping[str, Any]) -> Any:
 vllm_async_server.build_cli_args_from_config = _with_room_for_both
 
 
+class ByAdapter:
+    """vLLM's engine, which answers each request with the adapter that the request wants."""
+
+    def __init__(self, engine: Any, server: Any) -> None:
+        self._engine = engine
+        self._server = server
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def list_loras(self) -> set[int]:
+        """verl asks this before every request, and the engine answers only between two steps. The policy's is always
+        there: weights are synced before the first rollout."""
+        return {VLLM_LORA_INT_ID}
+
+    def generate(self, *arguments: Any, lora_request: Any = None, **options: Any) -> Any:
+        return self._engine.generate(*arguments, lora_request=self._lora(lora_request), **options)
+
+    def _lora(self, policy: Any) -> Any:
+        adapter, run = _wanted.get(), self._server.model_config.lora["run"]
+        if adapter == BASE:
+            return None
+        if adapter == POLICY or coupling_of(run["coupling"]).is_shared:
+            return policy
+        step = int(self._server.global_steps or 0)
+        folder = world_model_folder(Path(run["output_dir"]), step)
+        return LoRARequest(lora_name=f"{adapter}-{step}", lora_int_id=FIRST_ID + step, lora_path=str(folder))
+
+
 class DualLoraServer(vllm_async_server.vLLMHttpServer):
+    async def run_server(self, args: Any) -> None:
+        await super().run_server(args)
+        self.engine: Any = ByAdapter(self.engine, self)
+
     async def generate(
         self,
         prompt_ids: list[int],
@@ -47,37 +82,15 @@ class DualLoraServer(vllm_async_server.vLLMHttpServer):
         adapter: str = POLICY,
         **options: Any,
     ) -> TokenOutput:
-        run = self.model_config.lora["run"]
-        if adapter == POLICY or (adapter != BASE and coupling_of(run["coupling"]).is_shared):
-            return await super().generate(prompt_ids, sampling_params, request_id, **options)
-        lora = None
-        if adapter != BASE:
-            step = int(self.global_steps or 0)
-            folder = world_model_folder(Path(run["output_dir"]), step)
-            lora = LoRARequest(lora_name=f"{adapter}-{step}", lora_int_id=FIRST_ID + step, lora_path=str(folder))
-        parameters = SamplingParams(**{**sampling_params, "logprobs": 0})
-        final = None
-        async for output in self.engine.generate(
-            TokensPrompt(prompt_token_ids=list(prompt_ids)),
-            parameters,
-            request_id=f"{request_id}-{adapter}",
-            lora_request=lora,
-        ):
-            final = output
-        assert final is not None
-        said: Any = final.outputs[0]
-        logprobs: list[Any] = [
-            each[token].logprob for token, each in zip(said.token_ids, said.logprobs or (), strict=True)
-        ]
-        return TokenOutput(
-            token_ids=list(said.token_ids),
-            log_probs=logprobs,
-            stop_reason="completed",
-            extra_fields={"global_steps": self.global_steps},
-        )
+        _wanted.set(adapter)  # of this task alone: each request of an actor is one
+        return await super().generate(prompt_ids, sampling_params, request_id, **options)
 
 
 class DualLoraReplica(vllm_async_server.vLLMReplica):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.server_class = ray.remote(DualLoraServer)
+
+    async def launch_servers(self) -> None:
+        stages.begin("rollout servers: vLLM loads the base, compiles and captures graphs")
+        await super().launch_servers()

@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+"""A short table of runs: scripts/gpu/table.py RUN ...
+
+Medians over all steps but the first, which warms up; success of the last evaluation; the largest log-prob gap between
+servers and trainer, and its mean.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from lfo.errors import LfoError
+from lfo.rundir import read_metrics
+
+COLUMNS = {
+    "rollout s": "seconds/rollout",
+    "tokens/s": "tokens_per_second",
+    "update s": "seconds/update",
+    "sync s": "seconds/sync",
+    "GiB rest": "gpu_gib/rest",
+    "GiB update": "gpu_gib/update",
+    "gap": "logprob_gap",
+    "gap mean": "logprob_gap_mean",
+}
+
+
+def figures(rows: list[dict[str, Any]]) -> list[str]:
+    """The columns of one run; a dash where it has no such figure."""
+    steps = [row for row in rows if "seconds/rollout" in row]
+    warm = steps[1:] or steps
+    found = []
+    for words, name in COLUMNS.items():
+        values = [row[name] for row in warm if name in row]
+        value = (max if words == "gap" else median)(values) if values else None
+        found.append("-" if value is None else f"{value:.4f}" if "gap" in words else f"{value:,.2f}")
+    first = f"{steps[0]['seconds/rollout']:.1f}" if steps else "-"
+    success = [row["eval/val/success"] for row in rows if "eval/val/success" in row]
+    return [str(len(steps)), first, *found, f"{success[-1]:.1%}" if success else "-"]
+
+
+def main() -> None:
+    lines = [["run", "steps", "first rollout s", *COLUMNS, "val"]]
+    for run in map(Path, sys.argv[1:]):
+        try:
+            lines.append([run.name, *figures(read_metrics(run))])
+        except (LfoError, OSError) as error:
+            lines.append([run.name, f"no metrics: {error}"])
+    widths = [max(len(line[place]) for line in lines if place < len(line)) for place in range(len(lines[0]))]
+    for line in lines:
+        print(
+            "  ".join(
+                cell.rjust(width) if place else cell.ljust(width)
+                for place, (cell, width) in enumerate(zip(line, widths, strict=False))
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""vLLM by itself, without verl: what `lfo bench rollout --against vllm` measures our sampler beside.
+
+The settings are those that verl's server starts it with: bf16, LoRA, its own compilation and graphs. Weights are random
+("dummy"), so a folder with a config.json is a model.
+"""
+
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm import LLM, SamplingParams
+from vllm.lora.request import LoRARequest
+
+from lfo.engines.verl.settings import GRAPH_SIZES
+
+
+class BareVllm:
+    """One model with one adapter. `memory` is the share of the GPU that it may take."""
+
+    def __init__(self, model: Path, adapter: Path, *, rank: int, context: int, rows: int, memory: float) -> None:
+        self._lora = LoRARequest(lora_name="policy", lora_int_id=1, lora_path=str(adapter))
+        self._engine: Any = LLM(
+            model=str(model),
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            dtype="bfloat16",
+            enable_lora=True,
+            max_loras=1,
+            max_lora_rank=rank,
+            max_model_len=context,
+            max_num_seqs=rows,
+            gpu_memory_utilization=memory,
+            enable_prefix_caching=True,
+            compilation_config={"cudagraph_capture_sizes": [size for size in GRAPH_SIZES if size <= max(rows, 8)]},
+        )
+
+    def speak(self, prompts: Sequence[Sequence[int]], tokens: int) -> int:
+        """So many tokens behind each prompt; answers how many they are. Prompts of an earlier call are forgotten."""
+        self._engine.reset_prefix_cache()
+        parameters = SamplingParams(
+            temperature=1.0, max_tokens=tokens, min_tokens=tokens, ignore_eos=True, logprobs=0, detokenize=False
+        )
+        asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        answers = self._engine.generate(asked, parameters, use_tqdm=False, lora_request=self._lora)
+        return sum(len(answer.outputs[0].token_ids) for answer in answers)
