@@ -5,8 +5,9 @@ runs on the same data compare. In the phone-call world scripted players make the
 occurs; in any other world the untrained base plays. To them come the calls that look-ahead asks about, where the
 environment has such. The tasks are the first of `val`, on which nobody trains.
 
-All replies are written in one greedy batch and scored in one forward pass; further ones are sampled with numbers that
-the calls name, to tell how sure the world model is. Nothing is trained, so a run is the same with and without an
+All replies are written in one greedy batch and scored in one forward pass; to calls of
+the kind that look-ahead asks about, further ones are sampled with numbers that the calls name, to tell how sure the
+world model is. Nothing is trained, so a run is the same with and without an
 examination.
 """
 
@@ -73,6 +74,12 @@ class Examination:
         settings, count = RunnerSettings.of_run(self._config), min(CALLS, self._config.eval.tasks)
         return held_out_calls(self._environment, settings, self._untrained, count=count)
 
+    @cached_property
+    def asked(self) -> list[ObservedCall]:
+        """As many calls that look-ahead asks about, each of another task; where it asks about none, the pool."""
+        settings, count = RunnerSettings.of_run(self._config), min(CALLS, self._config.eval.tasks)
+        return asked_calls(self._environment, settings, self._untrained, count=count) or self.calls
+
     def _untrained(self, tasks: Sequence[Any]) -> list[Rollout]:
         """The bare base plays, blind, with the same random numbers in every run."""
         requests = [RolloutRequest(task=task, seeds=(0, place), blind=True) for place, task in enumerate(tasks)]
@@ -90,7 +97,6 @@ class Examination:
         codec, judge = self._codec, self._environment()
         prompts = [codec.question_ids(call.state, call.call) for call in self.calls]
         written = [codec.decode(ids) for ids in self._backend.complete(prompts)]
-        drawn = sampled_replies(self._backend.complete, prompts, limit=self._config.world_model.reply_tokens)
         rows = [codec.example(call.state, call.call, call.reply) for call in self.calls]
         scores = self._backend.score([world_model_sample(row, adapters=self._adapters) for row in rows])
         predictions = [
@@ -105,14 +111,21 @@ class Examination:
             )
             for call, predicted, score in zip(self.calls, written, scores, strict=True)
         ]
-        sure = [certainty(judge, each, map(codec.decode, some)) for each, some in zip(written, drawn, strict=True)]
-        measured = {
-            **prediction_metrics(predictions),
-            **calibration_metrics(sure, [made.same_meaning for made in predictions]),
-        }
+        measured = {**prediction_metrics(predictions), **self._calibration()}
         metrics = {f"world_model_eval/{name}": value for name, value in measured.items()}
         examples = [_example(call, made) for call, made in zip(self.calls, predictions, strict=True)]
         return metrics, _of_different_categories(examples, EXAMPLES)
+
+    def _calibration(self) -> dict[str, Any]:
+        """How far its certainty can be believed where it matters: of what look-ahead asks about."""
+        codec, judge, complete = self._codec, self._environment(), self._backend.complete
+        prompts = [codec.question_ids(call.state, call.call) for call in self.asked]
+        expected = [codec.decode(ids) for ids in complete(prompts)]
+        drawn = sampled_replies(complete, prompts, limit=self._config.world_model.reply_tokens)
+        return calibration_metrics(
+            [certainty(judge, each, map(codec.decode, some)) for each, some in zip(expected, drawn, strict=True)],
+            [same_meaning(judge, each, call.reply) for each, call in zip(expected, self.asked, strict=True)],
+        )
 
 
 def held_out_calls(
@@ -135,6 +148,22 @@ def held_out_calls(
     played = [(task, rollout) for task, rollout in played if not isinstance(rollout, EnvironmentFailed)]
     made = (call for _, rollout in played for call in observed_calls(rollout, predict=tools))
     return _evenly([*_asked_calls(environment, settings, played), *made], count)
+
+
+def asked_calls(
+    environment: EnvironmentFactory, settings: RunnerSettings, base_policy: PlaysTasks, *, count: int = CALLS
+) -> list[ObservedCall]:
+    """The first call of each of so many tasks that look-ahead asks about; none where the environment has no such."""
+    judge = environment()
+    if not isinstance(judge, OffersLookahead):
+        return []
+    tasks = judge.tasks(SPLIT)[:count]
+    if isinstance(judge, PhoneCalls):
+        rollouts = settings.call_all([partial(_play, environment, task, EVERY_REPLY[0]) for task in tasks])
+    else:
+        rollouts = base_policy(tasks)
+    played = [each for each in zip(tasks, rollouts, strict=True) if not isinstance(each[1], EnvironmentFailed)]
+    return list(_asked_calls(environment, settings, played))
 
 
 def _asked_calls(

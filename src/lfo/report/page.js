@@ -472,7 +472,7 @@ function worldModel() {
     const diagram = reliabilityDiagram(data.reliability).box;
     diagram.id = "reliability-chart";
     node.append(element("h3", { class: "apart" }, "How far its certainty can be believed"),
-      element("p", { class: "about" }, "Certainty is the share of sampled replies that mean what the expected reply means, on the held-out calls of the last evaluation. On the dotted line it is exactly as often right as it is sure; above it, it is more often right than it says, below it less. The larger a dot, the more predictions; bars are 95 % intervals."),
+      element("p", { class: "about" }, "Certainty is the share of sampled replies that mean what the expected reply means, on held-out calls of the kind that look-ahead asks about, at the last evaluation. On the dotted line it is exactly as often right as it is sure; above it, it is more often right than it says, below it less. The larger a dot, the more predictions; bars are 95 % intervals."),
       diagram, ...data.reliability.map(({ words }) => element("p", { class: "quiet" }, words)));
   }
   if (data.examples.length) node.append(element("h3", { class: "apart" }, "Expected and said"), examples());
