@@ -15,7 +15,7 @@ from transformers import Qwen3Config
 
 from lfo.config import LEAVES, PRESETS, load_config
 from lfo.engines import create_trainer
-from lfo.engines.verl.settings import _translated
+from lfo.engines.verl.settings import _chosen, _translated
 from lfo.env.phone_calls import PhoneCalls
 from lfo.errors import ConfigError
 from lfo.loading import load_tokenizer
@@ -238,6 +238,12 @@ def test_a_refused_setting_leaves_no_run_behind(tmp_path):
     assert done.stderr == "lfo: set rollout.group_size instead of verl.actor_rollout_ref.rollout.n\n"
     assert done.returncode == 2
     assert not (tmp_path / "run").exists()
+
+
+def test_log_probs_of_other_servers_are_computed_again():
+    name, vllm = "algorithm.rollout_correction.bypass_mode", "verl.actor_rollout_ref.rollout.name=vllm"
+    assert _chosen(load_config(["preset=tiny", "engine=verl"]))[name]
+    assert not _chosen(load_config(["preset=tiny", "engine=verl", vllm]))[name]
 
 
 def test_what_is_named_in_place_of_verls_key_can_be_set():

@@ -14,7 +14,7 @@ start() {
 runs=()
 start vllm "${vllm[@]}"
 start vllm-again "${vllm[@]}"
-start vllm-not-compiled "${vllm[@]}" verl.actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config='{"mode":0}'
+start vllm-not-compiled "${vllm[@]}" verl.actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config='{"mode":0,"cudagraph_mode":"FULL_DECODE_ONLY"}'
 start vllm-eager "${vllm[@]}" verl.actor_rollout_ref.rollout.enforce_eager=true
 start own-servers engine=verl device=cuda
 python "$here/table.py" "${runs[@]}"

@@ -28,6 +28,7 @@ from lfo.config import RunConfig
 from lfo.engines.verl.settings import SAMPLER, is_cpu, verl_config
 from lfo.engines.verl.starting import stages
 from lfo.env.interface import EnvironmentFactory
+from lfo.env.scripted import ScriptedCalls
 from lfo.errors import ConfigError, WorkError
 from lfo.protocol.chat import ChatCodec
 from lfo.rollout import ending_tools
@@ -58,6 +59,7 @@ class VerlBackend:
         self.cluster: Any = None
         self._step = 0  # whose weights the servers have
         self.ending_tools = EndingTools() if learns_tools(environment(), config) else None
+        self._scripted = isinstance(environment(), ScriptedCalls)  # nobody sampled what its rows hold
 
     @contextmanager
     def running(self, run: Path) -> Iterator[None]:
@@ -119,7 +121,7 @@ class VerlBackend:
     def _check_logprobs(self, rows: Sequence[TrainingSample], own: Sequence[Sequence[float]]) -> dict[str, float]:
         """How far the servers' log-probs lie from the trainer's, before anything is trained: nothing else would tell
         that rollouts were sampled with an old or a wrong adapter."""
-        if not rows:
+        if not rows or self._scripted:
             return {}
         gaps = logprob_gaps(rows, own)
         if is_cpu(self.config) and max(gaps) > LARGEST_GAP:

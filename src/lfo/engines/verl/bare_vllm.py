@@ -41,9 +41,7 @@ class BareVllm:
     def speak(self, prompts: Sequence[Sequence[int]], tokens: int) -> int:
         """So many tokens behind each prompt; answers how many they are. Prompts of an earlier call are forgotten."""
         self._engine.reset_prefix_cache()
-        parameters = SamplingParams(
-            temperature=1.0, max_tokens=tokens, min_tokens=tokens, ignore_eos=True, logprobs=0, detokenize=False
-        )
+        parameters = SamplingParams(temperature=1.0, max_tokens=tokens, ignore_eos=True, logprobs=0, detokenize=False)
         asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         answers = self._engine.generate(asked, parameters, use_tqdm=False, lora_request=self._lora)
         return sum(len(answer.outputs[0].token_ids) for answer in answers)

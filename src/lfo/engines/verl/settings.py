@@ -237,8 +237,10 @@ def _translated(config: RunConfig, tokenizer: str | None) -> dict[str, dict[str,
 def _chosen(config: RunConfig) -> dict[str, Any]:
     """Our choices for verl's own parts: machines, precision, servers. `verl.a.b.c=value` chooses otherwise."""
     cpu = is_cpu(config)
+    servers = dict(dotted(config.verl)).get(f"{_SAMPLING}.name", SAMPLER)
     return {
-        "algorithm.rollout_correction.bypass_mode": True,  # the ratio is to the policy that sampled
+        # The ratio is to the policy that sampled. Other servers than ours do not compute what the trainer computes.
+        "algorithm.rollout_correction.bypass_mode": servers == SAMPLER,
         f"{_MODEL}.override_config.attn_implementation": "sdpa",
         f"{_MODEL}.enable_gradient_checkpointing": not cpu,
         f"{_ACTOR}.fsdp_config.model_dtype": "fp32" if cpu else "bf16",  # of the frozen base; adapters are fp32
