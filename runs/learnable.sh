@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Level 6, where plain DAPO learns: every arm reaches a number. One core a run, ended after 12 hours.
+# Level 6, where guessing sometimes pays, so that plain DAPO has something to learn from. One core a run, ended after 12 hours.
+# Begin with ARMS='dapo-.*' SEEDS=10: whether plain DAPO gets to the target there is not known (LOG section 30).
 #   runs/learnable.sh            every arm, seeds 0 to 4, two runs at a time
 #   runs/learnable.sh 16         sixteen at a time
 #   ARMS='dapo-8|dual' SEEDS='0 1' runs/learnable.sh 4

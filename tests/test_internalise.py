@@ -81,8 +81,9 @@ def test_the_phases_and_their_rates():
     whole = [rate_of(step, warmup=2, total=10, until=0) for step in range(10)]
     assert [rate_of(step, warmup=2, total=99, until=10) for step in range(10)] == whole
     assert [rate_of(step, warmup=2, total=20, until=10) for step in range(10, 20)] == whole
-    kept = [rate_of(step, warmup=2, total=20, until=3, constant=True) for step in range(6)]
-    assert kept == [0.5, 1.0, 1.0, 0.5, 1.0, 1.0]
+    assert [rate_of(step, warmup=2, total=10, until=0, constant=True) for step in range(10)] == [0.5, *[1.0] * 9]
+    kept = [rate_of(step, warmup=2, total=20, until=4, constant=True) for step in range(8)]
+    assert kept == [0.5, 1.0, 1.0, 1.0] * 2
 
 
 # --- feedback --------------------------------------------------------------------------------------------------

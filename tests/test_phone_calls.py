@@ -175,28 +175,28 @@ def test_failed_checks_lock_a_department_for_good(level: int) -> None:
     assert environment.reward() == 0.0
 
 
-def test_on_level_6_the_proof_or_a_stand_in_is_enough_and_nothing_else_is() -> None:
+def test_on_level_6_the_first_detail_decides() -> None:
     for task in TASKS[6]:
         (errand,) = task.errands
-        accepted = errand.accepted(0)
-        assert errand.requires[1] in accepted
-        assert law(company(0, task.company).industry, errand.kind, sensitive=False).proof in accepted & set(
-            task.profile
-        )
+        industry = company(0, task.company).industry
+        accepted = errand.accepted(industry, 0)
+        lawful = law(industry, errand.kind, sensitive=False).identifier
+        assert {errand.requires[0], lawful} <= accepted & task.profile.keys()
+        other = next(name for name in task.profile if name not in accepted | {*errand.requires})
         for name, value in task.profile.items():
-            stands_for = {name} | {each for each, other in ALTERNATIVE.items() if other == name}
-            assert phone(start(task), number_of(task), {name: value}).reward == bool(stands_for & accepted)
+            first = phone(start(task), number_of(task), {name: value, other: task.profile[other]})
+            assert first.reward == (name in accepted)
             assert phone(start(task), number_of(task), {name: value + "0"}).reward == 0.0
-        result = phone(start(task), number_of(task), {})
-        assert result.info["requested"] == errand.requires
-        assert start(task).step(call("make_phone_call", phone_number=number_of(task), auth_info={})).reward == 0.0
+        second = phone(start(task), number_of(task), {other: task.profile[other], lawful: task.profile[lawful]})
+        assert second.reward == 0.0
+        assert phone(start(task), number_of(task), {}).info["requested"] == errand.requires
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_field_stands_in_at_one_kind_of_department(seed: int) -> None:
+def test_every_field_stands_in_in_one_industry(seed: int) -> None:
     dealt = [name for names in stand_ins(seed).values() for name in names]
     assert sorted(dealt) == sorted(FIELDS)
-    assert {len(names) for names in stand_ins(seed).values()} == {3, 4}
+    assert {len(names) for names in stand_ins(seed).values()} == {5, 6}
 
 
 def test_an_empty_call_names_everything_that_is_required() -> None:

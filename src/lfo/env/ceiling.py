@@ -8,7 +8,7 @@ is then replaced by a field drawn evenly from a pool. When F holds everything th
 
 and leaving out a lawful field to guess one more can only lose (1 - p against p / |pool|), so the best F is the
 law's form filled up with fields of the pools. On level 1 one failed check is free: the agent calls with nothing,
-is told what is missing, and always succeeds. On level 6 the law's proof is enough, whatever a company deviates in.
+is told what is missing, and always succeeds. On level 6 the law's identifier is enough, whatever a company deviates in.
 """
 
 from __future__ import annotations

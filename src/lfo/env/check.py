@@ -9,7 +9,7 @@ The bounds (`docs/ENVIRONMENT.md` shows what was measured):
     nothing, random, every_field, copied     lower end of their intervals at most 2 %
     hostile players                          never succeed, and nothing that they write raises
 
-Level 6 exists so that guessing sometimes pays: there `constant` may reach 40 % and `random` 15 %, which is well below
+Level 6 exists so that guessing sometimes pays: there `constant` may reach 20 % and `random` 12 %, which is well below
 the 70 % of the ceiling that arms are compared at.
 
 Beside them: the splits are disjoint, and every task in the files can be done and is not done by doing nothing.
@@ -115,7 +115,7 @@ def score_of(rewards: Sequence[float]) -> Score:
 
 def bound_problems(player: str, level: int, score: Score) -> list[str]:
     """The bounds of one player on one level that are broken, in words."""
-    constant, chance = (0.40, 0.15) if LEVEL[level].lenient else (0.10, 0.02)
+    constant, chance = (0.20, 0.12) if LEVEL[level].lenient else (0.10, 0.02)
     broken = {
         "informed": score.success < 1,
         "reader": score.success < 0.9 if level == 1 else score.success > 0.05,

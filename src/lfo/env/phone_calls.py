@@ -228,10 +228,7 @@ class PhoneCalls(ToolEnvironment):
     def _verify(self, department: Department, place: int, given: Mapping[str, str]) -> str:
         errand = self.task.errands[place]
         missing = tuple(name for name in errand.requires if not self._proven(name, place, given))
-        lenient = self.task.limits.lenient and any(
-            self._proven(name, place, given) for name in errand.accepted(self.task.law)
-        )
-        if not missing or lenient:
+        if not missing or (self.task.limits.lenient and self._first_is_enough(errand, given)):
             # A chained errand needs the reference of the one before it, so errands are done in order; elsewhere
             # the order of independent errands is the user's wish and is checked here.
             if place != self.done_errands:
@@ -244,6 +241,11 @@ class PhoneCalls(ToolEnvironment):
         self.requested = missing
         said = reps.spoken_fields(missing, alternatives=self.task.limits.alternatives)
         return self._say("auth_failure", fields=said)
+
+    def _first_is_enough(self, errand: Errand, given: Mapping[str, str]) -> bool:
+        first = next(iter(given), "")
+        known = first in errand.accepted(self.company.industry, self.task.law)
+        return known and given[first] == self.task.profile.get(first)
 
     def _proven(self, name: str, place: int, given: Mapping[str, str]) -> bool:
         if name == REFERENCE:

@@ -24,9 +24,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from operator import ge
 
-from lfo.env.ceiling import best_form
+from lfo.env.ceiling import best_form, industry_of
 from lfo.env.fields import ALTERNATIVE, FIELDS, REFERENCE
 from lfo.env.phone_calls import PhoneCalls, World
 from lfo.env.reps import describe
@@ -127,20 +126,18 @@ def best_constant_form(world: World, level: int) -> tuple[str, ...]:
     """The form that would have satisfied the most of 500 train tasks: greedy, then improved by single exchanges."""
     tasks = world.stream("train", levels=(level,)).take(500)
     limits = tasks[0].limits
-    needs = [
-        task.errands[0].accepted(task.law) & task.profile.keys() if limits.lenient else set(informed_form(task))
-        for task in tasks
-    ]
+    if limits.lenient:  # only the first detail counts there
+        accepted = [task.errands[0].accepted(industry_of(task), task.law) & task.profile.keys() for task in tasks]
+        return (max(sorted(FIELDS), key=lambda name: sum(name in names for names in accepted)),)
+    needs = [set(informed_form(task)) for task in tasks]
     size = limits.max_fields
 
     def score(form: set[str]) -> tuple[int, int]:
-        # Met needs first; then fields in common, so that the search has a slope where nothing is covered yet.
-        shared = [len(need & form) for need in needs]
-        enough = (1 if limits.lenient else len(need) for need in needs)
-        return sum(map(ge, shared, enough)), sum(shared)
+        # Whole needs first; then fields in common, so that the search has a slope where nothing is covered yet.
+        return sum(need <= form for need in needs), sum(len(need & form) for need in needs)
 
     counts = Counter(itertools.chain.from_iterable(needs))
-    starts = [set(sorted(need)[:size]) for need, _ in Counter(map(frozenset, needs)).most_common(20)]
+    starts = [set(need) for need, _ in Counter(map(frozenset, needs)).most_common(20)]
     best = {name for name, _ in counts.most_common(size)}
     for start in starts:
         form = set(start)

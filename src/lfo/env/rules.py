@@ -127,15 +127,16 @@ def law(industry: str, kind: str, *, sensitive: bool, seed: int = 0) -> Requirem
 
 @lru_cache(maxsize=64)
 def stand_ins(law_seed: int = 0) -> Mapping[str, frozenset[str]]:
-    """What a lenient department is content with: its proof, or one of two or three other fields, by kind.
+    """What a lenient department is content with, by industry: an identifier, the extra, or one of two or three others.
 
-    All fields that are no proof are dealt to the kinds, so that every field helps somewhere, and at one kind alone.
+    All fields that are neither are dealt to the industries, so that every field helps somewhere, and in one alone.
     """
-    proofs = law_of(law_seed).proofs
-    others = [name for name in FIELDS if name not in proofs.values()]
+    tables = law_of(law_seed)
+    own = {industry: (*pair, tables.extras[industry]) for industry, pair in tables.identifiers.items()}
+    others = [name for name in FIELDS if not any(name in names for names in own.values())]
     stream(law_seed, "stand-ins").shuffle(others)
     return {
-        kind: frozenset((proof, *others[place :: len(proofs)])) for place, (kind, proof) in enumerate(proofs.items())
+        industry: frozenset((*names, *others[place :: len(own)])) for place, (industry, names) in enumerate(own.items())
     }
 
 

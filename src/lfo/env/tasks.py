@@ -36,7 +36,7 @@ class Level:
     alternatives: bool = False  # a required field is unavailable, and reps name what they take instead
     moved: bool = False  # the first department's listed number is an old one
     vague: float = 0.0
-    lenient: bool = False  # the proof alone is enough for a department, or one of its stand-ins: `Errand.accepted`
+    lenient: bool = False  # a department looks only at the first detail that it is given: `Errand.accepted`
 
 
 LEVEL: dict[int, Level] = {
@@ -60,10 +60,9 @@ class Errand:
     service: str
     requires: tuple[str, ...]
 
-    def accepted(self, law: int) -> frozenset[str]:
-        """The fields of which one is enough for a lenient department: its own proof, and those that stand in for it."""
-        *_, proof = self.requires  # identifier and proof: lenient levels have plain services only
-        return stand_ins(law)[self.kind] | {proof}
+    def accepted(self, industry: str, law: int) -> frozenset[str]:
+        """The fields of which one is enough for a lenient department: its own identifier, or what stands in for it."""
+        return stand_ins(law)[industry] | {self.requires[0]}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
