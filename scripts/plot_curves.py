@@ -1,7 +1,8 @@
 """Draw the learning curves of runs as one SVG: success on val against tasks seen, a thin line a seed, a thick mean.
 
 python scripts/plot_curves.py docs/level2.svg "with look-ahead=results/few-replies/policy-*" \
-    "plain DAPO=results/level2/dapo-*" "policy alone, blind=results/internalise/lookahead-*"
+    "policy alone, blind=results/internalise/lookahead-*" "feedback instead=results/internalise/feedback-*" \
+    "plain DAPO=results/level2/dapo-*"
 
 A group whose name ends in "blind" is drawn by its success without look-ahead.
 """

@@ -36,7 +36,8 @@ def draw_curves(groups: Mapping[str, Sequence[Curve]], *, title: str, ceiling: f
         left: float, top: float, words: str, *, anchor: str = "start", colour: str = "#444", size: int = 13
     ) -> str:
         place = f'x="{left:.1f}" y="{top:.1f}" text-anchor="{anchor}"'
-        return f'<text {place} fill="{colour}" font-size="{size}">{escape(words)}</text>'
+        halo = 'paint-order="stroke" stroke="white" stroke-width="4"'  # readable over curves too
+        return f'<text {place} {halo} fill="{colour}" font-size="{size}">{escape(words)}</text>'
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">',
