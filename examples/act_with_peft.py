@@ -4,7 +4,7 @@
     lfo export runs/x --out served
     python examples/act_with_peft.py served --tasks 100
 
-The rate that it prints is the one on the card of the export (`served/README.md`), for the same tasks.
+With the limits of the run below, the rate that it prints is the one on the card of the export (`served/README.md`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from lfo.protocol.chat import ChatCodec
 
 MAX_TURNS = 16
 MAX_TURN_TOKENS = 160
+MAX_CONTEXT = 1024
 
 
 def load(folder: Path, tools: Sequence[Mapping[str, Any]]) -> tuple[Any, ChatCodec]:
@@ -44,15 +45,21 @@ def play(model: Any, codec: ChatCodec, environment: Environment, task: Any) -> f
             attention_mask=torch.ones_like(prompt),
             do_sample=False,
             max_new_tokens=MAX_TURN_TOKENS,
-            eos_token_id=codec.end_of_turn,
+            eos_token_id=list(codec.ends),
             pad_token_id=codec.end_of_turn,
         )[0, len(row) :].tolist()
-        result = environment.step(codec.decode(said))
-        reward += result.reward
-        if result.done:
+        if said[-1] not in codec.ends:  # a message without an end is a failure, as in training
             break
-        stopped = said[-1] == codec.end_of_turn
-        row += [*said, *codec.after_action(result.observation, stopped=stopped).ids]
+        heard = []
+        for message in codec.read(said).messages:  # one for each call
+            result = environment.step(message)
+            reward += result.reward
+            heard.append(result.observation)
+            if result.done:
+                return reward
+        row += [*said, *codec.after_action(*heard, stopped=True).ids]
+        if len(row) >= MAX_CONTEXT:
+            break
     return reward
 
 

@@ -5,9 +5,9 @@
 #   runs/baselines.sh            level 6, two runs at a time; LEVELS=2 runs/baselines.sh 16 the sparse regime
 #   ARMS='echo.*' runs/baselines.sh 8
 # Runs land in runs/tuning-levelsN/ARM-SEED. The setting with the highest mean of `val` over its seeds at the last evaluation is
-# what runs/learnable.sh takes (RATE, ECHO there); copy metrics.jsonl and config.yaml of all of them into results/tuning.
+# what runs/learnable.sh takes (RATE, ECHO_RATE, ECHO, and IMITATION_RATE for all that imitates there); copy metrics.jsonl and config.yaml of all of them into results/tuning.
 # Outside the agent, what is learnable from the same replies (lookup, memory, linear classifier):
-#   lfo bench world-model --rivals --json seed=S
+#   lfo bench world-model --json seed=S
 set -euo pipefail
 cd "$(dirname "$0")/.."
 levels=${LEVELS:-6}

@@ -24,7 +24,7 @@ arms() {
     echo "echo-$seed seed=$seed steps=$steps $shared world_model.input=inline world_model.predict=all world_model.weight=${ECHO:-0.03}"
     echo "imitation-$seed seed=$seed steps=$steps algo=dapo internalise.rows=8 internalise.teacher=policy"
     echo "dual-$seed seed=$seed steps=$steps"
-    echo "internalise-$seed seed=$seed steps=$steps internalise.rows=8"
+    echo "internalise-$seed seed=$seed algo=internalise internalise.until=0 steps=$steps"
     echo "frozen-$seed seed=$seed steps=$steps policy.frozen=true"
     echo "shuffled-$seed seed=$seed steps=$steps lookahead_source=shuffled"
   done
@@ -33,12 +33,15 @@ for world in ${WORLDS:-lake secretary}; do
   read -r env argument <<< "${!world}"
   export FOLDER=runs/foreign/$world
   base=$FOLDER/base
-  if [ ! -f "$base/lfo_model.json" ]; then
-    "$LFO" pretrain --env "$env" ${argument:+--env-arg "$argument"} --base tiny --output-dir "$base" --device cpu
-    "$LFO" pretrain --env "$env" ${argument:+--env-arg "$argument"} --check --model "$base" --device cpu
+  if [ ! -d "$base" ]; then
+    rm -rf "$base-unchecked"
+    "$LFO" pretrain --env "$env" ${argument:+--env-arg "$argument"} --base tiny --output-dir "$base-unchecked" --device cpu
+    "$LFO" pretrain --env "$env" ${argument:+--env-arg "$argument"} --check --model "$base-unchecked" --device cpu
+    mv "$base-unchecked" "$base"
   fi
   export COMMON="preset=tiny threads=1 model=$base env=$env ${argument:+env_args.$argument} world_model.swap_names=0
     world_model.wording=1 world_model.state_tokens=384 world_model.examples_per_mini_batch=6 eval.every=10 eval.tasks=200 checkpoint_every=50 ${EXTRA:-}"
   chosen=$(arms | grep -E "^(${ARMS:-.*})-[0-9]+ ") || { echo "no arm matches ARMS=$ARMS" >&2; exit 2; }
-  xargs -P "${1:-2}" -L 1 runs/train_once.sh <<< "$chosen"
+  xargs -P "${1:-2}" -L 1 runs/train_once.sh <<< "$chosen" || failed=1
 done
+exit "${failed:-0}"

@@ -17,7 +17,8 @@ export COMMON="preset=tiny threads=1 levels=$levels env_args.law=$law eval.tasks
   eval.final_splits=test_unseen_rules checkpoint_every=50 ${EXTRA:-}"
 arms() {
   local dapo="algo=dapo optimizer.constant=true policy.learning_rate=$rate"
-  local echo="coupling=shared lookahead=off exploration.blind_share=0 optimizer.constant=true policy.learning_rate=$rate"
+  local echo="coupling=shared lookahead=off exploration.blind_share=0 optimizer.constant=true policy.learning_rate=${ECHO_RATE:-$rate}"
+  local imitate="algo=dapo internalise.rows=8 internalise.learning_rate=${IMITATION_RATE:-2e-3}"
   for seed in ${SEEDS:-0 1 2 3 4}; do
     # Baselines: plain DAPO, and what else learns without a world model that is asked.
     echo "dapo-8-$seed seed=$seed $dapo steps=1500 eval.every=20"
@@ -25,14 +26,14 @@ arms() {
     echo "dapo-128-$seed seed=$seed $dapo rollout.group_size=128 steps=250 eval.every=10"
     echo "echo-$seed seed=$seed $echo world_model.input=inline world_model.predict=all world_model.weight=${ECHO:-0.03} steps=1500 eval.every=20"
     echo "shared-$seed seed=$seed $echo world_model.weight=${ECHO:-0.03} steps=1000 eval.every=20"
-    echo "imitation-$seed seed=$seed algo=dapo internalise.rows=8 internalise.teacher=policy steps=400 eval.every=20"
-    echo "hindsight-$seed seed=$seed algo=dapo internalise.rows=8 internalise.hindsight=true steps=100 eval.every=5"
-    echo "feedback-$seed seed=$seed algo=dapo internalise.rows=8 feedback=true steps=100 eval.every=5"
+    echo "imitation-$seed seed=$seed $imitate internalise.teacher=policy steps=400 eval.every=20"
+    echo "hindsight-$seed seed=$seed $imitate internalise.hindsight=true steps=100 eval.every=5"
+    echo "feedback-$seed seed=$seed $imitate feedback=true steps=100 eval.every=5"
     echo "memory-$seed seed=$seed lookahead_source=memory world_model.weight=0 steps=60 eval.every=5"
     # Ours: look-ahead that the policy proposes, the same with the policy frozen, and into the weights.
     echo "dual-$seed seed=$seed steps=60 eval.every=5"
     echo "frozen-$seed seed=$seed policy.frozen=true steps=60 eval.every=5"
-    echo "internalise-$seed seed=$seed internalise.rows=8 steps=100 eval.every=5"
+    echo "internalise-$seed seed=$seed algo=internalise eval.every=5"
     # Controls that must not help.
     echo "shuffled-$seed seed=$seed lookahead_source=shuffled steps=60 eval.every=20"
     echo "separate-$seed seed=$seed coupling=separate lookahead=off exploration.blind_share=0 steps=60 eval.every=20"

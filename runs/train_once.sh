@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One run of an experiment: trains $FOLDER/NAME with $COMMON and what follows the name; goes on where it was
-# interrupted, and does nothing where it has ended. With HOURS it is ended after so many hours, for good: on one core
-# these are core-hours, and what it has not reached by then is censored. Called by the scripts beside it.
+# interrupted, and does nothing where it has ended. With HOURS it is ended so many hours after its last start, for good:
+# on a core of its own these are core-hours, and what it has not reached by then is censored. Called by the scripts beside it.
 set -euo pipefail
 name=${1:?a name}; shift
 run=$FOLDER/$name
@@ -17,6 +17,6 @@ else
 fi
 if [ -z "${HOURS:-}" ]; then exec "$LFO" train "$@"; fi
 status=0
-timeout --signal=INT "${HOURS}h" "$LFO" train "$@" || status=$?
+timeout --foreground --signal=INT "${HOURS}h" "$LFO" train "$@" || status=$?
 if [ "$status" = 124 ]; then touch "$run/out-of-time"; exit; fi
 exit "$status"

@@ -17,7 +17,10 @@ CLOSE = 1e-4
 def main() -> int:
     one, other = (Path(each) / "adapters" for each in sys.argv[1:3])
     worst = 0.0
-    for file in sorted(one.glob("*/adapter_model.safetensors")):
+    files = sorted(one.glob("*/adapter_model.safetensors"))
+    if not files:
+        sys.exit(f"{one} holds no adapters")
+    for file in files:
         mine, theirs = load_file(file), load_file(other / file.relative_to(one))
         gap = max(float((mine[name] - theirs[name]).abs().max()) for name in mine)
         moved = max(float(tensor.abs().max()) for name, tensor in mine.items() if "lora_B" in name)  # B begins at 0

@@ -94,6 +94,24 @@ def test_there_is_no_hindsight_where(said: tuple[str, ...], why: str):
     assert in_hindsight(rollout, {"say"}) is None, why
 
 
+def test_there_is_no_hindsight_for_half_of_a_message():
+    """Of several calls in one message all turns but the first have no tokens of an action."""
+    failed = play(LOOK, A, LOOK, B, turns=4, blind=True).rollout
+    assert in_hindsight(failed, {"say"}) is not None
+    first = next(place for place, turn in enumerate(failed.turns) if turn.call and turn.call.name == "say")
+    for place in (first, first + 1):
+        turns = list(failed.turns)
+        turns[place] = replace(turns[place], action_start=turns[place].action_end)
+        assert in_hindsight(replace(failed, turns=tuple(turns)), {"say"}) is None
+
+
+def test_what_was_only_imagined_between_two_calls_is_nothing_done():
+    failed = play(LOOK, A, LOOK, B, turns=4, blind=True).rollout
+    first, called, between, again = failed.turns
+    imagined = replace(between, predicted=True)
+    assert in_hindsight(replace(failed, turns=(first, called, imagined, again)), {"say"}) is None
+
+
 def test_a_success_is_kept_before_any_hindsight():
     failed = play(LOOK, A, LOOK, B, turns=4, blind=True).rollout
     won = replace(play(LOOK, B, turns=2, blind=True).rollout, reward=1.0)

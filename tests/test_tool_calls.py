@@ -16,7 +16,15 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from lfo.env.tool_environment import ToolEnvironment, tool
 from lfo.errors import ConfigError
 from lfo.protocol.chat import ChatCodec, split_thought
-from lfo.protocol.hermes import MAX_CALLS, MAX_MESSAGE_CHARS, Mistake, Unreadable, format_tool_call
+from lfo.protocol.hermes import (
+    MAX_CALLS,
+    MAX_MESSAGE_CHARS,
+    Mistake,
+    Unreadable,
+    format_tool_call,
+    read_tool_call,
+    without_calls,
+)
 from lfo.protocol.tool_calls import FORMS, HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, QWEN_XML, CallForm
 from lfo.types import Message, Origin, ToolCall
 from small_tokenizers import CHATML_WITH_TOOLS, FAMILIES, QWEN3, family_tokenizer, small_tokenizer
@@ -316,6 +324,35 @@ def test_an_environment_hears_each_call_and_why_one_could_not_be_read(family: st
     assert door.step(broken.message).observation == broken.message.why
     assert door.mistakes == 1
     assert door.step(str(broken.message)).info["mistake"], "also to those who read it as plain text"
+
+
+@pytest.mark.parametrize("family", [name for name, form in FORM_OF.items() if form is not HERMES])
+def test_what_was_refused_is_no_call_to_later_readers_either(family: str):
+    codec = ChatCodec(family_tokenizer(family), TOOLS)
+    foreign = format_tool_call(ToolCall(name="search", arguments={"text": "red"}))
+    for text in (foreign, foreign.removeprefix("<tool_call>")):
+        said = codec.read(codec.encode(text))
+        assert (said.calls, said.text) == ((), text)
+        assert read_tool_call(str(said.message)) is None
+
+
+@EACH
+def test_text_before_a_call_is_heard_too(family: str):
+    codec = ChatCodec(family_tokenizer(family), TOOLS)
+    search = ToolCall(name="search", arguments={"text": "red"})
+    call = codec.encode_message(format_tool_call(search))
+    said = codec.read([*codec.encode("I look it up. "), *call])
+    if codec.form is LLAMA:  # a message that does not begin with a call has none
+        assert said.calls == ()
+    else:
+        assert (said.calls, without_calls(said.message)) == ((search,), "I look it up.")
+
+
+@pytest.mark.parametrize("properties", [None, [], {"text": {"anyOf": None}}, {"text": {"anyOf": 3}}])
+def test_no_schema_of_a_client_breaks_the_reader(properties):
+    tools = [{"type": "function", "function": {"name": "search", "parameters": {"properties": properties}}}]
+    (call,) = QWEN_XML.parse(QWEN_XML.render([ToolCall(name="search", arguments={"text": "red"})]), tools)
+    assert call.arguments == {"text": "red"}
 
 
 def test_a_message_ends_where_llama_ends_a_call_too():

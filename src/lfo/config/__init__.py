@@ -109,9 +109,9 @@ def fingerprint(config: RunConfig, without: Sequence[str] = BESIDE_THE_EXPERIMEN
 
 
 def experiment(config: RunConfig) -> str:
-    """The fingerprint by which runs are one experiment; plain DAPO has no world model, so its settings do not count,
+    """The fingerprint by which runs are one experiment; plain DAPO asks no world model, so its settings do not count,
     and how often a run is evaluated counts only where that sets the world model's weight."""
-    without = {*BESIDE_THE_EXPERIMENT, *(() if config.has_world_model else ("world_model",))}
+    without = {*BESIDE_THE_EXPERIMENT, *(("world_model",) if config.is_plain_dapo else ())}
     if config.world_model.adaptive_weight:
         without.remove("eval.every")
     return fingerprint(config, sorted(without))

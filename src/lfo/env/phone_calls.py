@@ -105,7 +105,7 @@ class PhoneCalls(ToolEnvironment):
             known = options.levels
             seed, companies, unseen_companies = options.seed, options.num_companies, options.num_unseen_companies
             law = options.law
-        self.levels = tuple(each for each in known if each in LEVELS) if levels is None else tuple(levels)
+        self.levels = (LEVELS if data is None else known) if levels is None else tuple(levels)
         if not self.levels or len({*known} & {*self.levels}) < len(self.levels):
             raise UsageError(f"levels must be some of {list(known)}, each once, not {list(self.levels)}.")
         if law < 0:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lfo.errors import ConfigError
-from lfo.protocol.hermes import Mistake, Unreadable, one_by_one, parse_tool_calls
+from lfo.protocol.hermes import UNREADABLE, Mistake, Unreadable, one_by_one, parse_tool_calls
 from lfo.protocol.template import THOUGHT, THOUGHT_END, ChatTemplate
 from lfo.protocol.tool_calls import FORMS, HERMES, CallForm, Control
 from lfo.types import Message, Origin, ToolCall
@@ -83,6 +83,7 @@ class Said:
     message: str
     calls: tuple[ToolCall, ...] = ()
     thought: str = ""
+    text: str = ""  # as it was written, without the thought
 
     @property
     def messages(self) -> tuple[str, ...]:
@@ -204,10 +205,14 @@ class ChatCodec:
         try:
             calls = self.form.parse(text, self._tools)
         except Mistake as mistake:
-            marked = text if "<tool_call>" in text else f"<tool_call>{text}"  # no call to those who read plain text
-            return Said(message=Unreadable(marked, str(mistake)), thought=thought)
-        message = text if self.form is HERMES or not calls else HERMES.render(calls)
-        return Said(message=message, calls=tuple(calls), thought=thought)
+            # Whoever reads it later as plain text must not find a call in it either.
+            marked = text if self.form is HERMES else UNREADABLE + text
+            return Said(message=Unreadable(marked, str(mistake)), thought=thought, text=text)
+        message = text
+        if calls and self.form is not HERMES:
+            before = self.form.before(text)
+            message = f"{before}\n{HERMES.render(calls)}" if before else HERMES.render(calls)
+        return Said(message=message, calls=tuple(calls), thought=thought, text=text)
 
     def _encode_calls(self, message: str) -> list[int]:
         """A message in Hermes' form as the model itself would write its calls."""

@@ -38,6 +38,7 @@ class Unreadable(str):
         return message
 
 
+UNREADABLE = "<tool_call>(unreadable) "  # before such a message where it stands as plain text: no JSON follows the tag
 _OPEN = "<tool_call>"
 _CLOSE = "</tool_call>"
 _CALL_STARTS = re.compile(_OPEN + r"\s*")

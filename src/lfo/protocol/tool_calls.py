@@ -34,9 +34,15 @@ class CallForm:
     parse: Callable[[str, Tools], list[ToolCall]]
     pieces: Callable[[Sequence[ToolCall]], Iterable[str]]
     ends: tuple[str, ...] = ()  # tokens that end a message with a call, beside the template's end of turn
+    opening: str = ""  # what the first call begins with, where text may stand before it
 
     def render(self, calls: Sequence[ToolCall]) -> str:
         return "".join(self.pieces(calls))
+
+    def before(self, message: str) -> str:
+        """The text before the calls of a message; none where it would be read as a call in Hermes' form."""
+        text = message.partition(self.opening)[0].strip() if self.opening else ""
+        return "" if "<tool_call>" in text else text
 
 
 def form_of(written: str, call: ToolCall) -> CallForm | None:
@@ -173,7 +179,7 @@ def _typed(text: str, schema: Any) -> Any:
     """A value as its schema wants it; text where that is text, unknown, or not what is written."""
     if not isinstance(schema, Mapping):
         return text
-    options = [schema, *(each for each in schema.get("anyOf", ()) if isinstance(each, Mapping))]
+    options = [schema, *(each for each in _listed(schema.get("anyOf", ())) if isinstance(each, Mapping))]
     types = {str(kind) for each in options for kind in _listed(each.get("type", ()))}
     text_is_fine = not types or "string" in types
     if text_is_fine and not ("null" in types and text in ("null", "None")):
@@ -192,10 +198,15 @@ def _listed(value: Any) -> Sequence[Any]:
 
 def _properties(tools: Tools, name: str) -> Mapping[str, Any]:
     for tool in tools:
-        function = tool.get("function", {})
+        function = _mapping(tool.get("function"))
         if function.get("name") == name:
-            return function.get("parameters", {}).get("properties", {})
+            return _mapping(_mapping(function.get("parameters")).get("properties"))
     return {}
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    """Schemas of `lfo serve` are its clients': anything may stand in them."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def _write_qwen_xml(calls: Sequence[ToolCall]) -> Iterator[str]:
@@ -230,8 +241,8 @@ HERMES = CallForm(
     parse=lambda message, tools: parse_tool_calls(message),
     pieces=lambda calls: ("\n".join(map(format_tool_call, calls)),),
 )
-QWEN_XML = CallForm(name="qwen-xml", parse=_parse_qwen_xml, pieces=_write_qwen_xml)
+QWEN_XML = CallForm(name="qwen-xml", parse=_parse_qwen_xml, pieces=_write_qwen_xml, opening="<tool_call>")
 LLAMA = CallForm(name="llama", parse=_parse_llama, pieces=_write_llama, ends=("<|eom_id|>",))
-MISTRAL_ARGS = CallForm(name="mistral-args", parse=_parse_mistral_args, pieces=_write_mistral_args)
-MISTRAL = CallForm(name="mistral", parse=_parse_mistral, pieces=_write_mistral)
+MISTRAL_ARGS = CallForm(name="mistral-args", parse=_parse_mistral_args, pieces=_write_mistral_args, opening=_TOOL_CALLS)
+MISTRAL = CallForm(name="mistral", parse=_parse_mistral, pieces=_write_mistral, opening=_TOOL_CALLS)
 FORMS = (HERMES, QWEN_XML, LLAMA, MISTRAL_ARGS, MISTRAL)

@@ -241,7 +241,7 @@ class WorldModelCodec:
     def decode_for_policy(self, ids: Sequence[int]) -> str:
         """The same, and whether there would be more: who reads the beginning of a reply should know that it is one."""
         text = self._chat.decode(ids)
-        ended = self.end_of_turn in ids or REPLY_CLOSE in text
+        ended = not set(self._chat.ends).isdisjoint(ids) or REPLY_CLOSE in text
         return parse_prediction(text) if ended else f"{parse_prediction(text)}{CUT_SHORT}"
 
     def example(self, state: WorldModelState, call: ToolCall, reply: str, *, asked: bool = False) -> WorldModelExample:

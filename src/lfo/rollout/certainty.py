@@ -17,6 +17,7 @@ import numpy as np
 from lfo.env.interface import Environment, same_meaning
 
 SAMPLES = 8  # replies by whose agreement certainty is measured
+ROWS = 64  # sampled at a time: what `lfo plan` counts for the world model
 EXPECTED = "(expected) "  # how an imagined reply is marked
 # How sure one must be at least for which words; what is unsure and nevertheless likeliest is said as well.
 WORDS = ((0.85, "almost sure"), (0.5, "fairly sure"), (0.0, "unsure"))
@@ -33,13 +34,16 @@ class Complete(Protocol):
 def sampled_replies(complete: Complete, prompts: Sequence[Sequence[int]], *, limit: int) -> list[list[Sequence[int]]]:
     """`SAMPLES` replies to each prompt, of at most `limit` tokens.
 
-    The random numbers are named by the prompt: what is sampled depends on it and the weights alone, not on the engine
-    or on what else is asked.
+    The random numbers are named by the prompt: with our own sampler, what is sampled depends on it and the weights
+    alone, not on what else is asked. vLLM draws by itself.
     """
-    repeated = [prompt for prompt in prompts for _ in range(SAMPLES)]
-    numbers = [row for prompt in prompts for row in _uniforms(prompt, limit)]
-    said = complete(repeated, numbers) if repeated else ()
-    return [list(said[first : first + SAMPLES]) for first in range(0, len(said), SAMPLES)]
+    replies: list[list[Sequence[int]]] = []
+    for start in range(0, len(prompts), ROWS // SAMPLES):
+        part = prompts[start : start + ROWS // SAMPLES]
+        repeated = [prompt for prompt in part for _ in range(SAMPLES)]
+        said = complete(repeated, [row for prompt in part for row in _uniforms(prompt, limit)])
+        replies += [list(said[first : first + SAMPLES]) for first in range(0, len(said), SAMPLES)]
+    return replies
 
 
 def _uniforms(prompt: Sequence[int], limit: int) -> Sequence[Sequence[float]]:

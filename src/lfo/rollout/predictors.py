@@ -16,7 +16,7 @@ from lfo.config import RunConfig
 from lfo.env.interface import Environment, EnvironmentFactory, predicted_tools
 from lfo.errors import EnvironmentFailed
 from lfo.protocol.hermes import format_tool_call
-from lfo.protocol.world_model import WorldModelCodec
+from lfo.protocol.world_model import CUT_SHORT, WorldModelCodec
 from lfo.rollout.certainty import Complete, certainty, label_of, sampled_replies
 from lfo.rollout.deliberation import Labels, LookAhead, Predictor, Question, all_alike
 from lfo.rollout.reply_memory import ReplyMemory
@@ -99,7 +99,7 @@ def certainty_labels(environment: Environment, codec: WorldModelCodec, complete:
         prompts = [codec.question_ids(question.state, question.call) for question, _ in distinct.values()]
         drawn = sampled_replies(complete, prompts, limit=limit)
         words = {
-            key: label_of(certainty(environment, reply, map(codec.decode, some)))
+            key: label_of(certainty(environment, reply.removesuffix(CUT_SHORT), map(codec.decode, some)))
             for (key, (_, reply)), some in zip(distinct.items(), drawn, strict=True)
         }
         return [words[key] for key in keys]

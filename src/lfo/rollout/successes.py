@@ -53,7 +53,8 @@ def without_shown(rollout: Rollout) -> Success:
 def in_hindsight(rollout: Rollout, tools: Collection[str] | None) -> Rollout | None:
     """A failed rollout with its first call of such a tool marked as never made, up to its second one; None: all tools.
 
-    None where it succeeded, where what it heard did not change the call, or where it did nothing between the two.
+    None where it succeeded, where what it heard did not change the call, where it did nothing between the two, or where
+    the first one was made in one message with others: half of a message cannot be cut out.
     """
     calls = [
         index
@@ -64,7 +65,10 @@ def in_hindsight(rollout: Rollout, tools: Collection[str] | None) -> Rollout | N
         return None
     first, second = calls[:2]
     turns, tokens = list(rollout.turns), len(rollout.tokens)
-    if turns[first].call == turns[second].call or second == first + 1:
+    between = [turn for turn in turns[first + 1 : second] if not turn.predicted]
+    # Of a message with several calls, all turns but the first have no tokens of an action.
+    alone = all(turn.action_start < turn.action_end for turn in turns[first : first + 2])
+    if turns[first].call == turns[second].call or not between or not alone:
         return None
     end = turns[second + 1].action_start if second + 1 < len(turns) else tokens
     turns[first] = replace(turns[first], predicted=True)

@@ -232,11 +232,10 @@ class Batcher:
         if row.speech is None:
             raise RefusedRequest(f"the world model's part failed: {row.error or row.stop}", status=500)
         said = codec.read(row.speech.tokens)
-        text = str(said.message)  # calls that cannot be read are left to the client
-        content, finish = text, "stop" if row.speech.stopped else "length"
-        calls = said.calls if row.speech.stopped else ()
+        content, finish = said.text, "stop" if row.speech.stopped else "length"
+        calls = said.calls if row.speech.stopped else ()  # those that cannot be read are left to the client
         if calls:
-            content, finish = without_calls(text), "tool_calls"
+            content, finish = without_calls(said.message), "tool_calls"
         own = row.turns[len(ready.context.turns) :]
         reply = Reply(
             content=content,
@@ -252,7 +251,7 @@ class Batcher:
                 opening=row.opening,
                 tokens=packed(row.tokens),
                 turns=tuple(row.turns),
-                transcript=(*row.transcript, Message(role="assistant", content=text)),
+                transcript=(*row.transcript, Message(role="assistant", content=str(said.message))),
                 slot=row.index,
             )
             answered = Answered(messages=(*request.messages, answer), tools=key.tools, context=context)

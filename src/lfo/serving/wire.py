@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, cast
 
 from lfo.errors import UsageError
@@ -147,7 +148,7 @@ def _read_messages(given: Any) -> tuple[tuple[Message, ...], tuple[str | None, .
         raise RefusedRequest(f"messages must be a list of 1 to {MAX_MESSAGES} messages", param="messages")
     called: dict[str, str] = {}  # id of a call -> name of its tool
     messages, call_ids = [], []
-    for place, each in enumerate(given):
+    for place, each in enumerate(_in_order_of_calls(given)):
         message, ids = read_message(each, called, f"messages[{place}]")
         messages.append(message)
         called |= ids
@@ -157,6 +158,28 @@ def _read_messages(given: Any) -> tuple[tuple[Message, ...], tuple[str | None, .
             "the last message must not be the assistant's: there is nothing to answer", param="messages"
         )
     return tuple(messages), tuple(call_ids)
+
+
+def _in_order_of_calls(given: Sequence[Any]) -> list[Any]:
+    """Replies in the order of the calls that they answer: a client may send those to one message in any order.
+
+    >>> calls = {"role": "assistant", "tool_calls": [{"id": "a"}, {"id": "b"}]}
+    >>> replies = [{"role": "tool", "tool_call_id": "b"}, {"role": "tool", "tool_call_id": "a"}]
+    >>> [each.get("tool_call_id") for each in _in_order_of_calls([calls, *replies])]
+    [None, 'a', 'b']
+    """
+    ordered: list[Any] = []
+    places: dict[str, int] = {}
+    for replies, group in groupby(given, key=lambda each: isinstance(each, dict) and each.get("role") == "tool"):
+        part = list(group)
+        if replies:
+            part.sort(key=lambda each: places.get(str(each.get("tool_call_id")), len(places)))
+        else:
+            calls = part[-1].get("tool_calls") if isinstance(part[-1], dict) else None
+            calls = calls if isinstance(calls, list) else []
+            places = {str(call.get("id")): place for place, call in enumerate(calls) if isinstance(call, dict)}
+        ordered += part
+    return ordered
 
 
 def read_message(given: Any, called: Mapping[str, str], where: str) -> tuple[Message, dict[str, str]]:

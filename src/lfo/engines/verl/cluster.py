@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -39,7 +40,7 @@ from lfo.types import ReplyScore, Rollout, TrainingSample
 
 POLL_SECONDS = 0.05
 RELEASE_SECONDS = 10.0  # Ray gives slots back a little later than it says
-LOGS = "/tmp/ray/session_latest/logs"
+LOGS = f"{os.environ.get('RAY_TMPDIR', '/tmp')}/ray/session_latest/logs"
 # As torch says it, and vLLM where it finds less free than it was promised or too little for its cache.
 OUT_OF_MEMORY = ("CUDA out of memory", "Free memory on device", "No available memory for the cache blocks")
 ALIVE_SECONDS = 5.0  # how often waiting looks whether anybody is still there to wait for
