@@ -59,12 +59,11 @@ def test_the_constant_form_is_as_good_as_any_of_its_neighbours() -> None:
     assert covered(form) == max(map(covered, swaps))
 
 
-def test_on_level_6_the_constant_form_is_the_best_first_detail() -> None:
-    (best,) = best_constant_form(PhoneCalls().world, 6)
+def test_on_level_6_the_constant_form_wins_more_than_any_field_alone() -> None:
     tasks = TaskStream(levels=(6,)).take(500)
 
     def met(name: str) -> int:
         return sum(name in task.profile and name in task.errands[0].accepted(industry_of(task), 0) for task in tasks)
 
-    assert met(best) == max(map(met, FIELDS)) > 0
-    assert sum(play(PLAYERS["constant"], OPTIONS, tasks)) == met(best)
+    assert len(best_constant_form(PhoneCalls().world, 6)) == 3
+    assert sum(play(PLAYERS["constant"], OPTIONS, tasks)) > max(map(met, FIELDS))
