@@ -87,7 +87,7 @@ def after_a_sync(engine: Any, config: RunConfig, prompt: Sequence[int]) -> dict[
     sampling = {"temperature": 1.0, "max_tokens": count, "uniforms": [(0.37 * place) % 1 for place in range(count)]}
 
     async def served() -> Any:
-        server = SamplerServer(dataclasses.asdict(config), end_of_turn=0, visible_devices="")
+        server = SamplerServer(dataclasses.asdict(config), ends=(0,), visible_devices="")
         await server.update_weights({name: tensor.numpy() for name, tensor in weights}, step=1)
         return await server.generate(list(prompt), sampling, "after-a-sync")
 
