@@ -43,6 +43,12 @@ class Unimaginative(PhoneCalls):
     lookahead_query = None  # type: ignore[assignment]
 
 
+class Undescribed(PhoneCalls):
+    """An environment that does not say what its replies mean."""
+
+    describe_reply = None  # type: ignore[assignment]
+
+
 class Dreamer(PhoneCalls):
     def lookahead_query(self, transcript):
         return ToolCall(name="fly", arguments={})
@@ -106,7 +112,7 @@ class Lost(OracleCodes):
             "has no lookahead_query, so nothing would ever be imagined; write one, or set lookahead=policy",
         ),
         (
-            ["env=test_loading:Unimaginative", "imagine.certainty=true"],
+            ["env=test_loading:Undescribed", "imagine.certainty=true"],
             "has no describe_reply, so nobody can tell whether replies agree",
         ),
         (["env=test_loading:Nameless"], "a task must have an id, which dict has not"),

@@ -17,7 +17,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         # Many small updates teach the world model most for the same work. A state without room for a whole directory
         # is cut to what concerns the call, which is cheaper, and learned in half the tasks.
         "rollout.mini_batch_prompts": 1,
-        # Ten examples learn far faster than three, and as fast as twelve; LoRA+, swapped names and less weight on wording
+        # Ten examples learn far faster than three, as fast as twelve; LoRA+, swapped names and less weight on wording
         # make a faster start (lfo bench world-model, results/world-model-bench).
         "world_model.learning_rate": 1e-3,
         "world_model.lora_plus": 8.0,
