@@ -85,10 +85,8 @@ class Practice:
     def __init__(self, codec: WorldModelCodec, *, swap_names: float, wording: float) -> None:
         self._codec, self._chance, self._wording = codec, swap_names, wording
         self._prompts: dict[str, str] = {}  # by key: the text of each example's prompt
-        self._counted: tuple[int, int] = (
-            0,
-            0,
-        )  # the examples that the counts below are of, and how many are asked about
+        # The examples that the counts below are of, and how many of them are asked about.
+        self._counted: tuple[int, int] = (0, 0)
         self._names: dict[bool, list[str]] = {}
         self._replies = 0
         self._replies_with: Counter[int] = Counter()  # by token
