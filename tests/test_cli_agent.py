@@ -99,6 +99,26 @@ def test_eval_for_people(lfo, run: Path):
         assert words in out
 
 
+def test_eval_against_another_run_pairs_the_tasks(lfo, run: Path, plain: Path):
+    """A run against itself differs nowhere; with look-ahead against blind it is what two separate evaluations say."""
+    itself = json.loads(lfo("eval", run, "--tasks", "2", "--k", "1", "--json", "--against", run)[1])
+    assert (itself["against"]["only_first"], itself["against"]["only_second"]) == (0, 0)
+    assert itself["against"]["rate"] == itself["greedy"]["success"]["rate"]
+    other = json.loads(lfo("eval", run, "--tasks", "2", "--k", "1", "--json", "--against", plain)[1])["against"]
+    alone = json.loads(lfo("eval", plain, "--tasks", "2", "--k", "1", "--json")[1])
+    assert (other["rate"], other["lookahead"]) == (alone["greedy"]["success"]["rate"], False)
+    code, out, _ = lfo("eval", run, "--tasks", "2", "--k", "1", "--against", run)
+    assert code == 0
+    assert "+0.0 points" in " ".join(out.split())
+
+
+def test_eval_against_a_run_with_other_tasks_is_refused(lfo, run: Path, tmp_path: Path):
+    shutil.copytree(run, other := tmp_path / "other")
+    config = other / "config.yaml"
+    config.write_text(config.read_text().replace("env_args:", "env_args:\n  law: 3", 1))
+    fails_with_one_sentence(lfo("eval", run, "--tasks", "2", "--against", other), "different tasks")
+
+
 def test_the_adapters_and_the_seed_matter(run: Path):
     trained, bare = load_agent(run), load_agent(run, adapter="none")
     tasks = trained.tasks("val")[:1]

@@ -11,13 +11,14 @@ from typing import Any, Protocol
 from lfo.config import RunConfig
 from lfo.env.interface import DescribesReplies, EnvironmentFactory, OffersLookahead, same_meaning, tasks_of
 from lfo.errors import EnvironmentFailed
-from lfo.evaluation.repeated_tasks import judge
+from lfo.evaluation.repeated_tasks import judge, solved
 from lfo.evaluation.success import draft_metrics, rollout_metrics
 from lfo.rollout.deliberation import imagined, questions
 from lfo.rollout.predictors import true_reply_predictor
 from lfo.rollout.records import rollout_record, transcript_at
 from lfo.rollout.row import RolloutRequest
 from lfo.rollout.runner import RunnerSettings, refuse_dead_environment
+from lfo.statistics import paired_difference
 from lfo.types import Rollout, RolloutGroup
 
 SAMPLE_ROLLOUTS = 4  # kept of each split, for a person to read
@@ -112,7 +113,26 @@ def evaluate(
     result = {"greedy": judge(_groups(greedy, 1), levels), "sampled": judge(_groups(sampled, k), levels)}
     if accuracy is not None:
         result["greedy"]["behaviour"]["lookahead_accuracy"] = accuracy
+    result["greedy"]["solved"] = [solved(rollout) for rollout in greedy]
     return result
+
+
+def evaluate_paired(
+    agent: Acts,
+    tasks: Sequence[Any],
+    solved_by_first: Sequence[bool],
+    *,
+    lookahead: bool = True,
+    on_rollouts: Callable[[int], None] = lambda ended: None,
+) -> dict[str, Any]:
+    """Compare a second agent with a first one on the same tasks, each played greedily once.
+
+    >>> evaluate_paired(other, tasks, figures["greedy"]["solved"])  # doctest: +SKIP
+    {"rate": 0.81, "difference": 0.03, "interval": [0.011, 0.049], "only_first": 52, "only_second": 22}
+    """
+    rollouts = agent.roll_out(tasks, greedy=True, lookahead=lookahead, on_batch=on_rollouts)
+    refuse_dead_environment(rollouts)
+    return paired_difference(solved_by_first, [solved(rollout) for rollout in rollouts])
 
 
 def lookahead_accuracy(
