@@ -115,7 +115,7 @@ def score_of(rewards: Sequence[float]) -> Score:
 
 def bound_problems(player: str, level: int, score: Score) -> list[str]:
     """The bounds of one player on one level that are broken, in words."""
-    constant, chance = (0.30, 0.12) if LEVEL[level].lenient else (0.10, 0.02)
+    constant, chance = (0.20, 0.12) if LEVEL[level].lenient else (0.10, 0.02)
     broken = {
         "informed": score.success < 1,
         "reader": score.success < 0.9 if level == 1 else score.success > 0.05,

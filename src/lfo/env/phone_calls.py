@@ -227,8 +227,11 @@ class PhoneCalls(ToolEnvironment):
 
     def _verify(self, department: Department, place: int, given: Mapping[str, str]) -> str:
         errand = self.task.errands[place]
-        missing = tuple(name for name in errand.requires if not self._proven(name, place, given))
-        if not missing or (self.task.limits.lenient and self._first_is_enough(errand, given)):
+        if self.task.limits.lenient:  # nobody has looked at the other details, so a refusal names all that is required
+            missing = () if self._first_is_enough(errand, given) else errand.requires
+        else:
+            missing = tuple(name for name in errand.requires if not self._proven(name, place, given))
+        if not missing:
             # A chained errand needs the reference of the one before it, so errands are done in order; elsewhere
             # the order of independent errands is the user's wish and is checked here.
             if place != self.done_errands:

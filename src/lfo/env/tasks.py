@@ -45,7 +45,7 @@ LEVEL: dict[int, Level] = {
     3: Level(departments=(2, 2), max_fields=6, failures_to_lock=1, calls=4, chained=True),
     4: Level(departments=(1, 2), max_fields=6, failures_to_lock=1, calls=4, alternatives=True),
     5: Level(departments=(3, 3), max_fields=8, failures_to_lock=1, calls=6, chained=True, moved=True, vague=0.5),
-    6: Level(departments=(1, 1), max_fields=3, failures_to_lock=1, calls=3, sensitive=False, lenient=True),
+    6: Level(departments=(1, 1), max_fields=4, failures_to_lock=1, calls=3, sensitive=False, lenient=True),
 }
 
 
@@ -155,11 +155,14 @@ def _pick_errands(
 def _profile(
     rng: random.Random, errands: Sequence[Errand], lawful: Sequence[Requirement], level: Level
 ) -> dict[str, str]:
-    """A value for most fields. What is required can always be given, itself or by an available alternative."""
+    """A value for most fields. What is required can always be given, itself or by an available alternative.
+
+    Where one detail decides, all are available: else a form could win by what the user lacks.
+    """
     values = {name: field.value(rng) for name, field in FIELDS.items()}
+    if level.lenient:
+        return values
     needed = {name for errand in errands for name in errand.requires}
-    if level.lenient:  # what the law asks for is enough there, so the user has it, whatever the company asks for
-        needed |= {name for requirement in lawful for name in requirement.fields}
     missing: set[str] = set()
     if level.alternatives:
         with_alternative = [name for name in form_with_alternatives(lawful, alternatives=False) if name in ALTERNATIVE]
