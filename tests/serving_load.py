@@ -168,10 +168,10 @@ def main() -> None:
         client = openai.OpenAI(base_url=url, api_key=token, max_retries=0)
         model = client.models.list().data[0].id
         options = {"max_turns": agent.settings.max_turns, "temperature": 0}
-        play(client, model, agent.environment(), tasks[0], **options)
+        play(client, model, agent.make_environment(), tasks[0], **options)
 
         def one(task: Any) -> tuple[float, list[str], list[str]]:
-            return play(client, model, agent.environment(), task, **options)
+            return play(client, model, agent.make_environment(), task, **options)
 
         started, before = time.monotonic(), _processor_seconds(number)
         with ThreadPoolExecutor(AT_ONCE) as pool:

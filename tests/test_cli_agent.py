@@ -183,7 +183,7 @@ def test_rollouts_are_shown_and_saved(lfo, run: Path, tmp_path: Path):
     assert f"saved in {file}" in out.replace("\n", " ")
     agent = load_agent(run)
     played = agent.roll_out(agent.tasks("val")[:2], greedy=False)
-    read = read_rollouts(file, agent.environment())
+    read = read_rollouts(file, agent.make_environment())
     assert [each.task_id for each in read] == [each.task_id for each in played]
     for one, other in zip(read, played, strict=True):
         real = [turn for turn in other.turns if not turn.predicted]
@@ -304,7 +304,7 @@ def test_text_that_takes_several_tokens_a_character_is_put_together(run: Path):
     agent = load_agent(run)
     action = '<tool_call>{"name": "make_phone_call", "arguments": {}}</tool_call>'
     text = "Ünïcode: 数字 🙂 <|csr|>"
-    rollout = rollout_from_texts(agent.environment(), task_id="", opening=(), exchanges=[(action, text)])
+    rollout = rollout_from_texts(agent.make_environment(), task_id="", opening=(), exchanges=[(action, text)])
     (seen,) = observed_calls(rollout, predict=None)
     (reply,) = inspect_calls(agent, [seen])
     assert "".join(token.text for token in reply.tokens) == text

@@ -172,7 +172,7 @@ def test_the_example_says_with_peft_alone_what_the_run_says_blind(tmp_path: Path
 
     example = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "act_with_peft.py"))
     said: list[str] = []
-    environment = agent.environment()
+    environment = agent.make_environment()
     step = environment.step
     monkeypatch.setattr(environment, "step", lambda message: said.append(message) or step(message))
     example["play"](*example["load"](tmp_path / "out", environment.tools()), environment, task)

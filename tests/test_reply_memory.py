@@ -190,7 +190,9 @@ def test_it_remembers_calls_that_look_ahead_asks_about_in_training_and_never_eva
     sizes = [row["memory_size"] for row in rows if "memory_size" in row]
     assert sizes == sorted(sizes)
     assert sizes[-1] == len(memory) > 0
-    trained = {task.goal for step in range(4) for task in draw_tasks(trainer.config, trainer.environment(), step, 0)}
+    trained = {
+        task.goal for step in range(4) for task in draw_tasks(trainer.config, trainer.make_environment(), step, 0)
+    }
     assert {each.situation[0] for each in memory.memories} <= trained
     before = dict(memory.memories)
     trainer.evaluate()

@@ -129,7 +129,7 @@ def test_three_steps_are_those_of_the_local_engine(results):
 def test_the_base_acts_and_is_told_what_others_heard_as_in_the_local_engine(results):
     """Greedily, after the policy was trained there and before it is here: its adapter has no part in it."""
     trainer = small_trainer("rollout.group_size=8", "steps=6", "seed=1", environment=TalkativeWorld)
-    requests = told_requests(draw_requests(trainer.config, trainer.environment(), 0, 0))
+    requests = told_requests(draw_requests(trainer.config, trainer.make_environment(), 0, 0))
     mine = trainer.backend.roll_out(requests, temperature=0.0)
     assert results["told"] == [[list(each.tokens), each.untrained, each.feedback, shown(each)] for each in mine]
     assert [[each.untrained, each.feedback, any(shown(each))] for each in mine] == [[True, False, False], [True] * 3]

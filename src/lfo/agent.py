@@ -52,7 +52,7 @@ class Agent:
     """Make it with `build_agent` or `load_agent`."""
 
     config: RunConfig
-    environment: EnvironmentFactory
+    make_environment: EnvironmentFactory
     tokenizer: PreTrainedTokenizerBase
     codec: ChatCodec
     world_model_codec: WorldModelCodec
@@ -66,7 +66,7 @@ class Agent:
 
     def tasks(self, split: str) -> Sequence[Any]:
         """The fixed tasks of a split."""
-        return tasks_of(self.environment(), split)
+        return tasks_of(self.make_environment(), split)
 
     def run(
         self,
@@ -79,7 +79,7 @@ class Agent:
     ) -> list[Rollout]:
         """One rollout for each request, in order, all at the same time; `untrained` is the base alone."""
         used = self.lookahead if lookahead and not untrained else None
-        runner = Runner(self.environment, self.codec, settings=self.settings, lookahead=used)
+        runner = Runner(self.make_environment, self.codec, settings=self.settings, lookahead=used)
         play = partial(runner.run, temperature=temperature, watch=watch)
         if untrained:  # a sampler of its own: the base's merged weights are needed nowhere else
             sampler = _sampler(self.model, self.codec, self.config)
@@ -160,16 +160,16 @@ class Agent:
 
 
 def build_agent(
-    config: RunConfig, environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase, base: Any
+    config: RunConfig, make_environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase, base: Any
 ) -> Agent:
     """An agent with fresh adapters on `base`, which it takes over."""
-    codec = ChatCodec(tokenizer, environment().tools(), thinking=config.rollout.thinking)
+    codec = ChatCodec(tokenizer, make_environment().tools(), thinking=config.rollout.thinking)
     model = DualAdapterModel.of_run(base, config)
     memory = ReplyMemory() if config.lookahead_source == "memory" else None
-    learnt_tools = EndingTools() if learns_tools(environment(), config) else None
+    learnt_tools = EndingTools() if learns_tools(make_environment(), config) else None
     agent = Agent(
         config=config,
-        environment=environment,
+        make_environment=make_environment,
         tokenizer=tokenizer,
         codec=codec,
         world_model_codec=world_model_codec(config, tokenizer),
@@ -179,7 +179,7 @@ def build_agent(
         memory=memory,
         ending_tools=learnt_tools,
     )
-    lookahead = make_lookahead(config, environment, agent.world_model_codec, agent.complete, memory, learnt_tools)
+    lookahead = make_lookahead(config, make_environment, agent.world_model_codec, agent.complete, memory, learnt_tools)
     return dataclasses.replace(agent, lookahead=lookahead)
 
 

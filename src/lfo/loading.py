@@ -69,32 +69,32 @@ def pick_device(name: str) -> torch.device:
 
 def environment_factory(config: RunConfig) -> EnvironmentFactory:
     """What makes one environment per rollout."""
-    factory = partial(_class_of(config.env), *_behind_the_colon(config.env), **config.env_args)
+    make_environment = partial(_class_of(config.env), *_behind_the_colon(config.env), **config.env_args)
     try:
-        environment = factory()
+        environment = make_environment()
     except TypeError as error:
         raise ConfigError(f"env={config.env} cannot be made with env_args={dict(config.env_args)}: {error}") from error
     if not isinstance(environment, Environment):
         raise ConfigError(f"env={config.env} is no environment: it needs the methods tasks, tools, reset and step")
-    return cast(EnvironmentFactory, factory)
+    return cast(EnvironmentFactory, make_environment)
 
 
-def naming_environment(config: RunConfig, environment: EnvironmentFactory) -> RunConfig:
+def naming_environment(config: RunConfig, make_environment: EnvironmentFactory) -> RunConfig:
     """The config with the environment that is really played, so that its run can be evaluated from its folder."""
-    told = environment if isinstance(environment, partial) else partial(environment)
+    told = make_environment if isinstance(make_environment, partial) else partial(make_environment)
     name = config.env
-    spec = getattr(environment(), "spec", "")  # of an adapter; others may mean something else by it
+    spec = getattr(make_environment(), "spec", "")  # of an adapter; others may mean something else by it
     if isinstance(spec, str) and adapter_word(spec):
         name = spec
     elif told.func is not (_class_of(config.env)):
-        kind = type(environment())
+        kind = type(make_environment())
         name = next(
             (each for each, known in SHIPPED.items() if kind is known.made_by), f"{kind.__module__}:{kind.__name__}"
         )
         if name == config.env:
             return config  # a function that makes what the config says
     # What it was not given, the config would give it when it is read back.
-    arguments = {key: getattr(environment(), key) for key in SHIPPED_ENVIRONMENTS.get(name, {})} | told.keywords
+    arguments = {key: getattr(make_environment(), key) for key in SHIPPED_ENVIRONMENTS.get(name, {})} | told.keywords
     # As they will be read back from the run's folder, where there are no tuples.
     arguments = {key: list(value) if isinstance(value, tuple) else value for key, value in arguments.items()}
     named = dataclasses.replace(config, env=name, env_args=arguments)

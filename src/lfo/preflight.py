@@ -15,16 +15,16 @@ from lfo.tracking import require_trackers
 logger = logging.getLogger(__name__)
 
 
-def check_run(config: RunConfig, environment: EnvironmentFactory) -> None:
+def check_run(config: RunConfig, make_environment: EnvironmentFactory) -> None:
     """Raise an error of one sentence for the first thing that would make this run fail or learn nothing."""
     validate(config)
     require_trackers(config)
     # An environment that raises or hangs here is not refused: that costs a rollout, which reports it.
     watch = Watch(config.rollout.environment_timeout)
-    flaw, _ = watch.call(partial(flaw_of, environment))
+    flaw, _ = watch.call(partial(flaw_of, make_environment))
     if isinstance(flaw, str):
         raise ConfigError(flaw)
-    made = environment()
+    made = make_environment()
     for effect in watch.effects():
         logger.warning(f"the environment {type(made).__name__}: {effect}")
     if config.lookahead == "environment" and not isinstance(made, OffersLookahead):

@@ -83,15 +83,19 @@ class Trainer:
     """One run. Create it with `lfo.engines.create_trainer`."""
 
     def __init__(
-        self, config: RunConfig, environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase, backend: Backend
+        self,
+        config: RunConfig,
+        make_environment: EnvironmentFactory,
+        tokenizer: PreTrainedTokenizerBase,
+        backend: Backend,
     ) -> None:
         self.config = config
-        self.environment = environment
+        self.make_environment = make_environment
         self.backend = backend
         world = config.world_model
         self.coupling = coupling_of(config.coupling, with_world_model=config.has_world_model)
         self.codec = world_model_codec(config, tokenizer)
-        self.predicted_tools = predicted_tools(environment(), world.predict)  # None: all
+        self.predicted_tools = predicted_tools(make_environment(), world.predict)  # None: all
         self.state = State(weight=world.weight)
         self.mini_batches = MiniBatches(
             config=config,
@@ -101,11 +105,11 @@ class Trainer:
             practice=Practice(self.codec, swap_names=world.swap_names, wording=world.wording),
         )
         if world.from_logs:
-            logged = logged_replies(world.from_logs, environment(), self.codec, predict=self.predicted_tools)
+            logged = logged_replies(world.from_logs, make_environment(), self.codec, predict=self.predicted_tools)
             self.mini_batches.replay = logged
         self.examination: Examination | None = None
         if world.weight and world.predict != "none" and world.input == "state":
-            self.examination = Examination(config, environment, self.codec, backend, self.coupling.world_model)
+            self.examination = Examination(config, make_environment, self.codec, backend, self.coupling.world_model)
 
     # --- the loop ----------------------------------------------------------------------------------------------
 
@@ -122,7 +126,7 @@ class Trainer:
                 checkpoint, first_row = run.rewind()
                 if checkpoint is not None:
                     self.load(checkpoint)
-            data = describe_data(config, self.environment)
+            data = describe_data(config, self.make_environment)
             warn_of_changed_data(run.path, data)
             run.write_data(data)
             with open_trackers(config, run.path, first_step=first_row) as track:
@@ -204,7 +208,7 @@ class Trainer:
 
     def draw(self, step: int, draw: int) -> list[RolloutGroup]:
         """One group of rollouts for each task of one draw."""
-        requests, size = draw_requests(self.config, self.environment(), step, draw), self.config.rollout.group_size
+        requests, size = draw_requests(self.config, self.make_environment(), step, draw), self.config.rollout.group_size
         if self.config.feedback and not self.config.internalise.over(step):
             rollouts = roll_out_in_waves(self.config, requests, self.backend.roll_out, tools=self.predicted_tools)
         else:
@@ -256,7 +260,7 @@ class Trainer:
 
     def row(self, step: int, collected: Collected) -> dict[str, Any]:
         """What the rollouts of a step show, for its row of metrics."""
-        tools = {tool["function"]["name"] for tool in self.environment().tools()}
+        tools = {tool["function"]["name"] for tool in self.make_environment().tools()}
         metrics, warnings = step_metrics(collected.rollouts, tools)
         if self.examination is not None:
             metrics |= self.examination.lost_tokens(collected.rollouts, self.predicted_tools)
@@ -290,7 +294,7 @@ class Trainer:
         started = time.monotonic()
         splits = self.config.eval.splits if splits is None else splits
         blind = self.config.internalise.over(self.state.step - 1)  # as the step that has just ended was
-        row, rollouts = evaluate_splits(self.config, self.environment, splits, self.backend.roll_out, blind=blind)
+        row, rollouts = evaluate_splits(self.config, self.make_environment, splits, self.backend.roll_out, blind=blind)
         predictions: list[dict[str, Any]] = []
         if self.examination is not None and not blind:
             metrics, predictions = self.examination.run()

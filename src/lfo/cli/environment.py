@@ -90,16 +90,16 @@ def _check_any(overrides: list[str], episodes: int, logs: Path | None, as_json: 
         from lfo.rollout.records import read_rollouts
 
         config = load_config(overrides)
-        factory, tokenizer = environment_factory(config), load_tokenizer(config.model)
+        make_environment, tokenizer = environment_factory(config), load_tokenizer(config.model)
 
         def length_of(text: str) -> int:
             return len(tokenizer.encode(text, add_special_tokens=False))
 
         if logs is not None:
-            result = {"ok": True, **predictability(read_rollouts(logs, factory()), length_of=length_of)}
+            result = {"ok": True, **predictability(read_rollouts(logs, make_environment()), length_of=length_of)}
         else:
             result = check_environment(
-                factory,
+                make_environment,
                 episodes=episodes,
                 max_turns=config.rollout.max_turns,
                 timeout=config.rollout.environment_timeout,

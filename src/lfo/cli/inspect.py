@@ -48,7 +48,7 @@ def inspect(
     from lfo.rollout.records import read_rollouts
     from lfo.tools.surprise import inspect_calls
 
-    environment = agent.environment()
+    environment = agent.make_environment()
     tools = predicted_tools(environment, agent.config.world_model.predict) or None  # of a run that predicts none, all
     found = [
         (read.task_id, call)

@@ -131,9 +131,11 @@ def _teach_syntax(
 
     folder = _new_folder(output_dir)
     chosen = replace(SYNTAX, **{name: value for name, value in practice.items() if value is not None})
-    factory = environment_factory(load_config(settings))
+    make_environment = environment_factory(load_config(settings))
     with _progress_bars() as progress:
-        result = teach_syntax(base, factory, chosen, folder, device=pick_device(device).type, progress=progress)
+        result = teach_syntax(
+            base, make_environment, chosen, folder, device=pick_device(device).type, progress=progress
+        )
     words = (
         f"Wrote {folder}: {result['calls']:,} random calls in {result['tasks']:,} tasks of train, final loss "
         f"{result['loss']:.3f}; check it with: lfo pretrain --env {settings[0].removeprefix('env=')} --check "
@@ -148,9 +150,9 @@ def _check_syntax(model: str, settings: list[str], tasks: int, row: int | None, 
     from lfo.tools.pretrain.syntax import check_syntax
 
     with working("checking"):
-        factory = environment_factory(load_config(settings))
+        make_environment = environment_factory(load_config(settings))
         room = {} if row is None else {"max_context": row}
-        result = check_syntax(model, factory, episodes=tasks, device=pick_device(device), **room)
+        result = check_syntax(model, make_environment, episodes=tasks, device=pick_device(device), **room)
 
     def show() -> None:
         for name in ("base", "random"):

@@ -42,7 +42,7 @@ def probe(
     agent.require_world_model()
     if cases is None and agent.config.env != SHIPPED_FOR:
         raise UsageError(f"the shipped cases are about {SHIPPED_FOR}, and {run} about {agent.config.env}; use --cases")
-    environment = agent.environment()
+    environment = agent.make_environment()
     replies = agent.predict([(case.state(environment), case.call) for case in read])
     problems = [case.problems(reply, environment) for case, reply in zip(read, replies, strict=True)]
     passed = sum(not found for found in problems)

@@ -31,13 +31,13 @@ config_text = to_yaml
 
 
 def create_backend(
-    config: RunConfig, environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase, *, base: Any = None
+    config: RunConfig, make_environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase, *, base: Any = None
 ) -> LocalBackend:
     if config.threads:
         torch.set_num_threads(config.threads)
     if base is None:
         base = load_base(config.model, pick_device(config.device))
-    agent = build_agent(config, environment, tokenizer, base)
+    agent = build_agent(config, make_environment, tokenizer, base)
     if config.init_from:
         start_from(agent.model, config.init_from)
     return LocalBackend(agent)

@@ -128,9 +128,9 @@ def predicted_tools(
     return frozenset(names)
 
 
-def flaw_of(environment: EnvironmentFactory) -> str | None:
+def flaw_of(make_environment: EnvironmentFactory) -> str | None:
     """The first thing in which this is no environment, in a sentence, by looking at one task."""
-    made = environment()
+    made = make_environment()
     name = f"the environment {type(made).__name__}"
     tools = {tool["function"]["name"] for tool in made.tools()}
     if not tools:

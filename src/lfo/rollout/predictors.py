@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def make_lookahead(
     config: RunConfig,
-    environment: EnvironmentFactory,
+    make_environment: EnvironmentFactory,
     codec: WorldModelCodec,
     complete: Complete,
     memory: ReplyMemory | None = None,
@@ -40,10 +40,12 @@ def make_lookahead(
         return None
     limit = config.world_model.reply_tokens
     return LookAhead(
-        predictor=_predictor(config, environment, codec, complete, memory),
-        labels=certainty_labels(environment(), codec, complete, limit=limit) if config.imagine.certainty else all_alike,
+        predictor=_predictor(config, make_environment, codec, complete, memory),
+        labels=certainty_labels(make_environment(), codec, complete, limit=limit)
+        if config.imagine.certainty
+        else all_alike,
         proposed_by=config.lookahead,
-        tools=imagined_tools(environment(), config) if tools is None else tools,
+        tools=imagined_tools(make_environment(), config) if tools is None else tools,
         most=config.imagine.most,
         drafts=config.imagine.drafts,
     )
@@ -58,13 +60,13 @@ def imagined_tools(environment: Environment, config: RunConfig) -> frozenset[str
 
 def _predictor(
     config: RunConfig,
-    environment: EnvironmentFactory,
+    make_environment: EnvironmentFactory,
     codec: WorldModelCodec,
     complete: Complete,
     memory: ReplyMemory | None,
 ) -> Predictor:
     if config.lookahead_source == "truth":
-        return true_reply_predictor(environment, RunnerSettings.of_run(config))
+        return true_reply_predictor(make_environment, RunnerSettings.of_run(config))
     if memory is not None:
         return memory_predictor(memory)
     predictor = world_model_predictor(codec, complete)
@@ -124,14 +126,14 @@ def _each_once(answer: Predictor) -> Predictor:
     return predict
 
 
-def true_reply_predictor(environment: EnvironmentFactory, settings: RunnerSettings) -> Predictor:
+def true_reply_predictor(make_environment: EnvironmentFactory, settings: RunnerSettings) -> Predictor:
     """Asks a second environment in which everything that was said is said again, then the imagined call.
 
     Where that environment fails there is nothing to tell.
     """
 
     def ask(question: Question) -> str:
-        copy = environment()
+        copy = make_environment()
         copy.reset(question.task)
         for message in question.messages:
             copy.step(message)

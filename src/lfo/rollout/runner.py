@@ -60,13 +60,13 @@ class Runner:
 
     def __init__(
         self,
-        environment: EnvironmentFactory,
+        make_environment: EnvironmentFactory,
         codec: ChatCodec,
         *,
         settings: RunnerSettings,
         lookahead: LookAhead | None = None,
     ) -> None:
-        self._environment = environment
+        self._make_environment = make_environment
         self._codec = codec
         self.settings = settings
         self._lookahead = lookahead
@@ -113,7 +113,7 @@ class Runner:
 
     def _open(self, batch: Sequence[Row]) -> None:
         def start(task: Any) -> tuple[Environment, tuple[Message, ...]]:
-            environment = self._environment()
+            environment = self._make_environment()
             return environment, tuple(environment.reset(task))
 
         outcomes = self.settings.call_all([partial(start, row.request.task) for row in batch])

@@ -76,7 +76,7 @@ class Batcher:
                 "serve it with --no-lookahead"
             )
         self._speaker, self._count = speaker, rows
-        self._default_tools = _name_of(speaker.environment().tools())
+        self._default_tools = _name_of(speaker.make_environment().tools())
         self._codecs: OrderedDict[str, ChatCodec] = OrderedDict({self._default_tools: speaker.codec})
         self._conversations = Conversations()
         self._waiting: queue.Queue[Job | None] = queue.Queue(WAITING)
@@ -187,7 +187,7 @@ class Batcher:
             index=self._slots.place(context),
             request=RolloutRequest(task=None, seeds=(seed, len(context.turns))),
             rows=self._slots.rows,
-            environment=self._speaker.environment(),
+            environment=self._speaker.make_environment(),
             opening=context.opening,
             transcript=list(context.transcript),
             tokens=list(context.tokens),

@@ -37,7 +37,7 @@ class Speaker:
     """Make it with `local_speaker` or `upstream_speaker`."""
 
     config: RunConfig
-    environment: EnvironmentFactory
+    make_environment: EnvironmentFactory
     tokenizer: PreTrainedTokenizerBase
     codec: ChatCodec  # of the environment's own tools
     settings: RunnerSettings
@@ -51,7 +51,7 @@ def local_speaker(agent: Agent) -> Speaker:
 
     return Speaker(
         config=agent.config,
-        environment=agent.environment,
+        make_environment=agent.make_environment,
         tokenizer=agent.tokenizer,
         codec=agent.codec,
         settings=agent.settings,
@@ -64,8 +64,8 @@ def local_speaker(agent: Agent) -> Speaker:
 def upstream_speaker(run: Path, url: str, *, api_key: str = "", lookahead: bool = True) -> Speaker:
     """A run whose weights a vLLM server holds, under the names that `lfo export` gives them."""
     config = saved_config(run)
-    environment, tokenizer = environment_factory(config), load_tokenizer(config.model)
-    codec = ChatCodec(tokenizer, environment().tools(), thinking=config.rollout.thinking)
+    make_environment, tokenizer = environment_factory(config), load_tokenizer(config.model)
+    codec = ChatCodec(tokenizer, make_environment().tools(), thinking=config.rollout.thinking)
     world = world_model_codec(config, tokenizer)
     upstream = Upstream(url, ends=codec.ends, api_key=api_key)
     memory = None
@@ -78,7 +78,7 @@ def upstream_speaker(run: Path, url: str, *, api_key: str = "", lookahead: bool 
         raise UsageError(f"{url} has no model {missing[0]!r}; start vLLM with the --lora-modules that lfo export names")
     complete = completer(upstream, WORLD_MODEL, config.world_model.reply_tokens)
     tools = None
-    if learns_tools(environment(), config):
+    if learns_tools(make_environment(), config):
         tools = EndingTools()
         tools.load(adapters_of(run) / ending_tools.FILE)
 
@@ -87,10 +87,10 @@ def upstream_speaker(run: Path, url: str, *, api_key: str = "", lookahead: bool 
 
     return Speaker(
         config=config,
-        environment=environment,
+        make_environment=make_environment,
         tokenizer=tokenizer,
         codec=codec,
         settings=RunnerSettings.of_run(config),
-        lookahead=make_lookahead(config, environment, world, complete, memory, tools) if lookahead else None,
+        lookahead=make_lookahead(config, make_environment, world, complete, memory, tools) if lookahead else None,
         new_rows=new_rows,
     )

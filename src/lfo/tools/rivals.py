@@ -42,12 +42,12 @@ Judge = Callable[[Sequence[Asked]], float]  # the share of calls whose reply it 
 NAMES = ("lookup", "memory", "linear", "linear_top4")
 
 
-def fit_rivals(heard: Sequence[Asked], environment: EnvironmentFactory) -> Mapping[str, Judge]:
+def fit_rivals(heard: Sequence[Asked], make_environment: EnvironmentFactory) -> Mapping[str, Judge]:
     """All of `NAMES`, after hearing the same."""
     facts, logits = classifier(heard)
     return {
         "lookup": partial(lookup, heard),
-        "memory": partial(memory, heard, environment),
+        "memory": partial(memory, heard, make_environment),
         "linear": lambda asked: _share(asked, likelier_than_not(facts, logits(asked)), frozenset.__eq__),
         "linear_top4": lambda asked: _share(asked, likeliest(facts, logits(asked)), frozenset.issuperset),
     }
@@ -60,8 +60,8 @@ def lookup(heard: Sequence[Asked], asked: Sequence[Asked]) -> float:
     return fmean(each.cell in known and known[each.cell].most_common(1)[0][0] == _facts(each) for each in asked)
 
 
-def memory(heard: Sequence[Asked], environment: EnvironmentFactory, asked: Sequence[Asked]) -> float:
-    kept, judge = ReplyMemory(), environment()
+def memory(heard: Sequence[Asked], make_environment: EnvironmentFactory, asked: Sequence[Asked]) -> float:
+    kept, judge = ReplyMemory(), make_environment()
     kept.add(each.observed for each in heard)
     replies = kept.recall([(each.observed.state, each.observed.call) for each in asked])
     right = (same_meaning(judge, said, each.observed.reply) for said, each in zip(replies, asked, strict=True))

@@ -49,7 +49,7 @@ class InspectedReply:
 
 def inspect_calls(agent: Agent, calls: Iterable[ObservedCall]) -> Iterator[InspectedReply]:
     """Each call as the world model sees it, one after the other."""
-    judge = agent.environment()
+    judge = agent.make_environment()
     for seen in calls:
         (predicted,) = agent.predict([(seen.state, seen.call)])
         yield InspectedReply(

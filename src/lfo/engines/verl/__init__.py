@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 def create_backend(
-    config: RunConfig, environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase, *, base: Any = None
+    config: RunConfig, make_environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase, *, base: Any = None
 ) -> VerlBackend:
     if base is not None:
         raise ValueError("verl's processes load the base themselves: name it in the config")
-    return VerlBackend(config, environment, tokenizer)
+    return VerlBackend(config, make_environment, tokenizer)
 
 
 def config_text(config: RunConfig) -> str:

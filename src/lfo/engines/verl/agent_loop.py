@@ -113,7 +113,7 @@ class _Parts:
     """What all rollouts of a process share; making a codec takes longer than many a rollout."""
 
     config: RunConfig
-    environment: EnvironmentFactory
+    make_environment: EnvironmentFactory
     codec: ChatCodec
     world_model_codec: WorldModelCodec
     settings: RunnerSettings
@@ -127,11 +127,11 @@ def _parts_of(config: Any, tokenizer: Any) -> _Parts:
     name = config.actor_rollout_ref.rollout.engine_kwargs[SAMPLER].servers
     if name not in _parts:
         run = from_mapping(cast(Any, OmegaConf.to_container(config.actor_rollout_ref.model.lora.run, resolve=True)))
-        environment = config.lfo.environment or environment_factory(run)
-        example = environment()
+        make_environment = config.lfo.environment or environment_factory(run)
+        example = make_environment()
         _parts[name] = _Parts(
             config=run,
-            environment=environment,
+            make_environment=make_environment,
             codec=ChatCodec(tokenizer, example.tools(), thinking=run.rollout.thinking),
             world_model_codec=world_model_codec(run, tokenizer),
             settings=RunnerSettings.of_run(run, environment_workers=1),  # one environment in each loop
@@ -167,7 +167,7 @@ class RunnerLoop(AgentLoopBase):
         parts, lookahead = self._parts, None
         if fields["looks_ahead"]:
             lookahead = make_lookahead(
-                parts.config, parts.environment, parts.world_model_codec, self._complete, tools=fields["tools"]
+                parts.config, parts.make_environment, parts.world_model_codec, self._complete, tools=fields["tools"]
             )
         rollout = await self._event_loop.run_in_executor(
             _threads, self._play, request, fields["temperature"], lookahead
@@ -175,11 +175,11 @@ class RunnerLoop(AgentLoopBase):
         return _output(rollout)
 
     def _play(self, request: RolloutRequest, temperature: float | None, lookahead: LookAhead | None) -> Rollout:
-        parts, environment, rows = self._parts, self._parts.environment, ServedRows(self)
+        parts, make_environment, rows = self._parts, self._parts.make_environment, ServedRows(self)
         if parts.scripted:
-            one: Any = environment()
-            environment, rows = (lambda: one), ScriptedRows(self, one)
-        runner = Runner(environment, parts.codec, settings=parts.settings, lookahead=lookahead)
+            one: Any = make_environment()
+            make_environment, rows = (lambda: one), ScriptedRows(self, one)
+        runner = Runner(make_environment, parts.codec, settings=parts.settings, lookahead=lookahead)
         (rollout,) = runner.run([request], rows, temperature=temperature)
         return dataclasses.replace(rollout, info=_scalars(rollout.info))
 

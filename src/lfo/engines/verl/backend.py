@@ -45,28 +45,30 @@ class VerlBackend:
 
     memory = None  # a memory of replies would need all rollouts of a step in one process
 
-    def __init__(self, config: RunConfig, environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, config: RunConfig, make_environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase
+    ) -> None:
         if config.lookahead_source in ("shuffled", "memory"):
             raise ConfigError(
                 f"lookahead_source={config.lookahead_source} needs all rollouts of a step in one process: "
                 "use engine=local"
             )
         verl_config(config)  # settings that verl refuses leave no folder behind, nor does a template that is refused
-        ChatCodec(tokenizer, environment().tools(), thinking=config.rollout.thinking)
+        ChatCodec(tokenizer, make_environment().tools(), thinking=config.rollout.thinking)
         self.config = config
-        self.environment = environment
+        self.make_environment = make_environment
         self.tokenizer = tokenizer
         self.cluster: Any = None
         self._step = 0  # whose weights the servers have
-        self.ending_tools = EndingTools() if learns_tools(environment(), config) else None
-        self._scripted = isinstance(environment(), ScriptedCalls)  # nobody sampled what its rows hold
+        self.ending_tools = EndingTools() if learns_tools(make_environment(), config) else None
+        self._scripted = isinstance(make_environment(), ScriptedCalls)  # nobody sampled what its rows hold
 
     @contextmanager
     def running(self, run: Path) -> Iterator[None]:
         """All processes of a run, which end with it, however it ends."""
         with tempfile.TemporaryDirectory() as folder:
             self.tokenizer.save_pretrained(folder)
-            config = runnable(verl_config(self.config, tokenizer=folder), self.config, self.environment)
+            config = runnable(verl_config(self.config, tokenizer=folder), self.config, self.make_environment)
             import ray  # verl and Ray are optional, and read their environment while they are imported
 
             from lfo.engines.verl.cluster import Cluster, in_one_sentence
@@ -154,10 +156,10 @@ class VerlBackend:
         self.cluster.before_learning()  # until the next sync servers give back the memory that they hold
 
 
-def runnable(tree: DictConfig, config: RunConfig, environment: EnvironmentFactory) -> DictConfig:
+def runnable(tree: DictConfig, config: RunConfig, make_environment: EnvironmentFactory) -> DictConfig:
     """verl's config with what cannot be printed: the environment itself, and the name of this run's servers."""
     with open_dict(tree):
-        tree.lfo = OmegaConf.create({"environment": environment}, flags={"allow_objects": True})
+        tree.lfo = OmegaConf.create({"environment": make_environment}, flags={"allow_objects": True})
         tree.actor_rollout_ref.rollout.engine_kwargs[SAMPLER] = {"servers": f"lfo-{uuid.uuid4().hex[:12]}"}
     OmegaConf.resolve(tree)
     return tree

@@ -59,10 +59,10 @@ class Drill:
 
 
 def drill(
-    factory: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase, practice: Practice, progress: Progress
+    make_environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase, practice: Practice, progress: Progress
 ) -> Drill:
     """Play at random and write down what happened as the policy would see it."""
-    environment = factory()
+    environment = make_environment()
     codec, tasks = ChatCodec(tokenizer, environment.tools()), tasks_of(environment, "train")
     end = end_of(tokenizer)
     tokens = np.full((practice.conversations, practice.row), end, dtype=np.int32)
@@ -72,7 +72,7 @@ def drill(
     for number in range(practice.conversations):
         task = tasks[stream(practice.seed, "task", number).randrange(len(tasks))]
         try:
-            ids, mask, played = _rollout(factory, codec, task, practice, number)
+            ids, mask, played = _rollout(make_environment, codec, task, practice, number)
         except Exception as error:  # somebody else's code
             broken += 1
             if broken == practice.conversations:
@@ -92,10 +92,10 @@ def drill(
 
 
 def _rollout(
-    factory: EnvironmentFactory, codec: ChatCodec, task: Any, practice: Practice, number: int
+    make_environment: EnvironmentFactory, codec: ChatCodec, task: Any, practice: Practice, number: int
 ) -> tuple[list[int], list[bool], int]:
     """Token ids, the mask of its calls, and how many whole calls fit."""
-    environment = factory()
+    environment = make_environment()
     tools, opening = environment.tools(), tuple(environment.reset(task))
     heard = "\n".join(message.content for message in opening)
     ids = list(codec.opening(opening).ids)
@@ -118,13 +118,19 @@ def _rollout(
 
 
 def teach_syntax(
-    base: str, factory: EnvironmentFactory, practice: Practice, output_dir: Path, *, device: str, progress: Progress
+    base: str,
+    make_environment: EnvironmentFactory,
+    practice: Practice,
+    output_dir: Path,
+    *,
+    device: str,
+    progress: Progress,
 ) -> dict[str, Any]:
     """Let a base practise the calls of an environment, and save it as a model folder."""
     tokenizer = load_tokenizer(base)
     if base == EMBEDDED:
         practice = replace(practice, learning_rate=SMALL_RATE)
-    rows = drill(factory, tokenizer, practice, progress)
+    rows = drill(make_environment, tokenizer, practice, progress)
     model = load_base(base, torch.device("cpu"))  # there it is fp32
     loss = train_model(
         model, rows.tokens, practice, end=end_of(tokenizer), device=device, progress=progress, wanted=rows.wanted
@@ -141,7 +147,7 @@ def teach_syntax(
 
 def check_syntax(
     model: str,
-    factory: EnvironmentFactory,
+    make_environment: EnvironmentFactory,
     *,
     episodes: int = 500,
     device: torch.device | None = None,
@@ -149,13 +155,13 @@ def check_syntax(
     batch: int = 64,
 ) -> dict[str, Any]:
     """How often a sampled turn is a call that can be read, and its reward beside that of random play."""
-    tokenizer, environment = load_tokenizer(model), factory()
+    tokenizer, environment = load_tokenizer(model), make_environment()
     codec, tools = ChatCodec(tokenizer, environment.tools()), list(environment.tools())
     tasks = list(tasks_of(environment, "val"))
     chosen = [tasks[number % len(tasks)] for number in range(episodes)]
     dual = DualAdapterModel.build(load_base(model, device or torch.device("cpu")), coupling="separate", seed=0, rank=1)
     sampler = Sampler(dual, max_context=max_context, eos_ids=codec.ends)
-    runner = Runner(factory, codec, settings=RunnerSettings(max_turns=MAX_TURNS))
+    runner = Runner(make_environment, codec, settings=RunnerSettings(max_turns=MAX_TURNS))
     rollouts: list[Rollout] = []
     for start in range(0, episodes, batch):
         part = chosen[start : start + batch]
@@ -163,7 +169,7 @@ def check_syntax(
         rollouts += runner.run(requests, sampler.session(rows=len(part), adapters=()))
     watch = Watch(30.0)
     random = [
-        tell(factory, task, watch, max_turns=MAX_TURNS, speak=partial(random_speech, tools, place))
+        tell(make_environment, task, watch, max_turns=MAX_TURNS, speak=partial(random_speech, tools, place))
         for place, task in enumerate(chosen)
     ]
     return _verdict(model, rollouts, random, {tool["function"]["name"] for tool in tools})
