@@ -1,4 +1,4 @@
-"""Rollouts and replies as training rows: who gets weight, and a memory that forgets and invents nothing."""
+"""Rollouts and replies as training rows: who gets weight, and a replay buffer that forgets and invents nothing."""
 
 from __future__ import annotations
 

@@ -34,14 +34,14 @@ from lfo.rollout import ending_tools
 from lfo.rollout.deliberation import LookAhead
 from lfo.rollout.ending_tools import EndingTools, learns_tools
 from lfo.rollout.predictors import make_lookahead, world_model_codec
-from lfo.rollout.reply_memory import ReplyMemory
+from lfo.rollout.reply_store import ReplyStore
 from lfo.rollout.row import RolloutRequest
 from lfo.rollout.runner import Runner, RunnerSettings
 from lfo.rundir import best_checkpoint, latest_checkpoint
 from lfo.types import Rollout, ToolCall, Turn
 
 BATCH = 64  # rollouts that run at the same time
-MEMORY = "memory.json"  # beside the adapters, where look-ahead is answered from a memory
+REPLY_STORE_FILE = "memory.json"  # beside the adapters, where a reply store answers look-ahead; old runs have this name
 
 T = TypeVar("T")
 AdapterChoice = Literal["best", "last", "none"]
@@ -60,7 +60,7 @@ class Agent:
     sampler: Sampler
     settings: RunnerSettings
     lookahead: LookAhead | None = None  # None: the run has none
-    memory: ReplyMemory | None = None  # where look-ahead is answered from one
+    reply_store: ReplyStore | None = None  # where it answers look-ahead in place of a world model
     ending_tools: EndingTools | None = None  # where the run finds out whose calls may be imagined
     weights: Path | None = None  # the folder that the adapters were read from; None: they are fresh
 
@@ -153,8 +153,8 @@ class Agent:
         """Take over the adapters in a folder, and what look-ahead needs beside them."""
         self.model.load(folder)
         self.sampler.refresh()
-        if self.memory is not None:
-            self.memory.load(folder / MEMORY)
+        if self.reply_store is not None:
+            self.reply_store.load(folder / REPLY_STORE_FILE)
         if self.ending_tools is not None:
             self.ending_tools.load(folder / ending_tools.FILE)
 
@@ -165,7 +165,7 @@ def build_agent(
     """An agent with fresh adapters on `base`, which it takes over."""
     codec = ChatCodec(tokenizer, make_environment().tools(), thinking=config.rollout.thinking)
     model = DualAdapterModel.of_run(base, config)
-    memory = ReplyMemory() if config.lookahead_source == "memory" else None
+    reply_store = ReplyStore() if config.lookahead_source == "memory" else None
     learnt_tools = EndingTools() if learns_tools(make_environment(), config) else None
     agent = Agent(
         config=config,
@@ -176,10 +176,12 @@ def build_agent(
         model=model,
         sampler=_sampler(model, codec, config),
         settings=RunnerSettings.of_run(config),
-        memory=memory,
+        reply_store=reply_store,
         ending_tools=learnt_tools,
     )
-    lookahead = make_lookahead(config, make_environment, agent.world_model_codec, agent.complete, memory, learnt_tools)
+    lookahead = make_lookahead(
+        config, make_environment, agent.world_model_codec, agent.complete, reply_store, learnt_tools
+    )
     return dataclasses.replace(agent, lookahead=lookahead)
 
 

@@ -174,7 +174,7 @@ class Trainer:
             "seconds/seen": self.state.seconds,
             **watched,
             **judged({**row, **watched}),
-            **({} if self.backend.memory is None else {"memory_size": len(self.backend.memory)}),
+            **({} if self.backend.reply_store is None else {"memory_size": len(self.backend.reply_store)}),
             "tokens_per_second": row["sampled_tokens"] / max(clock.seconds["rollout"], 1e-9),
             **{f"seconds/{name}": seconds for name, seconds in clock.seconds.items()},
         }
@@ -243,7 +243,7 @@ class Trainer:
         """The distinct world-model examples of each group, kept for later steps too, as successes are."""
         if self.config.internalise.rows:
             self.mini_batches.keep_to_imitate([rollout for group in groups for rollout in group.rollouts])
-        for listener in (self.backend.memory, self.backend.ending_tools):
+        for listener in (self.backend.reply_store, self.backend.ending_tools):
             if listener is not None:
                 listener.hear(rollout for group in groups for rollout in group.rollouts)
         if not self.state.weight or self.config.world_model.input == "inline":

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from lfo.agent import MEMORY, Agent, build_agent, start_from
+from lfo.agent import REPLY_STORE_FILE, Agent, build_agent, start_from
 from lfo.config import RunConfig, to_yaml
 from lfo.env.interface import EnvironmentFactory
 from lfo.errors import WorkError
@@ -21,7 +21,7 @@ from lfo.loading import load_base, pick_device
 from lfo.model.learner import Learner
 from lfo.rollout import ending_tools
 from lfo.rollout.ending_tools import EndingTools
-from lfo.rollout.reply_memory import ReplyMemory
+from lfo.rollout.reply_store import ReplyStore
 from lfo.rollout.row import RolloutRequest
 from lfo.types import ReplyScore, Rollout, TrainingSample
 
@@ -51,8 +51,8 @@ class LocalBackend:
         self.learner = Learner(agent.model, agent.config)
 
     @property
-    def memory(self) -> ReplyMemory | None:
-        return self.agent.memory
+    def reply_store(self) -> ReplyStore | None:
+        return self.agent.reply_store
 
     @property
     def ending_tools(self) -> EndingTools | None:
@@ -95,8 +95,8 @@ class LocalBackend:
 
     def save_adapters(self, folder: Path) -> None:
         self.agent.model.save(folder)
-        if self.memory is not None:
-            self.memory.save(folder / MEMORY)
+        if self.reply_store is not None:
+            self.reply_store.save(folder / REPLY_STORE_FILE)
         if self.ending_tools is not None:
             self.ending_tools.save(folder / ending_tools.FILE)
 

@@ -332,7 +332,7 @@ class Learner:
     # --- checkpoints -------------------------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
-        """Write the optimizer's memory, by adapter and parameter."""
+        """Write the optimizer's state, by adapter and parameter."""
         tensors = {}
         for name, parameters in self.parameters.items():
             for place, parameter in enumerate(parameters):

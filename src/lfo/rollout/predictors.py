@@ -19,7 +19,7 @@ from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import CUT_SHORT, WorldModelCodec
 from lfo.rollout.certainty import Complete, certainty, label_of, sampled_replies
 from lfo.rollout.deliberation import Labels, LookAhead, Predictor, Question, all_alike
-from lfo.rollout.reply_memory import ReplyMemory
+from lfo.rollout.reply_store import ReplyStore
 from lfo.rollout.runner import RunnerSettings
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def make_lookahead(
     make_environment: EnvironmentFactory,
     codec: WorldModelCodec,
     complete: Complete,
-    memory: ReplyMemory | None = None,
+    store: ReplyStore | None = None,
     tools: Container[str] | None = None,
 ) -> LookAhead | None:
     """How a run looks ahead, by its settings; None where it does not. `tools`: whose calls may be imagined, where the
@@ -40,7 +40,7 @@ def make_lookahead(
         return None
     limit = config.world_model.reply_tokens
     return LookAhead(
-        predictor=_predictor(config, make_environment, codec, complete, memory),
+        predictor=_predictor(config, make_environment, codec, complete, store),
         labels=certainty_labels(make_environment(), codec, complete, limit=limit)
         if config.imagine.certainty
         else all_alike,
@@ -63,12 +63,12 @@ def _predictor(
     make_environment: EnvironmentFactory,
     codec: WorldModelCodec,
     complete: Complete,
-    memory: ReplyMemory | None,
+    store: ReplyStore | None,
 ) -> Predictor:
     if config.lookahead_source == "truth":
         return true_reply_predictor(make_environment, RunnerSettings.of_run(config))
-    if memory is not None:
-        return memory_predictor(memory)
+    if store is not None:
+        return reply_store_predictor(store)
     predictor = world_model_predictor(codec, complete)
     return shuffled_predictor(predictor) if config.lookahead_source == "shuffled" else predictor
 
@@ -109,9 +109,9 @@ def certainty_labels(environment: Environment, codec: WorldModelCodec, complete:
     return labels
 
 
-def memory_predictor(memory: ReplyMemory) -> Predictor:
-    """What the memory holds at the moment of the question; nothing while it is empty."""
-    return _each_once(lambda questions: memory.recall([(question.state, question.call) for question in questions]))
+def reply_store_predictor(store: ReplyStore) -> Predictor:
+    """Answer each question with the most similar stored reply; with "" while the store is empty."""
+    return _each_once(lambda questions: store.recall([(question.state, question.call) for question in questions]))
 
 
 def _each_once(answer: Predictor) -> Predictor:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from lfo.agent import MEMORY, Agent, adapters_of, saved_config
+from lfo.agent import REPLY_STORE_FILE, Agent, adapters_of, saved_config
 from lfo.config import RunConfig
 from lfo.env.interface import EnvironmentFactory
 from lfo.errors import UsageError
@@ -20,7 +20,7 @@ from lfo.rollout import ending_tools
 from lfo.rollout.deliberation import LookAhead
 from lfo.rollout.ending_tools import EndingTools, learns_tools
 from lfo.rollout.predictors import make_lookahead, world_model_codec
-from lfo.rollout.reply_memory import ReplyMemory
+from lfo.rollout.reply_store import ReplyStore
 from lfo.rollout.row import Rows
 from lfo.rollout.runner import RunnerSettings
 from lfo.serving.upstream import Upstream, UpstreamRows, completer
@@ -68,12 +68,12 @@ def upstream_speaker(run: Path, url: str, *, api_key: str = "", lookahead: bool 
     codec = ChatCodec(tokenizer, make_environment().tools(), thinking=config.rollout.thinking)
     world = world_model_codec(config, tokenizer)
     upstream = Upstream(url, ends=codec.ends, api_key=api_key)
-    memory = None
+    store = None
     if config.lookahead_source == "memory":
-        memory = ReplyMemory()
-        memory.load(adapters_of(run) / MEMORY)
+        store = ReplyStore()
+        store.load(adapters_of(run) / REPLY_STORE_FILE)
     lookahead = lookahead and config.looks_ahead and not config.looks_ahead_untrained
-    needed = {POLICY} | ({WORLD_MODEL} if lookahead and memory is None else set())
+    needed = {POLICY} | ({WORLD_MODEL} if lookahead and store is None else set())
     if missing := sorted(needed - set(upstream.models())):
         raise UsageError(f"{url} has no model {missing[0]!r}; start vLLM with the --lora-modules that lfo export names")
     complete = completer(upstream, WORLD_MODEL, config.world_model.reply_tokens)
@@ -91,6 +91,6 @@ def upstream_speaker(run: Path, url: str, *, api_key: str = "", lookahead: bool 
         tokenizer=tokenizer,
         codec=codec,
         settings=RunnerSettings.of_run(config),
-        lookahead=make_lookahead(config, make_environment, world, complete, memory, tools) if lookahead else None,
+        lookahead=make_lookahead(config, make_environment, world, complete, store, tools) if lookahead else None,
         new_rows=new_rows,
     )

@@ -85,7 +85,7 @@ def by_phase(planned: Mapping[str, int]) -> dict[str, int]:
 
 
 def measure_training(shape: Shape, case: Case, device: torch.device) -> dict[str, float]:
-    """Bytes after each part is made, the peak of the second update (in the first the optimizer has no memory yet), and
+    """Bytes after each part is made, the peak of the second update (in the first the optimizer has no state yet), and
     how long a third one takes."""
     gc.collect()
     torch.cuda.empty_cache()

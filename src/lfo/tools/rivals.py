@@ -1,7 +1,7 @@
 """What a world model has to beat: ways to tell a reply from the same replies, none of them a language model.
 
 lookup       what was heard most often in the same cell of the law, which it is told: it cannot generalise
-memory       the reply of the most similar situation: `rollout/reply_memory.py`, as lookahead_source=memory
+memory       the reply of the most similar situation: `rollout/reply_store.py`, as lookahead_source=memory
 linear       logistic regression on the bag of words of the state and the call, one classifier for each fact; right
              where the facts that it holds likelier than not are those of the reply
 linear_top4  the same classifiers, judged more kindly: right where all facts are among the four likeliest
@@ -22,7 +22,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from lfo.env.interface import EnvironmentFactory, same_meaning
 from lfo.protocol.world_model import ObservedCall
-from lfo.rollout.reply_memory import ReplyMemory, situation_of
+from lfo.rollout.reply_store import ReplyStore, situation_of
 
 PENALTY = 0.1  # of the squared weights, beside the summed loss: from 1e-4 to 1 the best on val, by both ways to judge
 TOP = 4
@@ -47,7 +47,7 @@ def fit_rivals(heard: Sequence[Asked], make_environment: EnvironmentFactory) -> 
     facts, logits = classifier(heard)
     return {
         "lookup": partial(lookup, heard),
-        "memory": partial(memory, heard, make_environment),
+        "memory": partial(most_similar, heard, make_environment),
         "linear": lambda asked: _share(asked, likelier_than_not(facts, logits(asked)), frozenset.__eq__),
         "linear_top4": lambda asked: _share(asked, likeliest(facts, logits(asked)), frozenset.issuperset),
     }
@@ -60,8 +60,8 @@ def lookup(heard: Sequence[Asked], asked: Sequence[Asked]) -> float:
     return fmean(each.cell in known and known[each.cell].most_common(1)[0][0] == _facts(each) for each in asked)
 
 
-def memory(heard: Sequence[Asked], make_environment: EnvironmentFactory, asked: Sequence[Asked]) -> float:
-    kept, judge = ReplyMemory(), make_environment()
+def most_similar(heard: Sequence[Asked], make_environment: EnvironmentFactory, asked: Sequence[Asked]) -> float:
+    kept, judge = ReplyStore(), make_environment()
     kept.add(each.observed for each in heard)
     replies = kept.recall([(each.observed.state, each.observed.call) for each in asked])
     right = (same_meaning(judge, said, each.observed.reply) for said, each in zip(replies, asked, strict=True))

@@ -43,7 +43,7 @@ LARGEST_GAP = 1e-3  # in fp32; a server with other weights than the trainer's is
 class VerlBackend:
     """`lfo.backend.Backend` on verl's processes, which start and end with `running`."""
 
-    memory = None  # a memory of replies would need all rollouts of a step in one process
+    reply_store = None  # a reply store would need all rollouts of a step in one process
 
     def __init__(
         self, config: RunConfig, make_environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase

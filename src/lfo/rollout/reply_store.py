@@ -1,8 +1,8 @@
-"""A plain memory of what was heard, found again by its text: what a user would try before training a world model.
+"""A store of the replies heard so far, searched by text similarity: what to try before training a world model.
 
-    memory = ReplyMemory()
-    memory.add(heard)                       # ObservedCalls
-    memory.recall([(state, call)])          # -> for each, the reply that was heard in the most similar situation
+    store = ReplyStore()
+    store.add(heard)                       # ObservedCalls
+    store.recall([(state, call)])          # -> for each, the reply that was heard in the most similar situation
 
 A situation has three texts: the task, what was done and heard before (as far as it concerns the call), and the call.
 Two situations are as similar as the mean of the cosines of these texts, each as TF-IDF over character n-grams of its
@@ -103,20 +103,20 @@ class TextIndex:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Memory:
+class StoredReply:
     situation: Situation
     reply: str
 
 
 @dataclass(slots=True)
-class ReplyMemory:
+class ReplyStore:
     """Every (situation, reply) that was added, once each, in the order in which it was first heard."""
 
-    memories: dict[Memory, tuple[int, ...]] = field(default_factory=dict)  # -> the row of each text in its index
+    replies: dict[StoredReply, tuple[int, ...]] = field(default_factory=dict)  # -> the row of each text in its index
     indexes: tuple[TextIndex, ...] = field(default_factory=lambda: (TextIndex(), TextIndex(), TextIndex()))
 
     def __len__(self) -> int:
-        return len(self.memories)
+        return len(self.replies)
 
     def hear(self, rollouts: Iterable[Rollout]) -> None:
         """Keep what look-ahead will ask about: with other calls it recalls as much and takes five times as long."""
@@ -124,19 +124,19 @@ class ReplyMemory:
 
     def add(self, heard: Iterable[ObservedCall]) -> None:
         for each in heard:
-            self._keep(Memory(situation=situation_of(each.state, each.call), reply=each.reply[:_MAX_REPLY_CHARS]))
+            self._keep(StoredReply(situation=situation_of(each.state, each.call), reply=each.reply[:_MAX_REPLY_CHARS]))
 
-    def _keep(self, memory: Memory) -> None:
-        if memory not in self.memories:
-            texts = zip(self.indexes, memory.situation, strict=True)
-            self.memories[memory] = tuple(index.add(text) for index, text in texts)
+    def _keep(self, stored: StoredReply) -> None:
+        if stored not in self.replies:
+            texts = zip(self.indexes, stored.situation, strict=True)
+            self.replies[stored] = tuple(index.add(text) for index, text in texts)
 
     def recall(self, questions: Sequence[tuple[WorldModelState, ToolCall]]) -> list[str]:
         """The reply of the most similar situation, for each question; nothing where nothing was heard yet."""
-        if not self.memories or not questions:
+        if not self.replies or not questions:
             return [""] * len(questions)
-        newest_first = list(self.memories)[::-1]
-        rows = np.array(list(self.memories.values())[::-1])
+        newest_first = list(self.replies)[::-1]
+        rows = np.array(list(self.replies.values())[::-1])
         asked = zip(*(situation_of(*question) for question in questions), strict=True)  # all tasks, all ..., all calls
         likeness = sum(
             index.similarities(texts)[:, rows[:, part]]
@@ -145,7 +145,7 @@ class ReplyMemory:
         return [newest_first[place].reply for place in np.argmax(likeness, axis=1)]
 
     def save(self, path: Path) -> None:
-        records = [[*memory.situation, memory.reply] for memory in self.memories]
+        records = [[*stored.situation, stored.reply] for stored in self.replies]
         path.write_text(json.dumps(records), encoding="utf-8")
 
     def load(self, path: Path) -> None:
@@ -153,8 +153,8 @@ class ReplyMemory:
         try:
             records = [tuple(record) for record in json.loads(path.read_text(encoding="utf-8"))]
         except (OSError, ValueError, TypeError) as error:
-            raise DataError(f"{path} holds no memory of replies") from error
+            raise DataError(f"{path} is damaged: it is not a store of replies") from error
         for record in records:
             if len(record) != len(self.indexes) + 1 or not all(isinstance(text, str) for text in record):
-                raise DataError(f"{path} holds no memory of replies")
-            self._keep(Memory(situation=record[:-1], reply=record[-1]))
+                raise DataError(f"{path} is damaged: it is not a store of replies")
+            self._keep(StoredReply(situation=record[:-1], reply=record[-1]))
