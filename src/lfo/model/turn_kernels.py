@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lfo.model.turn_ops import Heads, Turn
+from lfo.model.turn_ops import Heads, TurnTensors
 
 _TILE = 16_384  # numbers of a tile of LoRA's A that one program holds
 _KEY_BLOCK = 64
@@ -246,7 +246,7 @@ def _say(
     tl.store(done + slot, ends.to(tl.int64), mask=speaks)
 
 
-def say(logits_BV: Tensor, slots_B: Tensor, turn: Turn) -> None:
+def say(logits_BV: Tensor, slots_B: Tensor, turn: TurnTensors) -> None:
     _say[(len(slots_B),)](
         logits_BV, slots_B, turn.last_L, turn.position_L, turn.said_L, turn.limit_L, turn.done_L, turn.temperature,
         turn.uniforms_LN, turn.tokens_LN, turn.logprobs_LN, turn.is_end_V.view(torch.uint8),
