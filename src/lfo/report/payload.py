@@ -26,7 +26,7 @@ from lfo.evaluation.sample_efficiency import curve as curve_of
 from lfo.report.curves import POINTS, SMALL_CHART_POINTS, Member, curve, mark
 from lfo.report.reliability import reliability_of
 from lfo.report.samples import BUDGET, ROLLOUTS_PER_RUN, Texts, read_predictions, read_rollouts
-from lfo.report.studies import ABLATION_FILE, Study, described
+from lfo.report.studies import ABLATION_FILE, StudyResult, described
 from lfo.report.text import shown
 from lfo.report.words import headline, page_names, table
 
@@ -82,7 +82,7 @@ class Found:
     """What lies in the folders that were given."""
 
     runs: tuple[Path, ...]
-    studies: tuple[Study, ...]
+    studies: tuple[StudyResult, ...]
     problems: tuple[str, ...]
 
 
@@ -97,7 +97,7 @@ def find_runs_and_studies(paths: Sequence[Path]) -> Found:
     for folder in dict.fromkeys(folder for path in paths for folder in folders(path)):
         if (folder / ABLATION_FILE).is_file():
             try:
-                studies.append(Study.read(folder))
+                studies.append(StudyResult.read(folder))
             except (OSError, ValueError, KeyError, TypeError) as error:
                 problems.append(f"{folder / ABLATION_FILE} cannot be read: {error}")
     for path in found:

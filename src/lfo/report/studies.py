@@ -19,7 +19,7 @@ ABLATION_FILE = "ablation.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Study:
+class StudyResult:
     """An ablation: what was varied, and what became of each run."""
 
     path: Path
@@ -27,7 +27,7 @@ class Study:
     cells: Sequence[Mapping[str, Any]]
 
     @classmethod
-    def read(cls, folder: Path) -> Study:
+    def read(cls, folder: Path) -> StudyResult:
         content = json.loads((folder / ABLATION_FILE).read_bytes())
         cells = [cell for cell in content["cells"] if isinstance(cell, dict) and "value" in cell]
         return cls(path=folder, setting=str(content["setting"]), cells=cells)
