@@ -26,8 +26,8 @@ from rich.progress import Progress as RichProgress
 from lfo.config import RunConfig, flatten
 from lfo.errors import ConfigError
 
-Row = Mapping[str, Any]
-Log = Callable[[Row], None]
+MetricsRow = Mapping[str, Any]
+Log = Callable[[MetricsRow], None]
 
 
 def require_trackers(config: RunConfig) -> None:
@@ -43,7 +43,7 @@ def open_trackers(config: RunConfig, folder: Path, *, first_step: int) -> Iterat
     with ExitStack() as stack:
         logs = [stack.enter_context(TRACKERS[name](config, folder, first_step)) for name in config.trackers]
 
-        def log(row: Row) -> None:
+        def log(row: MetricsRow) -> None:
             for each in logs:
                 each(row)
 
@@ -57,7 +57,7 @@ def _tensorboard(config: RunConfig, folder: Path, first_step: int) -> Iterator[L
     # Rows that a kill took back are told again: readers forget what they had from the purge step on.
     writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step if first_step else None)
 
-    def log(row: Row) -> None:
+    def log(row: MetricsRow) -> None:
         for name, value in scalars(row):
             writer.add_scalar(name, value, row["step"])
         writer.flush()
@@ -92,7 +92,7 @@ def _wandb(config: RunConfig, folder: Path, first_step: int) -> Iterator[Log]:
 TRACKERS = {"tensorboard": _tensorboard, "wandb": _wandb}
 
 
-def scalars(row: Row, prefix: str = "") -> Iterator[tuple[str, float]]:
+def scalars(row: MetricsRow, prefix: str = "") -> Iterator[tuple[str, float]]:
     """The finite numbers of a row with their names; the step itself is where they stand.
 
     >>> list(scalars({"step": 3, "success": 0.5, "stops": {"done": 8}, "warnings": ["..."]}))

@@ -39,7 +39,7 @@ _SAY = one_tool(
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DatasetRow:
     """One task: a row of a dataset."""
 
     id: str
@@ -61,13 +61,13 @@ class Adapter(ForeignEnvironment):
     def tools(self) -> list[dict[str, Any]]:
         return self._own_tools or _SAY
 
-    def tasks(self, split: str) -> Sequence[Row]:
+    def tasks(self, split: str) -> Sequence[DatasetRow]:
         splits = _splits(self._library)
         if split not in splits:
             raise UsageError(f"{self.spec} has no split {split!r}; it has {', '.join(splits)}")
         return splits[split]
 
-    def open(self, task: Row) -> Sequence[Message]:
+    def open(self, task: DatasetRow) -> Sequence[Message]:
         library = self._library
         self._state = self._wait(library.init_state(dict(task.input), client=_NoClient(None), model="lfo"))
         self._state["timing"].generation.start = time.time()
@@ -146,10 +146,10 @@ def _loaded(name: str, options: str) -> Any:
     return library
 
 
-_SPLITS: dict[int, dict[str, list[Row]]] = {}
+_SPLITS: dict[int, dict[str, list[DatasetRow]]] = {}
 
 
-def _splits(library: Any) -> dict[str, list[Row]]:
+def _splits(library: Any) -> dict[str, list[DatasetRow]]:
     if id(library) not in _SPLITS:
         rows = list(library.get_dataset())
         held_out = list(library.get_eval_dataset()) if library.eval_dataset is not None else []
@@ -158,7 +158,7 @@ def _splits(library: Any) -> dict[str, list[Row]]:
             rows = [row for place, row in enumerate(rows) if row not in held_out]
         splits = {"train": rows, "val": held_out or rows}
         _SPLITS[id(library)] = {
-            split: [Row(f"{split}-{place}", row) for place, row in zip(itertools.count(), each, strict=False)]
+            split: [DatasetRow(f"{split}-{place}", row) for place, row in zip(itertools.count(), each, strict=False)]
             for split, each in splits.items()
         }
     return _SPLITS[id(library)]
