@@ -181,7 +181,7 @@ def play(
     )
     rows = Script(codec, said, room=room)
     request = RolloutRequest(task=Chore(), seeds=seeds, blind=blind, imagine=imagine, picks=picks, feedback=feedback)
-    (rollout,) = runner.run([request], rows, temperature=temperature, watch=watched.append)
+    (rollout,) = runner.run([request], rows, temperature=temperature, on_turn=watched.append)
     return Played(rollout=rollout, rows=rows, heard=heard, asked=asked, watched=watched)
 
 

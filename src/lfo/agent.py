@@ -75,12 +75,12 @@ class Agent:
         temperature: float | None = None,
         lookahead: bool = True,
         untrained: bool = False,
-        watch: Callable[[Turn], None] | None = None,
+        on_turn: Callable[[Turn], None] | None = None,
     ) -> list[Rollout]:
         """One rollout for each request, in order, all at the same time; `untrained` is the base alone."""
         used = self.lookahead if lookahead and not untrained else None
         runner = Runner(self.make_environment, self.codec, settings=self.settings, lookahead=used)
-        play = partial(runner.run, temperature=temperature, watch=watch)
+        play = partial(runner.run, temperature=temperature, on_turn=on_turn)
         if untrained:  # a sampler of its own: the base's merged weights are needed nowhere else
             sampler = _sampler(self.model, self.codec, self.config)
             return play(requests, sampler.session(rows=len(requests), adapters=()))
@@ -100,13 +100,13 @@ class Agent:
         lookahead: bool = True,
         samples: int = 1,
         seed: int = 0,
-        watch: Callable[[Turn], None] | None = None,
+        on_turn: Callable[[Turn], None] | None = None,
         on_batch: Callable[[int], None] = lambda done: None,
     ) -> list[Rollout]:
         """`samples` rollouts of each task, those of one task side by side.
 
-        A rollout is named by (seed, task, sample), so it is the same whatever else runs beside it. `watch` is told each
-        turn as it happens, `on_batch` how many rollouts have just ended.
+        A rollout depends on (seed, task, sample) only, whatever else runs in the batch. `on_turn` is called with each
+        turn as it happens, `on_batch` with the number of rollouts that have just ended.
         """
         untrained = lookahead and self.config.looks_ahead_untrained
         requests = [
@@ -116,7 +116,7 @@ class Agent:
         ]
         rollouts = []
         for batch in batches(requests):
-            rollouts += self.run(batch, temperature=0.0 if greedy else None, lookahead=lookahead, watch=watch)
+            rollouts += self.run(batch, temperature=0.0 if greedy else None, lookahead=lookahead, on_turn=on_turn)
             on_batch(len(batch))
         return rollouts
 

@@ -8,8 +8,8 @@ from functools import partial
 from lfo.config import RunConfig, validate
 from lfo.env.interface import DescribesReplies, EnvironmentFactory, OffersLookahead, flaw_of, predicted_tools, tasks_of
 from lfo.errors import ConfigError
+from lfo.rollout.call_monitor import CallMonitor
 from lfo.rollout.predictors import imagined_tools
-from lfo.rollout.watch import Watch
 from lfo.tracking import require_trackers
 
 logger = logging.getLogger(__name__)
@@ -20,12 +20,12 @@ def check_run(config: RunConfig, make_environment: EnvironmentFactory) -> None:
     validate(config)
     require_trackers(config)
     # An environment that raises or hangs here is not refused: that costs a rollout, which reports it.
-    watch = Watch(config.rollout.environment_timeout)
-    flaw, _ = watch.call(partial(flaw_of, make_environment))
+    monitor = CallMonitor(config.rollout.environment_timeout)
+    flaw, _ = monitor.call(partial(flaw_of, make_environment))
     if isinstance(flaw, str):
         raise ConfigError(flaw)
     made = make_environment()
-    for effect in watch.effects():
+    for effect in monitor.effects():
         logger.warning(f"the environment {type(made).__name__}: {effect}")
     if config.lookahead == "environment" and not isinstance(made, OffersLookahead):
         raise ConfigError(

@@ -63,12 +63,12 @@ def _train(runs: Sequence[ChildRun], folder: Path) -> None:
     One bar a run on a terminal; one plain line for each evaluation elsewhere. Everything goes to stderr.
     """
     from lfo.evaluation.sample_efficiency import VAL
-    from lfo.report.watch import Watch
+    from lfo.report.watch import LivePage
     from lfo.rundir import read_metrics
 
     told = dict.fromkeys((run.name for run in runs), -1)  # the last step that was printed
     columns = (BarColumn(bar_width=20), MofNCompleteColumn(), "{task.fields[words]}", TimeElapsedColumn())
-    with Watch([folder]).serving() as address, bars("{task.description}", *columns) as shown:
+    with LivePage([folder]).serving() as address, bars("{task.description}", *columns) as shown:
         typer.echo(f"Watch at {address}  (until the demo ends)", err=True)
         if has_display():
             webbrowser.open(address)

@@ -55,7 +55,7 @@ def run(
     (opening,) = agent.settings.call_all([lambda: agent.make_environment().reset(chosen)])
     if not isinstance(opening, EnvironmentFailed):  # the rollout tells of failure
         common.print_opening(console, opening)
-    (rollout,) = agent.roll_out([chosen], watch=lambda turn: common.print_turn(console, turn), **play)
+    (rollout,) = agent.roll_out([chosen], on_turn=lambda turn: common.print_turn(console, turn), **play)
     console.print()
     common.print_outcome(console, rollout)
     of_level = "" if level is None else f" --level {level}"

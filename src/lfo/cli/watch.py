@@ -28,9 +28,9 @@ def watch(
     for path in runs:
         if not path.is_dir():
             raise UsageError(f"there is no folder {path}")
-    from lfo.report.watch import Watch
+    from lfo.report.watch import LivePage
 
-    with Watch(runs).serving(host, port) as address:
+    with LivePage(runs).serving(host, port) as address:
         typer.echo(f"Watch at {address}  (Ctrl-C ends this page; the runs go on)")
         if open_page:
             webbrowser.open(address)

@@ -178,8 +178,8 @@ class Deliberation:
                 batch.append(row)
                 if row in unchanged:
                     unchanged.remove(row)
-                if row.watch is not None:
-                    row.watch(row.turns[-1])
+                if row.on_turn is not None:
+                    row.on_turn(row.turns[-1])
         return unchanged
 
     def _expect(self, questions: Sequence[Question]) -> list[tuple[str, str]]:
@@ -268,8 +268,8 @@ class Deliberation:
         at = imagined.action_start
         turn = replace(imagined, action_end=at, observation_start=at, observation_end=at, taken_back=True)
         row.taken_back.append(turn)
-        if row.watch is not None:
-            row.watch(turn)
+        if row.on_turn is not None:
+            row.on_turn(turn)
 
     def _discard(self, row: Row, mark: Mark) -> None:
         row.discarded_tokens += sum(origin == Origin.SAMPLED for origin in row.origins[mark.tokens :])

@@ -95,7 +95,7 @@ class Row:
     inquired: bool | None = None  # whether a question of look-ahead was asked for real; None = there was none yet
     taken_back: list[Turn] = field(default_factory=list)
     discarded_tokens: int = 0
-    watch: Callable[[Turn], None] | None = None
+    on_turn: Callable[[Turn], None] | None = None
 
     @property
     def imagined(self) -> int:
@@ -104,8 +104,8 @@ class Row:
 
     def add(self, turn: Turn) -> None:
         self.turns.append(turn)
-        if self.watch is not None:
-            self.watch(turn)
+        if self.on_turn is not None:
+            self.on_turn(turn)
 
     def write(self, piece: Tokens) -> int | None:
         """Write a piece at the end of the row and of the sampler's; returns where it starts, None where the policy

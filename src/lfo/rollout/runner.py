@@ -77,14 +77,16 @@ class Runner:
         rows: Rows,
         *,
         temperature: float | None = None,
-        watch: Callable[[Turn], None] | None = None,
+        on_turn: Callable[[Turn], None] | None = None,
     ) -> list[Rollout]:
         """One rollout for each request, in order; `rows` are fresh rows of a sampler, as many as requests.
 
-        `watch` is told each turn, imagined ones too, at the moment when it is over.
+        `on_turn` is called with each turn, imagined ones included, as soon as it is over.
         """
         heat = self.settings.temperature if temperature is None else temperature
-        batch = [Row(index=index, request=request, rows=rows, watch=watch) for index, request in enumerate(requests)]
+        batch = [
+            Row(index=index, request=request, rows=rows, on_turn=on_turn) for index, request in enumerate(requests)
+        ]
         self._open(batch)
         asks = self._lookahead.proposed_by if self._lookahead else None
         deliberation = self._deliberation(rows)

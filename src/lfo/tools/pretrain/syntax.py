@@ -30,9 +30,9 @@ from lfo.model.adapters import DualAdapterModel
 from lfo.model.sampler import Sampler
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import format_tool_call
+from lfo.rollout.call_monitor import CallMonitor
 from lfo.rollout.row import RolloutRequest
 from lfo.rollout.runner import Runner, RunnerSettings
-from lfo.rollout.watch import Watch
 from lfo.statistics import wilson
 from lfo.tools.models import note_warm_up
 from lfo.tools.pretrain.recipe import PretrainConfig, Progress, end_of, train_model
@@ -167,9 +167,9 @@ def check_syntax(
         part = chosen[start : start + batch]
         requests = [RolloutRequest(task=task, seeds=(0, start + place)) for place, task in enumerate(part)]
         rollouts += runner.run(requests, sampler.session(rows=len(part), adapters=()))
-    watch = Watch(30.0)
+    monitor = CallMonitor(30.0)
     random = [
-        tell(make_environment, task, watch, max_turns=MAX_TURNS, speak=partial(random_speech, tools, place))
+        tell(make_environment, task, monitor, max_turns=MAX_TURNS, speak=partial(random_speech, tools, place))
         for place, task in enumerate(chosen)
     ]
     return _verdict(model, rollouts, random, {tool["function"]["name"] for tool in tools})

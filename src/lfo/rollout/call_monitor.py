@@ -15,7 +15,7 @@ from lfo.env.output import redirected_stdout
 from lfo.rollout.patience import call_all
 
 
-class Watch:
+class CallMonitor:
     """Calls with a time limit, one after the other; remembers their side effects."""
 
     def __init__(self, timeout: float) -> None:
