@@ -7,7 +7,7 @@ import torch
 
 from lfo.agent import load_agent
 from lfo.config import load_config, to_yaml
-from lfo.engines.verl.settings import _translated
+from lfo.engines.verl.config import _translated
 from lfo.errors import ConfigError, UsageError
 from lfo.model import couplings
 from lfo.model.adapters import DualAdapterModel

@@ -115,7 +115,7 @@ def test_a_run_in_progress_says_how_far_it_is(tmp_path: Path):
 def test_a_run_that_was_given_more_steps_has_not_ended_though_its_adapters_are_there(tmp_path: Path):
     run = written(tmp_path / "run", {"step": 1})
     (run / "adapters").mkdir()
-    child = ChildRun(name="run", folder=run, settings=(), config=CONFIG)
+    child = ChildRun(name="run", folder=run, overrides=(), config=CONFIG)
     assert (read_run(run).finished, child.finished) == (False, False)
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"step": 2}\n')

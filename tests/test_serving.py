@@ -95,7 +95,7 @@ def test_a_client_plays_as_the_agent_does_by_itself(agent: Agent, server: Server
     own = agent.roll_out(tasks, greedy=True)
     assert any(turn.predicted for rollout in own for turn in rollout.turns), "nothing was imagined and kept"
     assert any(rollout.taken_back for rollout in own), "nothing was imagined and taken back"
-    options = {"max_turns": agent.settings.max_turns, "temperature": 0}
+    options = {"max_turns": agent.runner_config.max_turns, "temperature": 0}
     with ThreadPoolExecutor(6) as pool:
         played = list(
             pool.map(lambda task: play(server.client, MODEL, agent.make_environment(), task, **options), tasks)

@@ -64,13 +64,15 @@ def gap_of_draw(trainer: Trainer, request: RolloutRequest, rollout: Rollout, oth
     ]
     assert found, "what was not drawn must not differ"
     ((numbers, turn),) = found
-    uniforms = np.random.default_rng([*request.seeds, *numbers]).random(trainer.backend.agent.settings.max_turn_tokens)
+    uniforms = np.random.default_rng([*request.seeds, *numbers]).random(
+        trainer.backend.agent.runner_config.max_turn_tokens
+    )
     with torch.no_grad():
         hidden = model_of(trainer).hidden(torch.tensor([rollout.tokens[:place]]), model_of(trainer).policy_adapters)[
             0, -1
         ]
         distribution = (
-            (hidden @ model_of(trainer).head.T / trainer.backend.agent.settings.temperature).softmax(-1).cumsum(-1)
+            (hidden @ model_of(trainer).head.T / trainer.backend.agent.runner_config.temperature).softmax(-1).cumsum(-1)
         )
     lower, upper = sorted((rollout.tokens[place], other[place]))
     drawn = uniforms[place - turn.action_start]

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 
 from lfo.config import RunConfig, load_config
 from lfo.engines.verl import learner
-from lfo.engines.verl.settings import prepare_environment, verl_config
+from lfo.engines.verl.config import prepare_environment, verl_config
 from lfo.model.adapters import DualAdapterModel
 from lfo.types import TrainingSample
 

@@ -36,7 +36,7 @@ from lfo.rollout.ending_tools import EndingTools, learns_tools
 from lfo.rollout.predictors import make_lookahead, world_model_codec
 from lfo.rollout.reply_store import ReplyStore
 from lfo.rollout.row import RolloutRequest
-from lfo.rollout.runner import Runner, RunnerSettings
+from lfo.rollout.runner import Runner, RunnerConfig
 from lfo.rundir import best_checkpoint, latest_checkpoint
 from lfo.types import Rollout, ToolCall, Turn
 
@@ -58,7 +58,7 @@ class Agent:
     world_model_codec: WorldModelCodec
     model: DualAdapterModel
     sampler: Sampler
-    settings: RunnerSettings
+    runner_config: RunnerConfig
     lookahead: LookAhead | None = None  # None: the run has none
     reply_store: ReplyStore | None = None  # where it answers look-ahead in place of a world model
     ending_tools: EndingTools | None = None  # where the run finds out whose calls may be imagined
@@ -79,7 +79,7 @@ class Agent:
     ) -> list[Rollout]:
         """One rollout for each request, in order, all at the same time; `untrained` is the base alone."""
         used = self.lookahead if lookahead and not untrained else None
-        runner = Runner(self.make_environment, self.codec, settings=self.settings, lookahead=used)
+        runner = Runner(self.make_environment, self.codec, runner_config=self.runner_config, lookahead=used)
         play = partial(runner.run, temperature=temperature, on_turn=on_turn)
         if untrained:  # a sampler of its own: the base's merged weights are needed nowhere else
             sampler = _sampler(self.model, self.codec, self.config)
@@ -175,7 +175,7 @@ def build_agent(
         world_model_codec=world_model_codec(config, tokenizer),
         model=model,
         sampler=_sampler(model, codec, config),
-        settings=RunnerSettings.of_run(config),
+        runner_config=RunnerConfig.of_run(config),
         reply_store=reply_store,
         ending_tools=learnt_tools,
     )

@@ -34,7 +34,7 @@ def ablate(
     study: Annotated[
         Literal["weight", "predict", "rank", "schedule", "coupling"], typer.Argument(help="What is varied.")
     ],
-    settings: Annotated[
+    overrides: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="NAME=VALUE", help="Settings of every cell, such as levels=3 exploration.blind_share=0.25."
@@ -55,7 +55,7 @@ def ablate(
     folder = output_dir / study
     cells = ablation.grid(study, None if values is None else values.split(","), seeds)
     cells += ablation.done_before(folder, cells)
-    grid = _Grid(study, folder, cells, (*_defaults(settings or ()), f"steps={steps}", *(settings or ())))
+    grid = _Grid(study, folder, cells, (*_defaults(overrides or ()), f"steps={steps}", *(overrides or ())))
     try:
         grid.train(jobs)
     except KeyboardInterrupt:
@@ -73,9 +73,9 @@ def ablate(
         )
 
 
-def _defaults(settings: Sequence[str]) -> tuple[str, ...]:
+def _defaults(overrides: Sequence[str]) -> tuple[str, ...]:
     """What a cell has where these settings say nothing else."""
-    elsewhere = any(each.startswith("env=") and each != "env=phone-calls" for each in settings)
+    elsewhere = any(each.startswith("env=") and each != "env=phone-calls" for each in overrides)
     return SETTINGS if elsewhere else (*SETTINGS, *PHONE_CALLS)
 
 
@@ -85,15 +85,15 @@ class _Grid:
     One bar over the steps of all cells on a terminal; one plain line for each cell that ends everywhere.
     """
 
-    def __init__(self, study: str, folder: Path, cells: Sequence[Cell], settings: Sequence[str]) -> None:
+    def __init__(self, study: str, folder: Path, cells: Sequence[Cell], overrides: Sequence[str]) -> None:
         """The run of every cell is checked before anything starts."""
-        from lfo.evaluation.ablation import settings_of
+        from lfo.evaluation.ablation import overrides_of
 
         self._study, self._folder, self._runs = study, folder, {}
         self.cells: dict[str, Cell] = {}  # by the name of their runs
         for cell in cells:
             name = f"{study} {cell.value}, seed {cell.seed}"
-            self._runs[name] = ChildRun.wanted(name, folder / cell.run, settings_of(study, cell, settings))
+            self._runs[name] = ChildRun.wanted(name, folder / cell.run, overrides_of(study, cell, overrides))
             self.cells[name] = replace(cell, status="done" if self._runs[name].finished else "missing")
         self._steps = {name: run.config.steps * (name not in self._waiting()) for name, run in self._runs.items()}
         columns = ("steps", TextColumn("{task.fields[words]}", markup=False), TimeRemainingColumn())

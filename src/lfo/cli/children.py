@@ -33,16 +33,16 @@ class ChildRun:
 
     name: str
     folder: Path
-    settings: tuple[str, ...]
-    config: RunConfig  # the settings, resolved
+    overrides: tuple[str, ...]
+    config: RunConfig  # the overrides, resolved
 
     @classmethod
-    def wanted(cls, name: str, folder: Path, settings: Sequence[str]) -> ChildRun:
-        """The run of these settings in a folder; what lies there already must be what is wanted."""
+    def wanted(cls, name: str, folder: Path, overrides: Sequence[str]) -> ChildRun:
+        """The run of these overrides in a folder; a run that is already there must have the same config."""
         from lfo.config import differences, from_yaml, load_config
 
-        own = (*settings, f"output_dir={folder}")
-        run = cls(name=name, folder=folder, settings=own, config=load_config(own))
+        own = (*overrides, f"output_dir={folder}")
+        run = cls(name=name, folder=folder, overrides=own, config=load_config(own))
         if run.started:
             for each, (before, now) in differences(from_yaml(folder / "config.yaml"), run.config).items():
                 if each != "output_dir":
@@ -65,7 +65,7 @@ class ChildRun:
     def start(self) -> subprocess.Popen[bytes]:
         """Begin the run, or go on with it."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        arguments = ("--resume", str(self.folder)) if self.started else self.settings
+        arguments = ("--resume", str(self.folder)) if self.started else self.overrides
         with open(self._log, "wb") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "lfo.cli.child", "train", *arguments],

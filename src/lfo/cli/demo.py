@@ -26,7 +26,7 @@ from lfo.errors import WorkError
 
 ARMS = {"dapo": "plain DAPO", "dual-lora": "dual-LoRA"}  # `algo`, which also names the folder -> name in the table
 # Half of the usual tasks in an evaluation: a demo should take minutes.
-SETTINGS = ("preset=tiny", "levels=2", "eval.every=10", "eval.tasks=100", "eval.splits=val,test_unseen_companies")
+OVERRIDES = ("preset=tiny", "levels=2", "eval.every=10", "eval.tasks=100", "eval.splits=val,test_unseen_companies")
 ON_ANOTHER_CPU = (
     "Figures depend on the CPU. On one, this ended at 74 % on val and 77 % on unseen companies; on another, five seeds "
     "of a longer run had 79 to 87 % on val after as many tasks."
@@ -34,14 +34,14 @@ ON_ANOTHER_CPU = (
 
 
 def demo(
-    settings: Annotated[list[str] | None, typer.Argument(metavar="NAME=VALUE", hidden=True)] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="NAME=VALUE", hidden=True)] = None,
     steps: Annotated[int, typer.Option(help="Steps of 8 tasks for each of the two.")] = 40,
     output_dir: Annotated[Path, typer.Option(metavar="DIR", help="Folder of both runs.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option(help="Names tasks and all random numbers, the same for both.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Train plain DAPO and dual-LoRA on the same tasks, compare them and write a page: lfo demo"""
-    own = (*SETTINGS, f"steps={steps}", f"seed={seed}", *(settings or ()))
+    own = (*OVERRIDES, f"steps={steps}", f"seed={seed}", *(overrides or ()))
     runs = [ChildRun.wanted(name, output_dir / algo, (*own, f"algo={algo}")) for algo, name in ARMS.items()]
     unfinished = [run for run in runs if not run.finished]
     try:

@@ -56,7 +56,7 @@ def evaluate(
         "tasks": len(chosen),
         "k": k,
         "seed": seed,
-        "temperature": agent.settings.temperature,
+        "temperature": agent.runner_config.temperature,
         "lookahead": lookahead,
         "acts": "base" if lookahead and agent.config.looks_ahead_untrained else "policy",
         **figures,

@@ -47,12 +47,12 @@ def pretrain(
     lfo pretrain --env textarena:FrozenLake-v0 --base tiny --output-dir base
     """
     if env is not None:
-        settings = [f"env={env}", *(f"env_args.{each}" for each in env_arg or ())]
+        overrides = [f"env={env}", *(f"env_args.{each}" for each in env_arg or ())]
         if check:
-            _check_syntax(model, settings, tasks or 500, row, device, as_json)
+            _check_syntax(model, overrides, tasks or 500, row, device, as_json)
         else:
             practice = {"steps": steps, "conversations": conversations, "row": row}
-            _teach_syntax(base or "tiny", settings, output_dir, practice, device, as_json)
+            _teach_syntax(base or "tiny", overrides, output_dir, practice, device, as_json)
         return
     tasks = tasks or 64
     if check:
@@ -117,7 +117,7 @@ def _build(
 
 def _teach_syntax(
     base: str,
-    settings: list[str],
+    overrides: list[str],
     output_dir: Path | None,
     practice: dict[str, int | None],
     device: str,
@@ -131,26 +131,26 @@ def _teach_syntax(
 
     folder = _new_folder(output_dir)
     chosen = replace(SYNTAX, **{name: value for name, value in practice.items() if value is not None})
-    make_environment = environment_factory(load_config(settings))
+    make_environment = environment_factory(load_config(overrides))
     with _progress_bars() as progress:
         result = teach_syntax(
             base, make_environment, chosen, folder, device=pick_device(device).type, progress=progress
         )
     words = (
         f"Wrote {folder}: {result['calls']:,} random calls in {result['tasks']:,} tasks of train, final loss "
-        f"{result['loss']:.3f}; check it with: lfo pretrain --env {settings[0].removeprefix('env=')} --check "
+        f"{result['loss']:.3f}; check it with: lfo pretrain --env {overrides[0].removeprefix('env=')} --check "
         f"--model {folder}"
     )
     answer(result, lambda: typer.echo(words), as_json=as_json)
 
 
-def _check_syntax(model: str, settings: list[str], tasks: int, row: int | None, device: str, as_json: bool) -> None:
+def _check_syntax(model: str, overrides: list[str], tasks: int, row: int | None, device: str, as_json: bool) -> None:
     from lfo.config import load_config
     from lfo.loading import environment_factory, pick_device
     from lfo.tools.pretrain.syntax import check_syntax
 
     with working("checking"):
-        make_environment = environment_factory(load_config(settings))
+        make_environment = environment_factory(load_config(overrides))
         room = {} if row is None else {"max_context": row}
         result = check_syntax(model, make_environment, episodes=tasks, device=pick_device(device), **room)
 

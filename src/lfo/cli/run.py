@@ -52,7 +52,7 @@ def run(
     console.print(Text(title, style="bold"))
     if play["lookahead"] and agent.config.looks_ahead_untrained:
         console.print("The base acts with look-ahead, as in training; --blind plays the policy alone.\n")
-    (opening,) = agent.settings.call_all([lambda: agent.make_environment().reset(chosen)])
+    (opening,) = agent.runner_config.call_all([lambda: agent.make_environment().reset(chosen)])
     if not isinstance(opening, EnvironmentFailed):  # the rollout tells of failure
         common.print_opening(console, opening)
     (rollout,) = agent.roll_out([chosen], on_turn=lambda turn: common.print_turn(console, turn), **play)

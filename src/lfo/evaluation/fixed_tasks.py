@@ -17,7 +17,7 @@ from lfo.rollout.deliberation import imagined, questions
 from lfo.rollout.predictors import true_reply_predictor
 from lfo.rollout.records import rollout_record, transcript_at
 from lfo.rollout.row import RolloutRequest
-from lfo.rollout.runner import RunnerSettings, refuse_dead_environment
+from lfo.rollout.runner import RunnerConfig, refuse_dead_environment
 from lfo.types import Rollout, RolloutGroup
 
 SAMPLE_ROLLOUTS = 4  # kept of each split, for a person to read
@@ -87,7 +87,7 @@ def informative_drafts(
         drafts = [(index, turn.call) for index, turn in enumerate(rollout.turns) if turn.predicted]
         return any(call in questions(judge, transcript_at(rollout, index)) for index, call in drafts)
 
-    verdicts = RunnerSettings.of_run(config).call_all([partial(asks, rollout) for rollout in rollouts])
+    verdicts = RunnerConfig.of_run(config).call_all([partial(asks, rollout) for rollout in rollouts])
     known = [verdict for verdict in verdicts if not isinstance(verdict, EnvironmentFailed)]
     return fmean(known) if known else None
 
@@ -125,7 +125,7 @@ def lookahead_accuracy(
     asked = [pair for task, rollout in zip(tasks, rollouts, strict=True) for pair in imagined(rollout, task)]
     if not asked or not isinstance(judge_of_replies, DescribesReplies):
         return None
-    truth = true_reply_predictor(make_environment, RunnerSettings.of_run(config))([question for question, _ in asked])
+    truth = true_reply_predictor(make_environment, RunnerConfig.of_run(config))([question for question, _ in asked])
     verdicts = [
         same_meaning(judge_of_replies, predicted, actual) for (_, predicted), actual in zip(asked, truth, strict=True)
     ]

@@ -42,7 +42,7 @@ from lfo.rollout.deliberation import Question
 from lfo.rollout.predictors import true_reply_predictor
 from lfo.rollout.records import rollout_from_texts, transcripts
 from lfo.rollout.row import RolloutRequest
-from lfo.rollout.runner import RunnerSettings
+from lfo.rollout.runner import RunnerConfig
 from lfo.rollout.samples import world_model_sample
 from lfo.types import Rollout, StepResult
 
@@ -71,14 +71,14 @@ class Examination:
     @cached_property
     def calls(self) -> list[ObservedCall]:
         """The fixed pool, made at first need; a run that is evaluated on few tasks is examined on few calls."""
-        settings, count = RunnerSettings.of_run(self._config), min(CALLS, self._config.eval.tasks)
-        return held_out_calls(self._make_environment, settings, self._untrained, count=count)
+        runner_config, count = RunnerConfig.of_run(self._config), min(CALLS, self._config.eval.tasks)
+        return held_out_calls(self._make_environment, runner_config, self._untrained, count=count)
 
     @cached_property
     def asked(self) -> list[ObservedCall]:
         """As many calls that look-ahead asks about, each of another task; where it asks about none, the pool."""
-        settings, count = RunnerSettings.of_run(self._config), min(CALLS, self._config.eval.tasks)
-        return asked_calls(self._make_environment, settings, self._untrained, count=count) or self.calls
+        runner_config, count = RunnerConfig.of_run(self._config), min(CALLS, self._config.eval.tasks)
+        return asked_calls(self._make_environment, runner_config, self._untrained, count=count) or self.calls
 
     def _untrained(self, tasks: Sequence[Any]) -> list[Rollout]:
         """The bare base plays, blind, with the same random numbers in every run."""
@@ -129,7 +129,7 @@ class Examination:
 
 
 def held_out_calls(
-    make_environment: EnvironmentFactory, settings: RunnerSettings, base_policy: PlaysTasks, *, count: int = CALLS
+    make_environment: EnvironmentFactory, runner_config: RunnerConfig, base_policy: PlaysTasks, *, count: int = CALLS
 ) -> list[ObservedCall]:
     """At most `count` different calls, as evenly over the kinds of replies as these tasks allow.
 
@@ -140,18 +140,18 @@ def held_out_calls(
     if isinstance(judge, PhoneCalls):
         tools = predicted_tools(judge)
         plays = [(task, player) for task in tasks for player in EVERY_REPLY]
-        rollouts = settings.call_all([partial(_play, make_environment, *play) for play in plays])
+        rollouts = runner_config.call_all([partial(_play, make_environment, *play) for play in plays])
         played = [(task, rollout) for (task, _), rollout in zip(plays, rollouts, strict=True)]
     else:
         tools = None
         played = list(zip(tasks, base_policy(tasks), strict=True))
     played = [(task, rollout) for task, rollout in played if not isinstance(rollout, EnvironmentFailed)]
     made = (call for _, rollout in played for call in observed_calls(rollout, predict=tools))
-    return _evenly([*_asked_calls(make_environment, settings, played), *made], count)
+    return _evenly([*_asked_calls(make_environment, runner_config, played), *made], count)
 
 
 def asked_calls(
-    make_environment: EnvironmentFactory, settings: RunnerSettings, base_policy: PlaysTasks, *, count: int = CALLS
+    make_environment: EnvironmentFactory, runner_config: RunnerConfig, base_policy: PlaysTasks, *, count: int = CALLS
 ) -> list[ObservedCall]:
     """The first call of each of so many tasks that look-ahead asks about; none where the environment has no such."""
     judge = make_environment()
@@ -159,23 +159,25 @@ def asked_calls(
         return []
     tasks = judge.tasks(SPLIT)[:count]
     if isinstance(judge, PhoneCalls):
-        rollouts = settings.call_all([partial(_play, make_environment, task, EVERY_REPLY[0]) for task in tasks])
+        rollouts = runner_config.call_all([partial(_play, make_environment, task, EVERY_REPLY[0]) for task in tasks])
     else:
         rollouts = base_policy(tasks)
     played = [each for each in zip(tasks, rollouts, strict=True) if not isinstance(each[1], EnvironmentFailed)]
-    return list(_asked_calls(make_environment, settings, played))
+    return list(_asked_calls(make_environment, runner_config, played))
 
 
 def _asked_calls(
-    make_environment: EnvironmentFactory, settings: RunnerSettings, played: Sequence[tuple[Any, Rollout]]
+    make_environment: EnvironmentFactory, runner_config: RunnerConfig, played: Sequence[tuple[Any, Rollout]]
 ) -> Iterator[ObservedCall]:
     """The first call of each rollout that look-ahead would have asked about, with what would have been heard."""
     judge = make_environment()
     if not isinstance(judge, OffersLookahead):
         return
-    answers = settings.call_all([partial(_question, judge, *play) for play in played])
+    answers = runner_config.call_all([partial(_question, judge, *play) for play in played])
     questions = [answer for answer in answers if isinstance(answer, Question)]
-    for question, reply in zip(questions, true_reply_predictor(make_environment, settings)(questions), strict=True):
+    for question, reply in zip(
+        questions, true_reply_predictor(make_environment, runner_config)(questions), strict=True
+    ):
         if reply:
             facts = describe_with(judge, reply)
             yield ObservedCall(state=question.state, call=question.call, reply=reply, facts=facts, asked=True)

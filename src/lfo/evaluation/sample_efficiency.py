@@ -338,9 +338,9 @@ def spread(by_seed: Mapping[int, float]) -> Spread:
 
 
 def _at_the_end(runs: Sequence[RunRecord], metric: str) -> dict[str, Spread]:
-    settings = config_of(runs[0]).eval
+    evaluation = config_of(runs[0]).eval
     found = {}
-    for split in (*settings.splits, *settings.final_splits):
+    for split in (*evaluation.splits, *evaluation.final_splits):
         curves = _curves(runs, f"eval/{split}/{metric}")
         if all(curves.values()):
             found[split] = spread({seed: points[max(points)] for seed, points in curves.items()})

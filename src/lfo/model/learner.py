@@ -146,9 +146,14 @@ class Learner:
             name: model.adapter_parameters(name) for name in model.adapter_names
         }
         groups = [group for name in self.parameters for group in self._groups_of(name)]
-        settings = config.optimizer
-        options = {"lr": 0.0, "betas": settings.betas, "weight_decay": settings.weight_decay, "fused": True}
-        parts = [self._groups_of(name) for name in self.parameters] if settings.separate else [groups]
+        optimizer_config = config.optimizer
+        options = {
+            "lr": 0.0,
+            "betas": optimizer_config.betas,
+            "weight_decay": optimizer_config.weight_decay,
+            "fused": True,
+        }
+        parts = [self._groups_of(name) for name in self.parameters] if optimizer_config.separate else [groups]
         self.optimizers = [torch.optim.AdamW(part, **options) for part in parts]
         self._optimizer_of = {
             parameter: optimizer
@@ -250,7 +255,7 @@ class Learner:
 
     def _policy_loss(self, hidden_BTD: Tensor, batch: Batch, tokens: float, sums: dict[str, Any]) -> Tensor:
         """The clipped loss, less the entropy bonus, plus the KL divergence from the base, where they are wanted."""
-        settings, weights_BT = self.config.policy, batch.policy_weights_BT
+        policy, weights_BT = self.config.policy, batch.policy_weights_BT
         # The policy is judged at the temperature it sampled with, the world model always at 1.
         logprobs_BT, entropies_BT = fused_token_logprobs(
             hidden_BTD,
@@ -265,8 +270,8 @@ class Learner:
             batch.logprobs_BT,
             batch.advantages_BT,
             weights_BT,
-            clip_low=settings.clip_low,
-            clip_high=settings.clip_high,
+            clip_low=policy.clip_low,
+            clip_high=policy.clip_high,
             normalizer=tokens,
         )
         loss = result.loss
@@ -274,15 +279,15 @@ class Learner:
         sums["clip_fraction"] += result.clip_fraction
         sums["policy_kl"] += result.approx_kl
         sums["entropy"] += weighted_mean(entropies_BT.detach(), weights_BT, normalizer=tokens)
-        if settings.entropy:
-            chosen_BT = weights_BT * top_entropy_mask(entropies_BT, weights_BT, settings.entropy_share)
-            share = tokens * settings.entropy_share
-            loss = loss - settings.entropy * entropy_bonus(entropies_BT, chosen_BT, normalizer=share)
-        if settings.kl:
+        if policy.entropy:
+            chosen_BT = weights_BT * top_entropy_mask(entropies_BT, weights_BT, policy.entropy_share)
+            share = tokens * policy.entropy_share
+            loss = loss - policy.entropy * entropy_bonus(entropies_BT, chosen_BT, normalizer=share)
+        if policy.kl:
             base_BT = self._base_logprobs(batch, weights_BT > 0)
             kl = kl_to_base(logprobs_BT, base_BT, weights_BT, normalizer=tokens)
             sums["base_kl"] += kl.detach()
-            loss = loss + settings.kl * kl
+            loss = loss + policy.kl * kl
         return loss
 
     def _world_model_loss(self, hidden_BTD: Tensor, batch: Batch, tokens: float, sums: dict[str, Any]) -> Tensor:

@@ -47,15 +47,15 @@ class MiniBatches:
 
     def phase(self, step: int) -> Phase:
         """What this step is for, with the successes that are known by now."""
-        settings = self.config.internalise
-        begun = settings.rows > 0 and len(self.successes) >= settings.first_tasks
-        return phase_of(step, begun=begun, until=settings.until)
+        internalise = self.config.internalise
+        begun = internalise.rows > 0 and len(self.successes) >= internalise.first_tasks
+        return phase_of(step, begun=begun, until=internalise.until)
 
     def learns_by_dapo(self, step: int) -> bool:
         """Whether the policy learns from its own rollouts. While it imitates it does not: with both losses in one step
         blind success grew half as fast. While the base acts in its place it has none."""
-        settings, phase = self.config.internalise, self.phase(step)
-        taught = phase == "internalise" or (phase == "ask" and settings.rows > 0 and settings.teacher == "base")
+        internalise, phase = self.config.internalise, self.phase(step)
+        taught = phase == "internalise" or (phase == "ask" and internalise.rows > 0 and internalise.teacher == "base")
         return not self.config.policy.frozen and not taught
 
     def update(

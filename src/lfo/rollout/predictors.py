@@ -20,7 +20,7 @@ from lfo.protocol.world_model import CUT_SHORT, WorldModelCodec
 from lfo.rollout.certainty import Complete, certainty, label_of, sampled_replies
 from lfo.rollout.deliberation import Labels, LookAhead, Predictor, Question, all_alike
 from lfo.rollout.reply_store import ReplyStore
-from lfo.rollout.runner import RunnerSettings
+from lfo.rollout.runner import RunnerConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -66,7 +66,7 @@ def _predictor(
     store: ReplyStore | None,
 ) -> Predictor:
     if config.lookahead_source == "truth":
-        return true_reply_predictor(make_environment, RunnerSettings.of_run(config))
+        return true_reply_predictor(make_environment, RunnerConfig.of_run(config))
     if store is not None:
         return reply_store_predictor(store)
     predictor = world_model_predictor(codec, complete)
@@ -126,7 +126,7 @@ def _each_once(answer: Predictor) -> Predictor:
     return predict
 
 
-def true_reply_predictor(make_environment: EnvironmentFactory, settings: RunnerSettings) -> Predictor:
+def true_reply_predictor(make_environment: EnvironmentFactory, runner_config: RunnerConfig) -> Predictor:
     """Asks a second environment in which everything that was said is said again, then the imagined call.
 
     Where that environment fails there is nothing to tell.
@@ -140,7 +140,7 @@ def true_reply_predictor(make_environment: EnvironmentFactory, settings: RunnerS
         return copy.step(format_tool_call(question.call)).observation
 
     def predict(questions: Sequence[Question]) -> list[str]:
-        replies = settings.call_all([partial(ask, question) for question in questions])
+        replies = runner_config.call_all([partial(ask, question) for question in questions])
         return ["" if isinstance(reply, EnvironmentFailed) else reply for reply in replies]
 
     return predict

@@ -32,7 +32,7 @@ BROKEN_OFF = frozenset({StopReason.ENVIRONMENT_ERROR, StopReason.ENVIRONMENT_TIM
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunnerSettings:
+class RunnerConfig:
     max_turns: int = 16
     max_turn_tokens: int = 160
     temperature: float = 1.0
@@ -41,7 +41,7 @@ class RunnerSettings:
     environment_workers: int = 16
 
     @classmethod
-    def of_run(cls, config: RunConfig, **others: Any) -> RunnerSettings:
+    def of_run(cls, config: RunConfig, **others: Any) -> RunnerConfig:
         """The settings of a run's rollouts, with `others` in place of some."""
         return cls(**({field.name: getattr(config.rollout, field.name) for field in fields(cls)} | others))
 
@@ -63,12 +63,12 @@ class Runner:
         make_environment: EnvironmentFactory,
         codec: ChatCodec,
         *,
-        settings: RunnerSettings,
+        config: RunnerConfig,
         lookahead: LookAhead | None = None,
     ) -> None:
         self._make_environment = make_environment
         self._codec = codec
-        self.settings = settings
+        self.config = config
         self._lookahead = lookahead
 
     def run(
@@ -83,14 +83,14 @@ class Runner:
 
         `on_turn` is called with each turn, imagined ones included, as soon as it is over.
         """
-        heat = self.settings.temperature if temperature is None else temperature
+        heat = self.config.temperature if temperature is None else temperature
         batch = [
             Row(index=index, request=request, rows=rows, on_turn=on_turn) for index, request in enumerate(requests)
         ]
         self._open(batch)
         asks = self._lookahead.proposed_by if self._lookahead else None
         deliberation = self._deliberation(rows)
-        for turn in range(self.settings.max_turns):
+        for turn in range(self.config.max_turns):
             alive = [row for row in batch if row.stop is None]
             if not alive:
                 break
@@ -110,7 +110,7 @@ class Runner:
     def _deliberation(self, rows: Rows) -> Deliberation | None:
         if self._lookahead is None:
             return None
-        limit, call = self.settings.max_turn_tokens, self.settings.call_all
+        limit, call = self.config.max_turn_tokens, self.config.call_all
         return Deliberation(self._lookahead, self._codec, rows, max_turn_tokens=limit, call_all=call)
 
     def _open(self, batch: Sequence[Row]) -> None:
@@ -118,7 +118,7 @@ class Runner:
             environment = self._make_environment()
             return environment, tuple(environment.reset(task))
 
-        outcomes = self.settings.call_all([partial(start, row.request.task) for row in batch])
+        outcomes = self.config.call_all([partial(start, row.request.task) for row in batch])
         for row, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, EnvironmentFailed):
                 row.fail(outcome)
@@ -138,7 +138,7 @@ class Runner:
     def _speak(self, batch: Sequence[Row], rows: Rows, turn: int, temperature: float) -> None:
         if not batch:
             return
-        limit = self.settings.max_turn_tokens
+        limit = self.config.max_turn_tokens
         speeches = rows.decode(
             [row.index for row in batch],
             max_new_tokens=[limit] * len(batch),
@@ -164,7 +164,7 @@ class Runner:
         for place in range(max(map(len, messages.values()), default=0)):
             calling = [row for row in alive if row.stop is None and place < len(messages[row.index])]
             steps = [partial(self._step, row, messages[row.index][place]) for row in calling]
-            for row, outcome in zip(calling, self.settings.call_all(steps), strict=True):
+            for row, outcome in zip(calling, self.config.call_all(steps), strict=True):
                 exchange = _Exchange(message=messages[row.index][place])
                 if isinstance(outcome, EnvironmentFailed):
                     row.fail(outcome)

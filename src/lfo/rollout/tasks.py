@@ -61,10 +61,10 @@ def _acts_untrained(config: RunConfig, step: int, *, explores: bool) -> bool:
     base still makes it, in the words that the policy began with. It also goes on using what it is shown, which a policy
     that was trained to do without learns to ignore.
     """
-    settings = config.internalise
-    if not settings.rows or settings.over(step):
+    internalise = config.internalise
+    if not internalise.rows or internalise.over(step):
         return False
-    return settings.teacher == "base" or explores
+    return internalise.teacher == "base" or explores
 
 
 def _sight(config: RunConfig, member: int, *, explorers: int, in_turns: bool) -> dict[str, Any]:

@@ -132,11 +132,11 @@ class Batcher:
         return jobs, False
 
     def _key(self, request: ChatRequest) -> Key:
-        settings = self._speaker.settings
+        runner_config = self._speaker.runner_config
         return Key(
             tools=self._default_tools if request.tools is None else _name_of(request.tools),
-            temperature=settings.temperature if request.temperature is None else request.temperature,
-            limit=min(request.max_tokens or settings.max_turn_tokens, settings.max_turn_tokens),
+            temperature=runner_config.temperature if request.temperature is None else request.temperature,
+            limit=min(request.max_tokens or runner_config.max_turn_tokens, runner_config.max_turn_tokens),
         )
 
     def _serve(self, key: Key, jobs: Sequence[Job]) -> None:
@@ -203,7 +203,7 @@ class Batcher:
         look = self._lookahead
         deliberation = None
         if look is not None:
-            call = self._speaker.settings.call_all
+            call = self._speaker.runner_config.call_all
             deliberation = Deliberation(look, codec, self._slots.rows, max_turn_tokens=key.limit, call_all=call)
         if deliberation and look and look.proposed_by == "environment":
             deliberation.look_ahead(rows)

@@ -22,7 +22,7 @@ from lfo.rollout.ending_tools import EndingTools, learns_tools
 from lfo.rollout.predictors import make_lookahead, world_model_codec
 from lfo.rollout.reply_store import ReplyStore
 from lfo.rollout.row import Rows
-from lfo.rollout.runner import RunnerSettings
+from lfo.rollout.runner import RunnerConfig
 from lfo.serving.upstream import Upstream, UpstreamRows, completer
 
 
@@ -40,7 +40,7 @@ class Speaker:
     make_environment: EnvironmentFactory
     tokenizer: PreTrainedTokenizerBase
     codec: ChatCodec  # of the environment's own tools
-    settings: RunnerSettings
+    runner_config: RunnerConfig
     lookahead: LookAhead | None
     new_rows: Callable[[int], SpeakingRows]  # so many fresh rows that the policy continues
 
@@ -54,7 +54,7 @@ def local_speaker(agent: Agent) -> Speaker:
         make_environment=agent.make_environment,
         tokenizer=agent.tokenizer,
         codec=agent.codec,
-        settings=agent.settings,
+        runner_config=agent.runner_config,
         # A policy that imitated successes learned to act without look-ahead.
         lookahead=None if agent.config.looks_ahead_untrained else agent.lookahead,
         new_rows=new_rows,
@@ -90,7 +90,7 @@ def upstream_speaker(run: Path, url: str, *, api_key: str = "", lookahead: bool 
         make_environment=make_environment,
         tokenizer=tokenizer,
         codec=codec,
-        settings=RunnerSettings.of_run(config),
+        runner_config=RunnerConfig.of_run(config),
         lookahead=make_lookahead(config, make_environment, world, complete, store, tools) if lookahead else None,
         new_rows=new_rows,
     )

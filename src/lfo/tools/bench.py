@@ -76,7 +76,7 @@ def bench_step(
 ) -> dict[str, Any]:
     """Cost of a step (rollouts, examples, update) of each variant, and its ratio to that of plain DAPO."""
     place = [f"device={device}", *(["threads=1"] if device == "cpu" else [])]
-    variants = {name: _variant([*overrides, *place, *settings]) for name, settings in VARIANTS.items()}
+    variants = {name: _variant([*overrides, *place, *added]) for name, added in VARIANTS.items()}
     for variant in variants.values():
         _fill_replay(variant.trainer, replayed_batches)
     for repeat in range(repeats + 1):  # the first one warms up and does not count
@@ -114,8 +114,8 @@ def bench_step(
     }
 
 
-def _variant(settings: Sequence[str]) -> _Variant:
-    config = load_config(["preset=tiny", *settings])
+def _variant(overrides: Sequence[str]) -> _Variant:
+    config = load_config(["preset=tiny", *overrides])
     trainer = create_trainer(config, environment_factory(config), load_tokenizer(config.model))
     groups = trainer.draw(0, 0)
     return _Variant(trainer=trainer, groups=[_mixed(group) for group in groups], seconds={})

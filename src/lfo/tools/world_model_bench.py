@@ -70,9 +70,9 @@ def bench_world_model(
     say: Say = lambda words: None,
 ) -> dict[str, Any]:
     """Share of right predictions after so many tasks, of the world model and its rivals, for each seed and the mean."""
-    settings = ["preset=tiny", "policy.frozen=true", "steps=60", *overrides]
-    first = load_config(settings).seed
-    configs = [load_config([*settings, f"seed={seed}"]) for seed in range(first, first + seeds)]
+    all_overrides = ["preset=tiny", "policy.frozen=true", "steps=60", *overrides]
+    first = load_config(all_overrides).seed
+    configs = [load_config([*all_overrides, f"seed={seed}"]) for seed in range(first, first + seeds)]
     steps, prompts = configs[0].steps, configs[0].rollout.prompts
     if max(points) > steps * prompts:
         raise UsageError(f"steps={steps} draws fewer than {max(points)} tasks; raise it, or name fewer with --tasks")

@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 
 from lfo.config import RunConfig, from_mapping
-from lfo.engines.verl.settings import AGENT_LOOP, SAMPLER, sampling_parameters
+from lfo.engines.verl.config import AGENT_LOOP, SAMPLER, sampling_parameters
 from lfo.env.interface import EnvironmentFactory
 from lfo.env.scripted import ScriptedCalls
 from lfo.loading import environment_factory
@@ -31,7 +31,7 @@ from lfo.protocol.world_model import WorldModelCodec
 from lfo.rollout.deliberation import LookAhead
 from lfo.rollout.predictors import make_lookahead, world_model_codec
 from lfo.rollout.row import Feedback, RolloutRequest
-from lfo.rollout.runner import Runner, RunnerSettings
+from lfo.rollout.runner import Runner, RunnerConfig
 from lfo.types import Origin, Rollout
 
 # Each rollout in a thread of its own, which mostly waits for its server: all rollouts of a step are under way together,
@@ -116,7 +116,7 @@ class _Parts:
     make_environment: EnvironmentFactory
     codec: ChatCodec
     world_model_codec: WorldModelCodec
-    settings: RunnerSettings
+    runner_config: RunnerConfig
     scripted: bool  # what the policy says is replaced: see `ScriptedRows`
 
 
@@ -134,7 +134,7 @@ def _parts_of(config: Any, tokenizer: Any) -> _Parts:
             make_environment=make_environment,
             codec=ChatCodec(tokenizer, example.tools(), thinking=run.rollout.thinking),
             world_model_codec=world_model_codec(run, tokenizer),
-            settings=RunnerSettings.of_run(run, environment_workers=1),  # one environment in each loop
+            runner_config=RunnerConfig.of_run(run, environment_workers=1),  # one environment in each loop
             scripted=isinstance(example, ScriptedCalls),
         )
     return _parts[name]
@@ -179,7 +179,7 @@ class RunnerLoop(AgentLoopBase):
         if parts.scripted:
             one: Any = make_environment()
             make_environment, rows = (lambda: one), ScriptedRows(self, one)
-        runner = Runner(make_environment, parts.codec, settings=parts.settings, lookahead=lookahead)
+        runner = Runner(make_environment, parts.codec, runner_config=parts.runner_config, lookahead=lookahead)
         (rollout,) = runner.run([request], rows, temperature=temperature)
         return dataclasses.replace(rollout, info=_scalars(rollout.info))
 

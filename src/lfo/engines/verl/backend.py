@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from transformers import PreTrainedTokenizerBase
 
 from lfo.config import RunConfig
-from lfo.engines.verl.settings import SAMPLER, is_cpu, verl_config
+from lfo.engines.verl.config import SAMPLER, is_cpu, verl_config
 from lfo.engines.verl.starting import stages
 from lfo.env.interface import EnvironmentFactory
 from lfo.env.scripted import ScriptedCalls

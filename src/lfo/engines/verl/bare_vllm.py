@@ -15,7 +15,7 @@ from typing import Any
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
 
-from lfo.engines.verl.settings import GRAPH_SIZES
+from lfo.engines.verl.config import GRAPH_SIZES
 
 
 class BareVllm:

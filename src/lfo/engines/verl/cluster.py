@@ -30,7 +30,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.llm_server import LLMServerClient, LLMServerManager
 from verl.workers.rollout.router import get_router_handle
 
-from lfo.engines.verl.settings import BASE, sampling_parameters
+from lfo.engines.verl.config import BASE, sampling_parameters
 from lfo.engines.verl.starting import stages
 from lfo.engines.verl.worker import DualLoraWorker
 from lfo.errors import WorkError

@@ -26,8 +26,8 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
 from lfo.agent import start_from
 from lfo.config import RunConfig, from_mapping
+from lfo.engines.verl.config import ENGINE, SAMPLER, forget_world_models, world_model_folder
 from lfo.engines.verl.learner import RankedLearner
-from lfo.engines.verl.settings import ENGINE, SAMPLER, forget_world_models, world_model_folder
 from lfo.errors import ConfigError
 from lfo.model.adapters import DualAdapterModel
 from lfo.rundir import write_folder_atomic

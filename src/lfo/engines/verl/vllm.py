@@ -23,7 +23,7 @@ from verl.workers.rollout.vllm_rollout import vllm_async_server
 from verl.workers.rollout.vllm_rollout.utils import VLLM_LORA_INT_ID
 from vllm.lora.request import LoRARequest
 
-from lfo.engines.verl.settings import BASE, world_model_folder
+from lfo.engines.verl.config import BASE, world_model_folder
 from lfo.engines.verl.starting import stages
 from lfo.model.couplings import POLICY, coupling_of
 

@@ -29,7 +29,7 @@ from lfo.protocol.chat import ChatCodec
 from lfo.rollout.deliberation import LookAhead
 from lfo.rollout.predictors import true_reply_predictor
 from lfo.rollout.row import RolloutRequest
-from lfo.rollout.runner import Runner, RunnerSettings
+from lfo.rollout.runner import Runner, RunnerConfig
 from lfo.statistics import wilson
 from lfo.types import Rollout
 
@@ -67,11 +67,11 @@ class Player:
         self, tasks: Sequence[Task], *, temperature: float, with_true_replies: bool = False, batch: int = 64
     ) -> list[Rollout]:
         environment = self._environment
-        settings = RunnerSettings()
+        runner_config = RunnerConfig()
         lookahead = None
         if with_true_replies:
-            lookahead = LookAhead(predictor=true_reply_predictor(environment, settings), proposed_by="environment")
-        runner = Runner(environment, self._codec, settings=settings, lookahead=lookahead)
+            lookahead = LookAhead(predictor=true_reply_predictor(environment, runner_config), proposed_by="environment")
+        runner = Runner(environment, self._codec, config=runner_config, lookahead=lookahead)
         rollouts: list[Rollout] = []
         for start in range(0, len(tasks), batch):
             part = tasks[start : start + batch]

@@ -32,7 +32,7 @@ from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import format_tool_call
 from lfo.rollout.call_monitor import CallMonitor
 from lfo.rollout.row import RolloutRequest
-from lfo.rollout.runner import Runner, RunnerSettings
+from lfo.rollout.runner import Runner, RunnerConfig
 from lfo.statistics import wilson
 from lfo.tools.models import note_warm_up
 from lfo.tools.pretrain.recipe import PretrainConfig, Progress, end_of, train_model
@@ -161,7 +161,7 @@ def check_syntax(
     chosen = [tasks[number % len(tasks)] for number in range(episodes)]
     dual = DualAdapterModel.build(load_base(model, device or torch.device("cpu")), coupling="separate", seed=0, rank=1)
     sampler = Sampler(dual, max_context=max_context, eos_ids=codec.ends)
-    runner = Runner(make_environment, codec, settings=RunnerSettings(max_turns=MAX_TURNS))
+    runner = Runner(make_environment, codec, config=RunnerConfig(max_turns=MAX_TURNS))
     rollouts: list[Rollout] = []
     for start in range(0, episodes, batch):
         part = chosen[start : start + batch]

@@ -15,7 +15,7 @@ from transformers import Qwen3Config
 
 from lfo.config import LEAVES, PRESETS, load_config
 from lfo.engines import create_trainer
-from lfo.engines.verl.settings import _chosen, _translated
+from lfo.engines.verl.config import _chosen, _translated
 from lfo.env.phone_calls import PhoneCalls
 from lfo.errors import ConfigError
 from lfo.loading import load_tokenizer
@@ -59,7 +59,7 @@ _ASK = """
 import dataclasses, json, sys
 from omegaconf import OmegaConf
 from lfo.config import PRESETS, load_config
-from lfo.engines.verl.settings import verl_config
+from lfo.engines.verl.config import verl_config
 from lfo.errors import ConfigError
 trees = {}
 for name, overrides in json.loads(sys.argv[1]).items():
