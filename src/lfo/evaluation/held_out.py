@@ -120,11 +120,11 @@ class Examination:
         """How far its certainty can be believed where it matters: of what look-ahead asks about."""
         codec, judge, complete = self._codec, self._make_environment(), self._backend.complete
         prompts = [codec.question_ids(call.state, call.call) for call in self.asked]
-        expected = [codec.decode(ids) for ids in complete(prompts)]
+        predicted = [codec.decode(ids) for ids in complete(prompts)]
         drawn = sampled_replies(complete, prompts, limit=self._config.world_model.reply_tokens)
         return calibration_metrics(
-            [certainty(judge, each, map(codec.decode, some)) for each, some in zip(expected, drawn, strict=True)],
-            [same_meaning(judge, each, call.reply) for each, call in zip(expected, self.asked, strict=True)],
+            [certainty(judge, each, map(codec.decode, some)) for each, some in zip(predicted, drawn, strict=True)],
+            [same_meaning(judge, each, call.reply) for each, call in zip(predicted, self.asked, strict=True)],
         )
 
 

@@ -51,9 +51,9 @@ def _uniforms(prompt: Sequence[int], limit: int) -> Sequence[Sequence[float]]:
     return list(np.random.default_rng(name).random((SAMPLES, limit)))
 
 
-def certainty(environment: Environment, expected: str, sampled: Iterable[str]) -> float | None:
+def certainty(environment: Environment, predicted: str, sampled: Iterable[str]) -> float | None:
     """The share of sampled replies that mean what the expected one means; None where nobody can tell what it means."""
-    agree = [same_meaning(environment, each, expected) for each in sampled]
+    agree = [same_meaning(environment, each, predicted) for each in sampled]
     return None if not agree or None in agree else fmean(map(bool, agree))
 
 

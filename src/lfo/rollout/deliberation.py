@@ -161,7 +161,7 @@ class Deliberation:
             for row, call in asking:
                 tried[row.index].append(call)
             questions = [_question(row, call) for row, call in asking if call is not None]
-            replies = self._expect(questions)
+            replies = self._predict(questions)
             marks = {row.index: row.mark() for row, _ in asking}
             shown = [
                 (row, call)
@@ -182,7 +182,7 @@ class Deliberation:
                     row.on_turn(row.turns[-1])
         return unchanged
 
-    def _expect(self, questions: Sequence[Question]) -> list[tuple[str, str]]:
+    def _predict(self, questions: Sequence[Question]) -> list[tuple[str, str]]:
         """What is expected after each question, and what stands before it."""
         replies = self._lookahead.predictor(questions)
         return list(zip(replies, self._lookahead.labels(questions, replies), strict=True))
@@ -300,7 +300,7 @@ class Deliberation:
                     questions.append((row, outcome))
             if not questions:
                 return
-            replies = self._expect([question for _, question in questions])
+            replies = self._predict([question for _, question in questions])
             for (row, question), (reply, label) in zip(questions, replies, strict=True):
                 if not show_exchange(row, self._codec, format_tool_call(question.call), reply, label=label):
                     row.stop = StopReason.CONTEXT_OVERFLOW

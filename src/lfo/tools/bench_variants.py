@@ -69,10 +69,10 @@ def _certainties(trainer: Trainer, tasks: Sequence[Sequence[ObservedCall]]) -> l
     """How sure the world model is of what each task will tell: of the call that it is least sure of."""
     codec, judge, complete = trainer.codec, trainer.make_environment(), trainer.backend.complete
     prompts = [codec.question_ids(each.state, each.call) for calls in tasks for each in calls]
-    expected = [codec.decode(ids) for ids in complete(prompts)]
+    predicted = [codec.decode(ids) for ids in complete(prompts)]
     drawn = sampled_replies(complete, prompts, limit=trainer.config.world_model.reply_tokens)
     sure = iter(
-        certainty(judge, reply, map(codec.decode, some)) or 0.0 for reply, some in zip(expected, drawn, strict=True)
+        certainty(judge, reply, map(codec.decode, some)) or 0.0 for reply, some in zip(predicted, drawn, strict=True)
     )
     return [min(next(sure) for _ in calls) for calls in tasks]
 

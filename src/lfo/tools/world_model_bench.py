@@ -167,11 +167,11 @@ def calibration(trainer: Trainer, asked: Sequence[Heard], ask: Ask) -> dict[str,
     """The certainty of the world model at the end, by replies that it samples, against the truth."""
     calls, judge, codec = [each.observed for each in asked], trainer.make_environment(), trainer.codec
     prompts = [ask(each) for each in calls]
-    expected = [codec.decode(ids) for ids in trainer.backend.complete(prompts)]
+    predicted = [codec.decode(ids) for ids in trainer.backend.complete(prompts)]
     sampled = sampled_replies(trainer.backend.complete, prompts, limit=trainer.config.world_model.reply_tokens)
     judged = [
         (certainty(judge, reply, map(codec.decode, some)) or 0.0, bool(same_meaning(judge, reply, each.reply)))
-        for reply, some, each in zip(expected, sampled, calls, strict=True)
+        for reply, some, each in zip(predicted, sampled, calls, strict=True)
     ]
     diagram = reliability([sure for sure, _ in judged], [right for _, right in judged])
     return {"error": expected_calibration_error(diagram), "diagram": [asdict(each) for each in diagram]}
