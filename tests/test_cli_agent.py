@@ -167,7 +167,7 @@ def test_a_world_of_ones_own_is_given_in_python(run: Path):
 
 def test_one_checkpoint_can_be_named(run: Path):
     named = load_agent(run / "checkpoints" / "step-000001")
-    assert named.weights == run / "checkpoints" / "step-000001"
+    assert named.adapters_folder == run / "checkpoints" / "step-000001"
     assert named.config.output_dir == str(run)
 
 

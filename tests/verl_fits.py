@@ -44,7 +44,7 @@ def described(rollout: Rollout) -> dict[str, Any]:
         "record": rollout_record(replace(rollout, taken_back=())),  # as many turns as spans
         "spans": [(turn.observation_start, turn.observation_end) for turn in rollout.turns],
         "targets": [
-            [token for token, weight in zip(example.tokens, example.weights, strict=True) if weight]
+            [token for token, weight in zip(example.tokens, example.token_weights, strict=True) if weight]
             for example in codec.examples_of(rollout, predict=None)
         ],
     }

@@ -62,7 +62,7 @@ class Agent:
     lookahead: LookAhead | None = None  # None: the run has none
     reply_store: ReplyStore | None = None  # where it answers look-ahead in place of a world model
     ending_tools: EndingTools | None = None  # where the run finds out whose calls may be imagined
-    weights: Path | None = None  # the folder that the adapters were read from; None: they are fresh
+    adapters_folder: Path | None = None  # the folder that the adapters were read from; None: they are fresh
 
     def tasks(self, split: str) -> Sequence[Any]:
         """The fixed tasks of a split."""
@@ -207,15 +207,15 @@ def load_agent(
     config = saved_config(run)
     if levels is not None and "levels" in config.env_args:
         config = dataclasses.replace(config, env_args={**config.env_args, "levels": list(levels)})
-    weights = checkpoint if checkpoint or adapter == "none" else adapters_of(run, adapter)
+    folder = checkpoint if checkpoint or adapter == "none" else adapters_of(run, adapter)
     if config.threads:
         torch.set_num_threads(config.threads)
     base = load_base(config.model, pick_device(device))
     environment = environment_factory(config) if environment is None else environment
     agent = build_agent(config, environment, load_tokenizer(config.model), base)
-    if weights is not None:
-        agent.load(weights)
-    return dataclasses.replace(agent, weights=weights)
+    if folder is not None:
+        agent.load(folder)
+    return dataclasses.replace(agent, adapters_folder=folder)
 
 
 def saved_config(run: Path) -> RunConfig:

@@ -51,7 +51,7 @@ class Backend(Protocol):
         ...
 
     def learn(
-        self, mini_batches: Sequence[Sequence[TrainingSample]], *, weight: float, rate_factor: float
+        self, mini_batches: Sequence[Sequence[TrainingSample]], *, world_model_weight: float, rate_factor: float
     ) -> list[dict[str, float]]:
         """One optimizer update for each mini-batch; returns what to watch in each."""
         ...

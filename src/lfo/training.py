@@ -160,7 +160,9 @@ class Trainer:
             heard = [] if self.config.internalise.over(step) else self.hear(collected.groups)
         with clock("update"):
             update = self.rows(step, collected, heard)
-            learnt = self.backend.learn(update.mini_batches, weight=update.weight, rate_factor=update.rate_factor)
+            learnt = self.backend.learn(
+                update.mini_batches, world_model_weight=update.world_model_weight, rate_factor=update.rate_factor
+            )
         with clock("sync"):
             self.backend.sync(step + 1)
         row, watched = self.row(step, collected), mean_of_each(learnt)
@@ -256,7 +258,9 @@ class Trainer:
 
     def rows(self, step: int, collected: Collected, heard: Sequence[Sequence[WorldModelExample]]) -> Update:
         """The rows of each mini-batch of this step."""
-        return self.mini_batches.update(step, collected.groups, collected.kept, heard, weight=self.state.weight)
+        return self.mini_batches.update(
+            step, collected.groups, collected.kept, heard, world_model_weight=self.state.weight
+        )
 
     def row(self, step: int, collected: Collected) -> dict[str, Any]:
         """What the rollouts of a step show, for its row of metrics."""

@@ -112,7 +112,7 @@ def visible(text: str) -> str:
 
 
 def weights_in_words(agent: Agent) -> str:
-    return "untrained" if agent.weights is None else f"weights of {agent.weights.name}"
+    return "untrained" if agent.adapters_folder is None else f"weights of {agent.adapters_folder.name}"
 
 
 def call_in_words(call: ToolCall) -> str:

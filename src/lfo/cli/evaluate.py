@@ -51,7 +51,7 @@ def evaluate(
         figures = evaluate_agent(agent, chosen, k=k, lookahead=lookahead, seed=seed, on_rollouts=advance)
     result = {
         "run": str(run),
-        "weights": str(agent.weights) if agent.weights else None,
+        "weights": str(agent.adapters_folder) if agent.adapters_folder else None,
         "split": split,
         "tasks": len(chosen),
         "k": k,

@@ -82,9 +82,12 @@ class LocalBackend:
         return self.learner.reply_scores(rows)
 
     def learn(
-        self, mini_batches: Sequence[Sequence[TrainingSample]], *, weight: float, rate_factor: float
+        self, mini_batches: Sequence[Sequence[TrainingSample]], *, world_model_weight: float, rate_factor: float
     ) -> list[dict[str, float]]:
-        return [self.learner.update(rows, weight=weight, rate_factor=rate_factor) for rows in mini_batches]
+        return [
+            self.learner.update(rows, world_model_weight=world_model_weight, rate_factor=rate_factor)
+            for rows in mini_batches
+        ]
 
     def sync(self, step: int) -> None:
         self.agent.sampler.refresh()

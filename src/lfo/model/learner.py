@@ -126,10 +126,10 @@ class Normalizers:
     imitation: float
 
     @classmethod
-    def of(cls, samples: Sequence[TrainingSample], *, weight: float) -> Normalizers:
+    def of(cls, samples: Sequence[TrainingSample], *, world_model_weight: float) -> Normalizers:
         return cls(
             policy=sum(sum(sample.policy_weights) for sample in samples),
-            world_model=sum(sum(sample.world_model_weights) for sample in samples) if weight else 0.0,
+            world_model=sum(sum(sample.world_model_weights) for sample in samples) if world_model_weight else 0.0,
             imitation=sum(sum(sample.imitation_weights) for sample in samples),
         )
 
@@ -179,22 +179,26 @@ class Learner:
             for part, ratio in parts
         ]
 
-    def update(self, samples: Sequence[TrainingSample], *, weight: float, rate_factor: float) -> dict[str, float]:
+    def update(
+        self, samples: Sequence[TrainingSample], *, world_model_weight: float, rate_factor: float
+    ) -> dict[str, float]:
         """Train on one mini-batch; `rate_factor` scales every learning rate. Answers what to watch."""
         # A row that trains nothing is no row: its padding would round the others' gradients differently.
         samples = [
             each
             for each in samples
-            if any(each.policy_weights) or any(each.imitation_weights) or (weight and any(each.world_model_weights))
+            if any(each.policy_weights)
+            or any(each.imitation_weights)
+            or (world_model_weight and any(each.world_model_weights))
         ]
-        tokens = Normalizers.of(samples, weight=weight)
+        tokens = Normalizers.of(samples, world_model_weight=world_model_weight)
         if not samples:
             return {}
         sums: dict[str, Any] = defaultdict(float)  # on the device: asking for a number would make it wait
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         for batch in self._micro_batches(samples):
-            self._backward(batch, tokens, weight, sums)
+            self._backward(batch, tokens, world_model_weight, sums)
         watched = {name: float(value) for name, value in sums.items()}
         self._gather(watched)
         norms = clip_gradients_per_adapter(self.parameters, self.config.optimizer.clip)
@@ -221,7 +225,7 @@ class Learner:
     def _gather(self, watched: dict[str, float]) -> None:
         """Add what other processes computed to the gradients and to what is watched: there are none."""
 
-    def _backward(self, batch: Batch, tokens: Normalizers, weight: float, sums: dict[str, Any]) -> None:
+    def _backward(self, batch: Batch, tokens: Normalizers, world_model_weight: float, sums: dict[str, Any]) -> None:
         model = self.model
         has_policy, has_world = (
             batch.has_policy or batch.has_imitation,
@@ -246,12 +250,12 @@ class Learner:
         if has_world:
             world = self._world_model_loss(hidden_BTD, batch, tokens.world_model, sums)
         if has_policy and has_world and spared:
-            kept = [weight for name, group in self.parameters.items() if name not in spared for weight in group]
-            everything = [weight for group in self.parameters.values() for weight in group]
+            kept = [parameter for name, group in self.parameters.items() if name not in spared for parameter in group]
+            everything = [parameter for group in self.parameters.values() for parameter in group]
             policy.backward(inputs=kept, retain_graph=True)
-            (weight * world).backward(inputs=everything)
+            (world_model_weight * world).backward(inputs=everything)
         else:
-            total_loss(policy, world, weight=weight).backward()
+            total_loss(policy, world, weight=world_model_weight).backward()
 
     def _policy_loss(self, hidden_BTD: Tensor, batch: Batch, tokens: float, sums: dict[str, Any]) -> Tensor:
         """The clipped loss, less the entropy bonus, plus the KL divergence from the base, where they are wanted."""

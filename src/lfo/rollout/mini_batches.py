@@ -19,7 +19,7 @@ class Update:
     """What a step trains: one optimizer update for each mini-batch, in order."""
 
     mini_batches: Sequence[Sequence[TrainingSample]]
-    weight: float  # of the world-model loss
+    world_model_weight: float  # the factor of the world-model loss
     rate_factor: float  # of every learning rate
 
 
@@ -65,27 +65,27 @@ class MiniBatches:
         kept: Mapping[int, RolloutGroup],
         heard: Sequence[Sequence[WorldModelExample]],
         *,
-        weight: float,
+        world_model_weight: float,
     ) -> Update:
         """Whole groups for the policy, those `kept`, examples for the world model and successes to imitate.
 
-        `weight` is that of the world model's loss in steps that have one.
+        `world_model_weight` is that of the world model's loss in steps that have one.
         """
         config, world, phase = self.config, self.config.world_model, self.phase(step)
         active = active_losses(world.schedule, step, first_steps=world.first_steps, every=world.every)
         # The policy's own rows carry what they heard where the world model is trained inline.
-        inline = self.predicted_tools if world.input == "inline" and weight else frozenset()
+        inline = self.predicted_tools if world.input == "inline" and world_model_weight else frozenset()
         trains_world = active.world_model and world.predict != "none" and phase != "reinforce"
-        weight = weight if trains_world else 0.0
+        world_model_weight = world_model_weight if trains_world else 0.0
         kept = kept if (active.policy or phase == "reinforce") and self.learns_by_dapo(step) else {}
         parts = [
             self._policy_rows(kept, inline),
-            self._world_rows(step, groups, kept, heard, inline) if weight else self._none(),
+            self._world_rows(step, groups, kept, heard, inline) if world_model_weight else self._none(),
             self._imitated(step) if phase == "internalise" and active.policy else self._none(),
         ]
         return Update(
             mini_batches=[[row for part in rows for row in part] for rows in zip(*parts, strict=True)],
-            weight=weight,
+            world_model_weight=world_model_weight,
             rate_factor=rate_of(
                 step,
                 warmup=config.optimizer.warmup_steps,

@@ -133,4 +133,4 @@ class Practice:
             weight_of_token(self._replies_with[token], self._replies, wording=self._wording)
             for token in example.tokens[start:]
         )
-        return replace(example, weights=(*example.weights[:start], *weights))
+        return replace(example, token_weights=(*example.token_weights[:start], *weights))

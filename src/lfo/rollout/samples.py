@@ -150,7 +150,7 @@ def world_model_sample(example: WorldModelExample, *, adapters: tuple[str, ...])
         logprobs=nothing,
         advantages=nothing,
         policy_weights=nothing,
-        world_model_weights=example.weights,
+        world_model_weights=example.token_weights,
     )
 
 
@@ -195,7 +195,7 @@ class ReplayBuffer:
         arrays = {
             "lengths": np.array([len(row.tokens) for row in rows], dtype=np.int64),
             "tokens": np.array([token for row in rows for token in row.tokens], dtype=np.int32),
-            "weights": np.array([weight for row in rows for weight in row.weights], dtype=np.uint8),
+            "weights": np.array([weight for row in rows for weight in row.token_weights], dtype=np.uint8),
             "asked": np.array([row.asked for row in rows], dtype=np.uint8),
             "keys": np.frombuffer(b"".join(bytes.fromhex(row.key) for row in rows), dtype=np.uint8),
         }
@@ -213,7 +213,7 @@ class ReplayBuffer:
             tokens = tuple(map(int, arrays["tokens"][start:end]))
             weights = tuple(map(float, arrays["weights"][start:end]))
             buffer.examples[key] = WorldModelExample(
-                tokens=tokens, weights=weights, key=key, asked=bool(arrays["asked"][place])
+                tokens=tokens, token_weights=weights, key=key, asked=bool(arrays["asked"][place])
             )
         return buffer
 

@@ -161,7 +161,7 @@ def _train(variant: _Variant) -> None:
 
     def update() -> None:
         work = trainer.rows(0, _collected(variant.groups), heard)
-        backend.learn(work.mini_batches, weight=work.weight, rate_factor=work.rate_factor)
+        backend.learn(work.mini_batches, world_model_weight=work.world_model_weight, rate_factor=work.rate_factor)
         backend.sync(0)
 
     speed.reset_peak(variant.device)

@@ -39,7 +39,7 @@ Form = Literal["alone", "adapters", "merged", "stacked"]
 
 def alone(agent: Agent, run: str | Path) -> Alone | None:
     """How well the policy of these weights does without look-ahead; None where nobody has measured it."""
-    step = re.fullmatch(r"step-(\d+)", agent.weights.name if agent.weights else "")
+    step = re.fullmatch(r"step-(\d+)", agent.adapters_folder.name if agent.adapters_folder else "")
     return policy_alone(read_run(folder_of(Path(run))).rows, step=int(step[1]) if step else None)
 
 

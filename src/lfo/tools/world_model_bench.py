@@ -152,7 +152,9 @@ def _learn(trainer: Trainer, step: int, heard: Sequence[Sequence[Heard]]) -> Non
     for of_task in examples:
         trainer.mini_batches.replay.add(of_task)
     update = trainer.rows(step, _NOTHING, examples)
-    trainer.backend.learn(update.mini_batches, weight=update.weight, rate_factor=update.rate_factor)
+    trainer.backend.learn(
+        update.mini_batches, world_model_weight=update.world_model_weight, rate_factor=update.rate_factor
+    )
 
 
 def share_right(trainer: Trainer, asked: Sequence[Heard], *, ask: Ask) -> float:

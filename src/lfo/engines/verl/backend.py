@@ -108,7 +108,7 @@ class VerlBackend:
         return self.cluster.reply_scores(rows) if rows else []
 
     def learn(
-        self, mini_batches: Sequence[Sequence[TrainingSample]], *, weight: float, rate_factor: float
+        self, mini_batches: Sequence[Sequence[TrainingSample]], *, world_model_weight: float, rate_factor: float
     ) -> list[dict[str, float]]:
         self.cluster.before_learning()
         rows = [row for samples in mini_batches for row in samples if any(row.policy_weights)]
@@ -117,7 +117,11 @@ class VerlBackend:
         checked = self._check_logprobs(rows, own)
         if not self.cluster.trusts_servers:
             mini_batches = with_logprobs(mini_batches, rows, own)
-        updates = [self.cluster.learn(rows, weight=weight, rate_factor=rate_factor) for rows in mini_batches if rows]
+        updates = [
+            self.cluster.learn(rows, world_model_weight=world_model_weight, rate_factor=rate_factor)
+            for rows in mini_batches
+            if rows
+        ]
         return [checked, *updates]
 
     def _check_logprobs(self, rows: Sequence[TrainingSample], own: Sequence[Sequence[float]]) -> dict[str, float]:

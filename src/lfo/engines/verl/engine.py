@@ -64,7 +64,7 @@ class DualLoraEngine(FSDPEngine):
     def _build_fsdp_module(self, module: Any) -> Any:
         whole = module.state_dict()
         decoder = self.model.causal_lm.get_decoder()
-        adapters = {weight for name in self.model.adapter_names for weight in self.model.adapter_parameters(name)}
+        adapters = {parameter for name in self.model.adapter_names for parameter in self.model.adapter_parameters(name)}
         options = {"mesh": self.device_mesh, "reshard_after_forward": self.engine_config.reshard_after_forward}
         for layer in decoder.layers:
             fully_shard(layer, ignored_params=adapters & set(layer.parameters()), **options)
@@ -90,7 +90,9 @@ class DualLoraEngine(FSDPEngine):
 
     # --- learning ----------------------------------------------------------------------------------------------
 
-    def learn(self, samples: Sequence[TrainingSample], *, weight: float, rate_factor: float) -> dict[str, float]:
+    def learn(
+        self, samples: Sequence[TrainingSample], *, world_model_weight: float, rate_factor: float
+    ) -> dict[str, float]:
         """One update on a mini-batch, of which this rank computes its share; answers what to watch."""
         self._place_optimizer(on_device=True)
         on_gpu = self.model.device.type == "cuda"
@@ -98,7 +100,7 @@ class DualLoraEngine(FSDPEngine):
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
         try:
-            watched = self.learner.update(samples, weight=weight, rate_factor=rate_factor)
+            watched = self.learner.update(samples, world_model_weight=world_model_weight, rate_factor=rate_factor)
             if on_gpu:  # of this rank alone; what a server on the same GPU holds is not counted
                 watched |= {"gpu_gib/rest": rest / 2**30, "gpu_gib/update": torch.cuda.max_memory_allocated() / 2**30}
             return watched
@@ -152,9 +154,9 @@ class DualLoraEngine(FSDPEngine):
         """What rollouts need of the weights: each adapter for our sampler, the policy's sum as one LoRA for vLLM."""
         if self.rollout_name == SAMPLER:
             adapters = [
-                (f"{name}.{place}", weight.detach())
+                (f"{name}.{place}", parameter.detach())
                 for name in self.model.adapter_names
-                for place, weight in enumerate(self.model.adapter_parameters(name))
+                for place, parameter in enumerate(self.model.adapter_parameters(name))
             ]
             return iter(adapters), {"adapters": list(self.model.adapter_names)}
         return policy_lora(self.model)

@@ -94,10 +94,12 @@ class RankedLearner(Learner):
         # Whether some rank has rows that do so, in the round that is being computed.
         self._round_has_policy_loss = self._round_trains_policy = False
 
-    def update(self, samples: Sequence[TrainingSample], *, weight: float, rate_factor: float) -> dict[str, float]:
+    def update(
+        self, samples: Sequence[TrainingSample], *, world_model_weight: float, rate_factor: float
+    ) -> dict[str, float]:
         # Parts that nobody computes would be rounds in which only idle ranks make a pass.
-        samples = samples if weight else [without_world_model(sample) for sample in samples]
-        return super().update(samples, weight=weight, rate_factor=rate_factor)
+        samples = samples if world_model_weight else [without_world_model(sample) for sample in samples]
+        return super().update(samples, world_model_weight=world_model_weight, rate_factor=rate_factor)
 
     def _micro_batches(self, samples: Sequence[TrainingSample]) -> Iterator[Batch]:
         # Where the policy loss must spare the world model, it needs a backward pass of its own.
@@ -108,9 +110,9 @@ class RankedLearner(Learner):
             self._round_trains_policy = any(map(trains_the_policy, rows))
             yield collate(parts[self.rank], self.model.device)
 
-    def _backward(self, batch: Batch, tokens: Normalizers, weight: float, sums: dict[str, Any]) -> None:
+    def _backward(self, batch: Batch, tokens: Normalizers, world_model_weight: float, sums: dict[str, Any]) -> None:
         if batch.has_policy or batch.has_world_model or batch.has_imitation:
-            super()._backward(batch, tokens, weight, sums)
+            super()._backward(batch, tokens, world_model_weight, sums)
             return
         # The passes of the other ranks, with the adapters that they spare: a gradient of zeros is one to AdamW.
         spared = self.model.policy_detached if self._round_trains_policy else ()

@@ -50,8 +50,10 @@ class DualLoraWorker(ActorRolloutRefWorker):
         return self.actor.engine
 
     @register(dispatch_mode=TO_ALL)
-    def learn(self, samples: Sequence[TrainingSample], weight: float, rate_factor: float) -> dict[str, float]:
-        return self._engine.learn(samples, weight=weight, rate_factor=rate_factor)
+    def learn(
+        self, samples: Sequence[TrainingSample], world_model_weight: float, rate_factor: float
+    ) -> dict[str, float]:
+        return self._engine.learn(samples, world_model_weight=world_model_weight, rate_factor=rate_factor)
 
     @register(dispatch_mode=TO_ALL)
     def policy_logprobs(self, samples: Sequence[TrainingSample]) -> list[list[float]]:
