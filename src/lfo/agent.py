@@ -86,11 +86,11 @@ class Agent:
             return play(requests, sampler.session(rows=len(requests), adapters=()))
         rollouts: dict[int, Rollout] = {}
         for base_acts, adapters in ((True, ()), (False, self.model.policy_adapters)):
-            places = [place for place, request in enumerate(requests) if request.untrained == base_acts]
-            if places:
-                rows = self.sampler.session(rows=len(places), adapters=adapters)
-                rollouts |= zip(places, play([requests[place] for place in places], rows), strict=True)
-        return [rollouts[place] for place in range(len(requests))]
+            indices = [index for index, request in enumerate(requests) if request.untrained == base_acts]
+            if indices:
+                rows = self.sampler.session(rows=len(indices), adapters=adapters)
+                rollouts |= zip(indices, play([requests[index] for index in indices], rows), strict=True)
+        return [rollouts[index] for index in range(len(requests))]
 
     def roll_out(
         self,
@@ -110,8 +110,8 @@ class Agent:
         """
         untrained = lookahead and self.config.looks_ahead_untrained
         requests = [
-            RolloutRequest(task=task, seeds=(seed, place, sample), blind=not lookahead, untrained=untrained)
-            for place, task in enumerate(tasks)
+            RolloutRequest(task=task, seeds=(seed, index, sample), blind=not lookahead, untrained=untrained)
+            for index, task in enumerate(tasks)
             for sample in range(samples)
         ]
         rollouts = []
@@ -257,8 +257,8 @@ def batches(things: Sequence[T], size: int = BATCH) -> Iterator[Sequence[T]]:
     [32, 33]
     """
     count = -(-len(things) // size)
-    for place in range(count):
-        yield things[place * len(things) // count : (place + 1) * len(things) // count]
+    for index in range(count):
+        yield things[index * len(things) // count : (index + 1) * len(things) // count]
 
 
 def _run_and_checkpoint(path: Path) -> tuple[Path, Path | None]:

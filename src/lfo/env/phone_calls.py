@@ -216,14 +216,14 @@ class PhoneCalls(ToolEnvironment):
         if department is None:
             return self._say("refusal")
         self.called.append(department.kind)
-        place = next((i for i, errand in enumerate(self.task.errands) if errand.kind == department.kind), None)
-        if place is None:
+        index = next((i for i, errand in enumerate(self.task.errands) if errand.kind == department.kind), None)
+        if index is None:
             return self._say("routing_violation", department=department.name)
-        if place < self.done_errands:
+        if index < self.done_errands:
             return self._say("refusal")
         if self.failures.get(department.kind, 0) >= self.task.limits.failures_to_lock:
             return self._say("lockout")
-        return self._verify(department, place, given)
+        return self._verify(department, index, given)
 
     def _verify(self, department: Department, place: int, given: Mapping[str, str]) -> str:
         errand = self.task.errands[place]

@@ -160,13 +160,13 @@ def _best_lenient_form(tasks: Sequence[Task], size: int) -> tuple[str, ...]:
     """
     has, accepted = dict.fromkeys(FIELDS, 0), dict.fromkeys(FIELDS, 0)
     asked: dict[frozenset[str], int] = {}
-    for place, task in enumerate(tasks):
+    for index, task in enumerate(tasks):
         enough = task.errands[0].accepted(industry_of(task), task.law)
         for name in FIELDS.keys() & task.profile.keys():
-            has[name] |= 1 << place
-            accepted[name] |= (name in enough) << place
+            has[name] |= 1 << index
+            accepted[name] |= (name in enough) << index
         needs = frozenset(task.errands[0].requires)
-        asked[needs] = asked.get(needs, 0) | (needs <= task.profile.keys()) << place
+        asked[needs] = asked.get(needs, 0) | (needs <= task.profile.keys()) << index
 
     def score(form: tuple[str, ...]) -> int:
         solved, without = 0, -1
@@ -181,7 +181,7 @@ def _best_lenient_form(tasks: Sequence[Task], size: int) -> tuple[str, ...]:
     def improved(form: tuple[str, ...]) -> tuple[str, ...]:
         while True:
             others = [name for name in FIELDS if name not in form]
-            swaps = [(*form[:place], name, *form[place + 1 :]) for place in range(len(form)) for name in others]
+            swaps = [(*form[:index], name, *form[index + 1 :]) for index in range(len(form)) for name in others]
             better = max(swaps, key=score)
             if score(better) <= score(form):
                 return form

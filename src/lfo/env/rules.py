@@ -136,7 +136,7 @@ def stand_ins(law_seed: int = 0) -> Mapping[str, frozenset[str]]:
     others = [name for name in FIELDS if not any(name in names for names in own.values())]
     stream(law_seed, "stand-ins").shuffle(others)
     return {
-        industry: frozenset((*names, *others[place :: len(own)])) for place, (industry, names) in enumerate(own.items())
+        industry: frozenset((*names, *others[index :: len(own)])) for index, (industry, names) in enumerate(own.items())
     }
 
 
@@ -156,8 +156,8 @@ def deviation(
     are independent of each other, and a world's realised rate stays close to the law's.
     """
     window = company // WINDOW
-    block, place = divmod(rank, _BLOCK)
-    if stream(seed, "deviation", kind, window, block).randrange(_BLOCK) != place:
+    block, index = divmod(rank, _BLOCK)
+    if stream(seed, "deviation", kind, window, block).randrange(_BLOCK) != index:
         return None
     rng = stream(seed, "deviation", kind, "company", company)
     part = rng.choice(("identifier", "proof"))

@@ -195,10 +195,10 @@ def draw_task(
             service=service.name,
             requires=(
                 *department.requirement(service.name).fields,
-                *((REFERENCE,) if limits.chained and place else ()),
+                *((REFERENCE,) if limits.chained and index else ()),
             ),
         )
-        for place, (department, service) in enumerate(picked)
+        for index, (department, service) in enumerate(picked)
     )
     return Task(
         id=f"{split}-L{level}-{stream_seed}-{number:06d}" + (f"-law{where.law}" if where.law else ""),

@@ -136,10 +136,10 @@ def _play(
 ) -> list[Story]:
     """A rollout of each task, up to the first that hangs: random calls of the tools, or nothing without them."""
     stories: list[Story] = []
-    for place, task in enumerate(tasks):
+    for index, task in enumerate(tasks):
         if hangs(stories):
             break
-        speak = partial(random_speech, tools, place) if tools else None
+        speak = partial(random_speech, tools, index) if tools else None
         stories.append(tell(make_environment, task, monitor, max_turns=max_turns, speak=speak))
     return stories
 
@@ -239,14 +239,14 @@ def _repeated(
         speak = partial(random_speech, tools, place)
         return _turns(story, make_environment, tasks[place], monitor, max_turns=max_turns, speak=speak)
 
-    places = [place for place in range(min(REPEATED, len(tasks))) if played[place].failure is None]
-    for place in places:
+    indices = [place for place in range(min(REPEATED, len(tasks))) if played[place].failure is None]
+    for place in indices:
         story = Story()
         for _ in turns(place, story):
             pass
         if story.told() != played[place].told():
             return [f"the same calls are answered differently the second time (task {tasks[place].id})"]
-    for one, other in pairwise(places):
+    for one, other in pairwise(indices):
         stories = {one: Story(), other: Story()}
         running = [turns(place, story) for place, story in stories.items()]
         while running:

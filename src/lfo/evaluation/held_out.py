@@ -82,7 +82,7 @@ class Examination:
 
     def _untrained(self, tasks: Sequence[Any]) -> list[Rollout]:
         """The bare base plays, blind, with the same random numbers in every run."""
-        requests = [RolloutRequest(task=task, seeds=(0, place), blind=True) for place, task in enumerate(tasks)]
+        requests = [RolloutRequest(task=task, seeds=(0, index), blind=True) for index, task in enumerate(tasks)]
         return self._backend.roll_out(requests, temperature=1.0, untrained=True)
 
     def lost_tokens(self, rollouts: Sequence[Rollout], predict: Collection[str] | None) -> dict[str, float]:
@@ -219,11 +219,11 @@ def _example(call: ObservedCall, made: Prediction) -> dict[str, Any]:
 def _of_different_categories(examples: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
     """The first of each category, then the second of each, and so on."""
     seen: dict[str, int] = {}
-    places = []
-    for place, example in enumerate(examples):
+    indices = []
+    for index, example in enumerate(examples):
         seen[example["category"]] = rank = seen.get(example["category"], 0) + 1
-        places.append((rank, place))
-    return [examples[place] for _, place in sorted(places)[:count]]
+        indices.append((rank, index))
+    return [examples[index] for _, index in sorted(indices)[:count]]
 
 
 # --- scripted players, and what they say and hear ---------------------------------------------------------------------

@@ -327,14 +327,14 @@ class Learner:
         longest_first = sorted(range(len(samples)), key=lambda place: len(samples[place].tokens), reverse=True)
         while longest_first:
             count = max(1, self.micro_batch_tokens // len(samples[longest_first[0]].tokens))
-            places, longest_first = longest_first[:count], longest_first[count:]
-            batch = collate([samples[place] for place in places], self.model.device)
+            indices, longest_first = longest_first[:count], longest_first[count:]
+            batch = collate([samples[place] for place in indices], self.model.device)
             hidden_BTD = self.model.hidden(batch.tokens_BT, batch.adapters, lengths=batch.lengths)
             where_BT = batch.world_model_weights_BT > 0
             states = hidden_BTD, self.model.head, batch.tokens_BT
             logprobs_BT, hits_BT = fused_token_hits(*states, positions_BT=where_BT, chunk=self.chunk)
             sums = (where_BT.sum(-1).tolist(), hits_BT.sum(-1).tolist(), (-logprobs_BT).sum(-1).tolist())
-            for place, tokens, hits, loss in zip(places, *sums, strict=True):
+            for place, tokens, hits, loss in zip(indices, *sums, strict=True):
                 scores[place] = ReplyScore(tokens=tokens, hits=int(hits), loss=loss)
         return [scores[place] for place in range(len(samples))]
 
@@ -344,16 +344,16 @@ class Learner:
         """Write the optimizer's state, by adapter and parameter."""
         tensors = {}
         for name, parameters in self.parameters.items():
-            for place, parameter in enumerate(parameters):
+            for index, parameter in enumerate(parameters):
                 for key, value in self._optimizer_of[parameter].state.get(parameter, {}).items():
-                    tensors[f"{name}.{place}.{key}"] = value.detach().cpu().contiguous().clone()
+                    tensors[f"{name}.{index}.{key}"] = value.detach().cpu().contiguous().clone()
         save_file(tensors, path)
 
     def load(self, path: Path) -> None:
         tensors = load_file(path)
         for name, parameters in self.parameters.items():
-            for place, parameter in enumerate(parameters):
-                prefix = f"{name}.{place}."
+            for index, parameter in enumerate(parameters):
+                prefix = f"{name}.{index}."
                 state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
                 if state:
                     moved = {key: value.to(parameter) for key, value in state.items()}

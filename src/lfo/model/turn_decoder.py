@@ -347,10 +347,10 @@ class _Flags:
 
     def look(self) -> list[int] | None:
         """Send a copy off; answers the oldest one under way, None at first."""
-        place = self._looks % len(self._copies)
-        self._copies[place].copy_(self._done_L, non_blocking=True)
+        index = self._looks % len(self._copies)
+        self._copies[index].copy_(self._done_L, non_blocking=True)
         if self._cuda:
-            self._events[place].record()
+            self._events[index].record()
         self._looks += 1
         if self._looks <= _AHEAD:
             return None

@@ -35,14 +35,14 @@ def group_advantages(
     [0.0, 0.0, 1.0, -1.0]
     """
     advantages = [0.0] * len(rewards)
-    for places in _peers(rewards, conditions):
-        among = [rewards[place] for place in places]
+    for indices in _peers(rewards, conditions):
+        among = [rewards[index] for index in indices]
         if not is_informative(among):  # also keeps rounding errors of the mean from being blown up by 1 / eps
             continue
         mean = fmean(among)
         std = math.sqrt(fmean((reward - mean) ** 2 for reward in among))
-        for place in places:
-            advantages[place] = (rewards[place] - mean) / (std + eps if scale_by_std else 1.0)
+        for index in indices:
+            advantages[index] = (rewards[index] - mean) / (std + eps if scale_by_std else 1.0)
     return tuple(advantages)
 
 
@@ -50,15 +50,15 @@ def is_informative(rewards: Sequence[float], conditions: Sequence[Hashable] | No
     """Whether a group can teach the policy anything: some rollouts under one condition differ in reward."""
     if not all(map(math.isfinite, rewards)):
         raise ValueError(f"a reward is not a finite number: {tuple(rewards)}")
-    return any(len({rewards[place] for place in places}) > 1 for places in _peers(rewards, conditions))
+    return any(len({rewards[index] for index in indices}) > 1 for indices in _peers(rewards, conditions))
 
 
 def _peers(rewards: Sequence[float], conditions: Sequence[Hashable] | None) -> list[list[int]]:
     """The places of the rollouts under each condition."""
-    places: dict[Hashable, list[int]] = defaultdict(list)
-    for place, condition in zip(range(len(rewards)), conditions or [None] * len(rewards), strict=True):
-        places[condition].append(place)
-    return list(places.values())
+    indices: dict[Hashable, list[int]] = defaultdict(list)
+    for index, condition in zip(range(len(rewards)), conditions or [None] * len(rewards), strict=True):
+        indices[condition].append(index)
+    return list(indices.values())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,11 +130,11 @@ def shaped_group(
 ) -> RolloutGroup:
     """The group with what shaping adds to each reward: the overlong penalty, where there is a buffer, and `bonus`."""
     rollouts = []
-    for place, rollout in enumerate(group.rollouts):
+    for index, rollout in enumerate(group.rollouts):
         reward = rollout.reward
         if overlong_buffer:
             reward += overlong_penalty(len(rollout.tokens), limit=limit, buffer=overlong_buffer)
         if bonus:
-            reward += bonus[place]
+            reward += bonus[index]
         rollouts.append(replace(rollout, reward=reward))
     return replace(group, rollouts=tuple(rollouts))

@@ -88,7 +88,7 @@ class WorldModelExample:
     @property
     def reply_start(self) -> int:
         """Where the prompt ends."""
-        return next((place for place, weight in enumerate(self.token_weights) if weight), len(self.token_weights))
+        return next((index for index, weight in enumerate(self.token_weights) if weight), len(self.token_weights))
 
 
 def state_of(opening: Sequence[Message], turns: Sequence[Turn]) -> WorldModelState:

@@ -60,12 +60,12 @@ def points(rows: MetricsRows, times: Sequence[float], key: str, limit: int = POI
         buckets.setdefault(math.ceil(point.step / together), []).append(point)
     return [
         Point(
-            step=place * together,
+            step=index * together,
             tasks=bucket[-1].tasks,
             seconds=bucket[-1].seconds,
             value=fmean(each.value for each in bucket),
         )
-        for place, bucket in buckets.items()
+        for index, bucket in buckets.items()
     ]
 
 

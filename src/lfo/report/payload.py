@@ -291,8 +291,8 @@ class _Page:
                 tables.append({"title": title, "columns": [], "rows": [], "words": [shown(f"Not compared: {error}.")]})
                 continue
             found.append((len(evaluated), *headline(comparison)))
-            places = {group.name: self._group_of(group.runs[0]) for group in comparison.groups}
-            tables.append({"title": title, **table(comparison, places)})
+            indices = {group.name: self._group_of(group.runs[0]) for group in comparison.groups}
+            tables.append({"title": title, **table(comparison, indices)})
         if not tables:
             return "Nothing has been evaluated after training yet.", "", []
         if not found:
@@ -304,8 +304,8 @@ class _Page:
 
     def samples(self) -> tuple[list[str], list[dict[str, Any]], list[dict[str, Any]], str]:
         texts, items, examples, cut = Texts(), [], [], 0
-        places = {member.run: member.group for member in self.members}
-        for index in sorted(range(len(self.records)), key=lambda index: places.get(index, len(self.groups))):
+        indices = {member.run: member.group for member in self.members}
+        for index in sorted(range(len(self.records)), key=lambda index: indices.get(index, len(self.groups))):
             path = self.records[index].path
             kept, left_out = read_rollouts(path, index, texts, BUDGET // len(self.records), self.problems)
             items += kept

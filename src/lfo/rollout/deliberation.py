@@ -318,10 +318,10 @@ class Deliberation:
             if isinstance(outcome, EnvironmentFailed):
                 row.fail(outcome)
             elif outcome:
-                place = row.request.inquiry % len(outcome)
-                row.inquired = place > 0
+                index = row.request.inquiry % len(outcome)
+                row.inquired = index > 0
                 if row.inquired:
-                    dictated = self._codec.encode_message(format_tool_call(outcome[place]))
+                    dictated = self._codec.encode_message(format_tool_call(outcome[index]))
                     message = (*dictated, self._codec.end_of_turn)
                     piece = Tokens(ids=message, origins=(int(Origin.PROMPT),) * len(message), spans=())
                     if row.write(piece) is None:

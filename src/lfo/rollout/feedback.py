@@ -27,7 +27,7 @@ def roll_out_in_waves(
     size, first = config.rollout.group_size, first_wave(config)
     groups = [requests[start : start + size] for start in range(0, len(requests), size)]
     early = list(roll_out([request for group in groups for request in group[:first]]))
-    waves = [early[place * first : (place + 1) * first] for place in range(len(groups))]
+    waves = [early[index * first : (index + 1) * first] for index in range(len(groups))]
     heard = [told(wave, tools=tools) for wave in waves]
     if config.feedback_source == "other_task":
         heard = [*heard[1:], *heard[:1]]

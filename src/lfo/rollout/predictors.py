@@ -157,7 +157,7 @@ def shuffled_predictor(predictor: Predictor) -> Predictor:
         tasks = list(first)
         if len(tasks) < 2:
             return [""] * len(questions)
-        following = {task: first[tasks[(place + 1) % len(tasks)]] for place, task in enumerate(tasks)}
+        following = {task: first[tasks[(index + 1) % len(tasks)]] for index, task in enumerate(tasks)}
         return [following[question.task.id] for question in questions]
 
     return predict

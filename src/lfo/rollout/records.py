@@ -146,10 +146,10 @@ def _from_record(record: Any, environment: Environment) -> Rollout:
     for message in opening:
         if message.get("role") not in ROLES or not isinstance(message.get("content"), str):
             raise ValueError(f"a message of the opening needs a role ({', '.join(ROLES)}) and a content that is text")
-    for place, turn in enumerate(turns, start=1):
+    for index, turn in enumerate(turns, start=1):
         for key in ("action", "observation"):
             if not isinstance(turn.get(key), str):
-                raise ValueError(f"turn {place} needs an {key} that is text")
+                raise ValueError(f"turn {index} needs an {key} that is text")
     return rollout_from_texts(
         environment,
         task_id=str(record.get("task_id", "")),

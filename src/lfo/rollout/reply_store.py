@@ -71,12 +71,12 @@ class TextIndex:
 
     def add(self, text: str) -> int:
         """The row of a text, new or not."""
-        place = self._places.setdefault(text, len(self._counts))
-        if place == len(self._counts):
+        index = self._places.setdefault(text, len(self._counts))
+        if index == len(self._counts):
             terms = Counter(ngrams(text)).items()
             self._counts.append({self._terms.setdefault(term, len(self._terms)): count for term, count in terms})
             self._vectors = None
-        return place
+        return index
 
     def similarities(self, texts: Sequence[str]) -> np.ndarray:
         """`[text, row]`, each from 0 to 1."""

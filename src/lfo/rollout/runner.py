@@ -210,20 +210,20 @@ class Runner:
         speech_end = written[0] if written else len(row.tokens)
         start, action_end = speech_end - len(row.speech.tokens), speech_end - (1 if row.speech.stopped else 0)
         spans = [(written[0] + begin, written[0] + end) for begin, end in written[1].spans] if written else []
-        for place, exchange in enumerate(heard):
-            begin, end = spans[place] if place < len(spans) else (len(row.tokens), len(row.tokens))
+        for index, exchange in enumerate(heard):
+            begin, end = spans[index] if index < len(spans) else (len(row.tokens), len(row.tokens))
             row.add(
                 Turn(
                     action=str(exchange.message),
                     observation=exchange.result.observation if exchange.result else "",
                     call=exchange.call,
-                    action_start=begin if place else start,
-                    action_end=begin if place else action_end,
+                    action_start=begin if index else start,
+                    action_end=begin if index else action_end,
                     observation_start=begin,
                     observation_end=end,
                     asked=exchange.asked,
                     facts=exchange.facts,
-                    thought="" if place else said.thought,
+                    thought="" if index else said.thought,
                 )
             )
 

@@ -46,9 +46,9 @@ def policy_sample(
     for turn in rollout.turns:
         heard = turn.call is not None and not turn.predicted and (inline is None or turn.call.name in inline)
         if heard:
-            for place in range(turn.observation_start, turn.observation_end):
-                observed[place] = 1.0
-    weighted = [place for place in range(len(rollout.tokens)) if sampled[place] or observed[place]]
+            for index in range(turn.observation_start, turn.observation_end):
+                observed[index] = 1.0
+    weighted = [index for index in range(len(rollout.tokens)) if sampled[index] or observed[index]]
     if not weighted:
         return None
     end = weighted[-1] + 1
@@ -184,7 +184,7 @@ class ReplayBuffer:
         it will be asked. (Three quarters of them learned half as fast as all of them: docs/LOG.md.)
         """
         keys = [key for key in self.examples if key not in without]
-        shuffled = [keys[place] for place in np.random.default_rng(list(seeds)).permutation(len(keys))]
+        shuffled = [keys[index] for index in np.random.default_rng(list(seeds)).permutation(len(keys))]
         if asked_first:
             shuffled.sort(key=lambda key: not self.examples[key].asked)
         return [self.examples[key] for key in shuffled[:count]]
@@ -207,13 +207,13 @@ class ReplayBuffer:
         buffer = cls()
         ends = np.cumsum(arrays["lengths"])
         size = len(arrays["keys"]) // max(1, len(ends))
-        for place, end in enumerate(ends):
-            start = end - arrays["lengths"][place]
-            key = arrays["keys"][place * size : (place + 1) * size].tobytes().hex()
+        for index, end in enumerate(ends):
+            start = end - arrays["lengths"][index]
+            key = arrays["keys"][index * size : (index + 1) * size].tobytes().hex()
             tokens = tuple(map(int, arrays["tokens"][start:end]))
             weights = tuple(map(float, arrays["weights"][start:end]))
             buffer.examples[key] = WorldModelExample(
-                tokens=tokens, token_weights=weights, key=key, asked=bool(arrays["asked"][place])
+                tokens=tokens, token_weights=weights, key=key, asked=bool(arrays["asked"][index])
             )
         return buffer
 

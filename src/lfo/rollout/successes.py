@@ -125,7 +125,7 @@ class SuccessBuffer:
         """For each mini-batch at most `rows` successes, dealt evenly; all different, so at most one pass over all."""
         kept = list(self.successes.values())
         order = np.random.default_rng([*seeds, DRAWN]).permutation(len(kept))[: rows * mini_batches]
-        return deal([[kept[place]] for place in order], mini_batches)
+        return deal([[kept[index]] for index in order], mini_batches)
 
     def save(self, path: Path) -> None:
         """Write the whole buffer as flat arrays."""

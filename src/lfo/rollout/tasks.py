@@ -24,8 +24,8 @@ def draw_tasks(config: RunConfig, environment: Environment, step: int, draw: int
         return [tasks.task(number) for number in range(first, first + count)]
     known = tasks_of(environment, "train")
     return [
-        known[np.random.default_rng([config.seed, epoch]).permutation(len(known))[place]]
-        for epoch, place in (divmod(number, len(known)) for number in range(first, first + count))
+        known[np.random.default_rng([config.seed, epoch]).permutation(len(known))[index]]
+        for epoch, index in (divmod(number, len(known)) for number in range(first, first + count))
     ]
 
 
@@ -39,11 +39,11 @@ def draw_requests(config: RunConfig, environment: Environment, step: int, draw: 
     return [
         RolloutRequest(
             task=task,
-            seeds=(config.seed, step, draw, place, member),
+            seeds=(config.seed, step, draw, index, member),
             **(BLIND if config.internalise.over(step) else sight),
             untrained=_acts_untrained(config, step, explores=member < first_wave(config) and sight["blind"]),
         )
-        for place, task in enumerate(draw_tasks(config, environment, step, draw))
+        for index, task in enumerate(draw_tasks(config, environment, step, draw))
         for member, sight in enumerate(sights)
     ]
 

@@ -307,7 +307,7 @@ def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     2
     """
     return next(
-        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+        (index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
     )
 
 

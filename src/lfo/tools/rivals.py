@@ -74,12 +74,12 @@ def likelier_than_not(facts: Sequence[str], logits: Tensor) -> list[frozenset[st
 
 def likeliest(facts: Sequence[str], logits: Tensor) -> list[frozenset[str]]:
     best: list[list[int]] = logits.topk(min(TOP, len(facts)), dim=-1).indices.tolist()
-    return [frozenset(facts[place] for place in row) for row in best]
+    return [frozenset(facts[index] for index in row) for row in best]
 
 
 def classifier(heard: Sequence[Asked]) -> tuple[list[str], Callable[[Sequence[Asked]], Tensor]]:
     """The facts that were ever heard, and a function that answers for each call a logit of each fact."""
-    words = {word: place for place, word in enumerate(sorted(set().union(*map(_bag, heard))))}
+    words = {word: index for index, word in enumerate(sorted(set().union(*map(_bag, heard))))}
     facts = sorted(set().union(*map(_facts, heard)))
 
     def features(some: Sequence[Asked]) -> Tensor:

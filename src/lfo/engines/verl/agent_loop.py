@@ -195,8 +195,8 @@ class RunnerLoop(AgentLoopBase):
 
         async def everybody() -> list[_Said]:
             asked = [
-                self._answer(prompt, WORLD_MODEL, f"-{place}", limit=limit, temperature=temperature, uniforms=numbers)
-                for place, (prompt, numbers) in enumerate(zip(prompts, uniforms or [()] * len(prompts), strict=True))
+                self._answer(prompt, WORLD_MODEL, f"-{index}", limit=limit, temperature=temperature, uniforms=numbers)
+                for index, (prompt, numbers) in enumerate(zip(prompts, uniforms or [()] * len(prompts), strict=True))
             ]
             return await asyncio.gather(*asked)
 

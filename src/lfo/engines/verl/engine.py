@@ -154,9 +154,9 @@ class DualLoraEngine(FSDPEngine):
         """What rollouts need of the weights: each adapter for our sampler, the policy's sum as one LoRA for vLLM."""
         if self.rollout_name == SAMPLER:
             adapters = [
-                (f"{name}.{place}", parameter.detach())
+                (f"{name}.{index}", parameter.detach())
                 for name in self.model.adapter_names
-                for place, parameter in enumerate(self.model.adapter_parameters(name))
+                for index, parameter in enumerate(self.model.adapter_parameters(name))
             ]
             return iter(adapters), {"adapters": list(self.model.adapter_names)}
         return policy_lora(self.model)

@@ -148,7 +148,7 @@ class RankedLearner(Learner):
     @torch.no_grad()
     def policy_logprobs(self, samples: Sequence[TrainingSample]) -> list[Tensor]:
         """Log-probs of each row's policy tokens under the present adapters, in order; 0 elsewhere."""
-        named = {id(sample): place for place, sample in enumerate(samples)}
+        named = {id(sample): index for index, sample in enumerate(samples)}
         mine: dict[int, Tensor] = {}
         for parts in rounds(samples, ranks=self.ranks, tokens=self.micro_batch_tokens):
             rows = parts[self.rank]
@@ -166,5 +166,5 @@ class RankedLearner(Learner):
                     mine[named[id(row)]] = logprobs_T[: len(row.tokens)].clone()
         everybody: list[dict[int, Tensor]] = [{} for _ in range(self.ranks)]
         dist.all_gather_object(everybody, mine)
-        merged = {place: logprobs for theirs in everybody for place, logprobs in theirs.items()}
-        return [merged[place] for place in range(len(samples))]
+        merged = {index: logprobs for theirs in everybody for index, logprobs in theirs.items()}
+        return [merged[index] for index in range(len(samples))]

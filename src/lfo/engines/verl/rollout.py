@@ -68,13 +68,13 @@ class SamplerServer:
         pass
 
     async def update_weights(self, tensors: dict[str, Any], step: int | None) -> None:
-        expected = {f"{name}.{place}" for name in self._model.adapter_names for place in range(self._count(name))}
+        expected = {f"{name}.{index}" for name in self._model.adapter_names for index in range(self._count(name))}
         if set(tensors) != expected:
             raise ValueError(f"the trainer sent {len(tensors)} tensors where {len(expected)} make up the adapters")
         with torch.no_grad():
             for name in self._model.adapter_names:
-                for place, parameter in enumerate(self._model.adapter_parameters(name)):
-                    parameter.copy_(torch.tensor(tensors[f"{name}.{place}"]))
+                for index, parameter in enumerate(self._model.adapter_parameters(name)):
+                    parameter.copy_(torch.tensor(tensors[f"{name}.{index}"]))
         self._sampler.refresh()
         self._step = step
 
@@ -129,16 +129,16 @@ class SamplerServer:
                     request.answer.set_result(answer)
 
     def _decode(self, requests: list[_Request]) -> list[Any]:
-        first, places = requests[0], range(len(requests))
+        first, indices = requests[0], range(len(requests))
         adapters = {
             POLICY: self._model.policy_adapters,
             WORLD_MODEL: self._model.world_model_adapters,
             BASE: (),
         }[first.adapter]
         session = self._sampler.session(rows=len(requests), adapters=adapters)
-        session.extend(places, [request.tokens for request in requests])
+        session.extend(indices, [request.tokens for request in requests])
         return session.decode(
-            places,
+            indices,
             max_new_tokens=[request.limit for request in requests],
             temperature=first.temperature,
             uniforms=None if first.temperature == 0 else [request.uniforms for request in requests],

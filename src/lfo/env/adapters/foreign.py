@@ -103,7 +103,7 @@ class ForeignEnvironment(ABC):
         if split not in FIRST_SEED:
             raise UsageError(f"{self.spec} has no split {split!r}; it has {', '.join(FIRST_SEED)}")
         first = FIRST_SEED[split]
-        return [SeededTask(id=f"{split}-{place}", seed=first + place) for place in range(self.counts[split])]
+        return [SeededTask(id=f"{split}-{index}", seed=first + index) for index in range(self.counts[split])]
 
     # What the rest of the system calls.
 

@@ -102,7 +102,7 @@ class Adapter(ForeignEnvironment):
         if (mask := info.get("action_mask")) is not None and isinstance(self._actions, spaces.Discrete):
             names = {number: name for name, number in self._meanings.items()}
             first = int(self._actions.start)
-            self._legal = [first + place for place, allowed in enumerate(mask) if allowed]
+            self._legal = [first + index for index, allowed in enumerate(mask) if allowed]
             lines.append("Legal actions: " + ", ".join(names.get(each, str(each)) for each in self._legal))
         return "\n".join(lines)
 
@@ -200,7 +200,7 @@ def _meanings(game: Any, actions: spaces.Space[Any]) -> dict[str, int]:
     told: Any = getattr(game, "get_action_meanings", None)
     if callable(told):
         names: Any = told()
-        return {str(name).lower(): place for place, name in enumerate(names)}
+        return {str(name).lower(): index for index, name in enumerate(names)}
     return {each.name: int(each.value) for each in getattr(game, "actions", ()) if hasattr(each, "name")}
 
 

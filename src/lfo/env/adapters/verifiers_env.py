@@ -155,10 +155,10 @@ def _splits(library: Any) -> dict[str, list[DatasetRow]]:
         held_out = list(library.get_eval_dataset()) if library.eval_dataset is not None else []
         if not held_out and len(rows) > 1:
             held_out = rows[HELD_OUT - 1 :: HELD_OUT] or rows[-1:]
-            rows = [row for place, row in enumerate(rows) if row not in held_out]
+            rows = [row for index, row in enumerate(rows) if row not in held_out]
         splits = {"train": rows, "val": held_out or rows}
         _SPLITS[id(library)] = {
-            split: [DatasetRow(f"{split}-{place}", row) for place, row in zip(itertools.count(), each, strict=False)]
+            split: [DatasetRow(f"{split}-{index}", row) for index, row in zip(itertools.count(), each, strict=False)]
             for split, each in splits.items()
         }
     return _SPLITS[id(library)]

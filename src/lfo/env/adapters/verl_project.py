@@ -179,7 +179,7 @@ def _splits(folder: Path) -> dict[str, Sequence[Prompt]]:
         if not files:
             raise ConfigError(f"env=verl:{folder} has no parquet file whose name begins with {' or '.join(names)}")
         rows = [row for path in files for row in _rows(path)]
-        splits[split] = [Prompt(f"{split}-{place}", row) for place, row in enumerate(rows)]
+        splits[split] = [Prompt(f"{split}-{index}", row) for index, row in enumerate(rows)]
     return splits
 
 
@@ -188,9 +188,9 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         rows = json.loads(pandas.read_parquet(path).to_json(orient="records") or "[]")
     except Exception as error:
         raise DataError(f"{path} is no parquet file that can be read: {error}") from error
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if not isinstance(row.get("prompt"), list) or not row["prompt"]:
-            raise DataError(f"{path}, row {place}: `prompt` must be a list of messages")
+            raise DataError(f"{path}, row {index}: `prompt` must be a list of messages")
     return rows
 
 

@@ -75,7 +75,7 @@ class Player:
         rollouts: list[Rollout] = []
         for start in range(0, len(tasks), batch):
             part = tasks[start : start + batch]
-            requests = [RolloutRequest(task=task, seeds=(0, start + place)) for place, task in enumerate(part)]
+            requests = [RolloutRequest(task=task, seeds=(0, start + index)) for index, task in enumerate(part)]
             session = self._sampler.session(rows=len(part), adapters=())
             rollouts += runner.run(requests, session, temperature=temperature)
         return rollouts

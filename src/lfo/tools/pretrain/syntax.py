@@ -165,12 +165,12 @@ def check_syntax(
     rollouts: list[Rollout] = []
     for start in range(0, episodes, batch):
         part = chosen[start : start + batch]
-        requests = [RolloutRequest(task=task, seeds=(0, start + place)) for place, task in enumerate(part)]
+        requests = [RolloutRequest(task=task, seeds=(0, start + index)) for index, task in enumerate(part)]
         rollouts += runner.run(requests, sampler.session(rows=len(part), adapters=()))
     monitor = CallMonitor(30.0)
     random = [
-        tell(make_environment, task, monitor, max_turns=MAX_TURNS, speak=partial(random_speech, tools, place))
-        for place, task in enumerate(chosen)
+        tell(make_environment, task, monitor, max_turns=MAX_TURNS, speak=partial(random_speech, tools, index))
+        for index, task in enumerate(chosen)
     ]
     return _verdict(model, rollouts, random, {tool["function"]["name"] for tool in tools})
 
