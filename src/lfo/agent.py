@@ -79,7 +79,7 @@ class Agent:
     ) -> list[Rollout]:
         """One rollout for each request, in order, all at the same time; `untrained` is the base alone."""
         used = self.lookahead if lookahead and not untrained else None
-        runner = Runner(self.make_environment, self.codec, runner_config=self.runner_config, lookahead=used)
+        runner = Runner(self.make_environment, self.codec, config=self.runner_config, lookahead=used)
         play = partial(runner.run, temperature=temperature, on_turn=on_turn)
         if untrained:  # a sampler of its own: the base's merged weights are needed nowhere else
             sampler = _sampler(self.model, self.codec, self.config)

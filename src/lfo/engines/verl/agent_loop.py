@@ -179,7 +179,7 @@ class RunnerLoop(AgentLoopBase):
         if parts.scripted:
             one: Any = make_environment()
             make_environment, rows = (lambda: one), ScriptedRows(self, one)
-        runner = Runner(make_environment, parts.codec, runner_config=parts.runner_config, lookahead=lookahead)
+        runner = Runner(make_environment, parts.codec, config=parts.runner_config, lookahead=lookahead)
         (rollout,) = runner.run([request], rows, temperature=temperature)
         return dataclasses.replace(rollout, info=_scalars(rollout.info))
 
