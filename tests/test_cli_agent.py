@@ -136,13 +136,13 @@ def fails_with_one_sentence(answer: tuple[int, str, str], words: str) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_folder_that_is_no_run(lfo, tmp_path: Path, command: tuple[str, ...]):
-    fails_with_one_sentence(lfo(*command, tmp_path), f"{tmp_path} holds no run")
+    fails_with_one_sentence(lfo(*command, tmp_path), f"{tmp_path} is not a run folder")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_run_without_weights_yet(lfo, run: Path, tmp_path: Path, command: tuple[str, ...]):
     shutil.copytree(run, tmp_path / "young", ignore=shutil.ignore_patterns("checkpoints", "adapters"))
-    fails_with_one_sentence(lfo(*command, tmp_path / "young"), "holds no adapters")
+    fails_with_one_sentence(lfo(*command, tmp_path / "young"), "has no adapters")
 
 
 def test_a_corrupt_adapter(lfo, run: Path, tmp_path: Path):
@@ -333,13 +333,13 @@ def test_inspect_reads_another_file(lfo, run: Path, tmp_path: Path):
     fails_with_one_sentence(lfo("inspect", run, "--rollout", file), f"{file}, line 1")
     fails_with_one_sentence(lfo("inspect", run, "--rollout", tmp_path / "none"), "cannot read")
     file.write_text("")
-    fails_with_one_sentence(lfo("inspect", run, "--rollout", file), "holds no reply")
+    fails_with_one_sentence(lfo("inspect", run, "--rollout", file), "contains no reply")
 
 
 def test_inspect_needs_a_world_model_and_rollouts(lfo, run: Path, plain: Path, tmp_path: Path):
     fails_with_one_sentence(lfo("inspect", plain), "has no world model")
     shutil.copytree(run, tmp_path / "quiet", ignore=shutil.ignore_patterns("rollouts"))
-    fails_with_one_sentence(lfo("inspect", tmp_path / "quiet"), "holds no rollouts")
+    fails_with_one_sentence(lfo("inspect", tmp_path / "quiet"), "contains no rollouts")
 
 
 # --- probe -----------------------------------------------------------------------------------------------------------

@@ -240,7 +240,7 @@ def test_export_through_the_command_line(run_of, tmp_path: Path, monkeypatch, ca
         ((run, "--out", tmp_path / "y", "--merged", "--stacked"), "choose one"),
         ((run, "--out", tmp_path / "y", "--adapter", "none"), "nothing to export"),
         ((run, "--out", tmp_path / "y", "--stacked"), "coupling=separate"),
-        ((tmp_path, "--out", tmp_path / "y"), "holds no run"),
+        ((tmp_path, "--out", tmp_path / "y"), "is not a run folder"),
     ]:
         code, said, err = lfo(*arguments)
         assert (code, said, err.count("\n")) == (2, "", 1)

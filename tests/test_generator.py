@@ -246,7 +246,7 @@ def test_a_damaged_manifest_is_named(folder: Path, damage: Any, words: str) -> N
 
 
 def test_no_data_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds no data"):
+    with pytest.raises(DataError, match="contains no data"):
         load(tmp_path / "nowhere")
 
 

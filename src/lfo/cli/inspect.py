@@ -56,7 +56,7 @@ def inspect(
         for call in observed_calls(read, predict=tools)
     ]
     if not found:
-        raise UsageError(f"{file} holds no reply of a tool that this run predicts")
+        raise UsageError(f"{file} contains no reply of a tool that this run predicts")
     tasks = [task for task, _ in found[:num]]
     with common.bars(hidden=as_json, transient=True) as shown:
         inspected = inspect_calls(agent, (call for _, call in found[:num]))
@@ -74,7 +74,7 @@ def _newest_rollouts(run: Path) -> Path:
     files = sorted((folder / "rollouts").glob("step-*.jsonl"))
     if not files:
         raise UsageError(
-            f"{run} holds no rollouts; make some with: lfo rollouts {run} --output FILE, and name the FILE"
+            f"{run} contains no rollouts; make some with: lfo rollouts {run} --output FILE, and name the FILE"
         )
     return files[-1]
 

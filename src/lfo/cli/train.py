@@ -61,5 +61,5 @@ def _load(overrides: list[str], resume: Path | None) -> RunConfig:
         return load_config(overrides)
     saved = resume / "config.yaml"
     if not saved.is_file():
-        raise UsageError(f"{resume} holds no run to resume")
+        raise UsageError(f"{resume} contains no run to resume")
     return load_config([f"config={saved}", *overrides, f"output_dir={resume}"])

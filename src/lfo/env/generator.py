@@ -300,7 +300,7 @@ def _read_options(folder: Path) -> Options:
     """The options in a manifest, which is not trusted any further than that."""
     path = folder / MANIFEST
     if not path.is_file():
-        raise DataError(f"{folder} holds no data ({path} is missing); write some with: lfo generate")
+        raise DataError(f"{folder} contains no data ({path} is missing); write some with: lfo generate")
     where = f"{path}, line 1"
     try:
         manifest = json.loads(_read_bytes(path).decode())

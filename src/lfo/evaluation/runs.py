@@ -66,7 +66,7 @@ def read_run(path: str | Path) -> RunRecord:
     config, rows, data, problem = None, [], None, ""
     try:
         if not (path / "config.yaml").is_file():
-            problem = f"{path} holds no run: there is no config.yaml in it"
+            problem = f"{path} is not a run folder: it has no config.yaml"
         else:
             config = from_yaml(path / "config.yaml", known_only=True)
             if not (path / "metrics.jsonl").is_file():

@@ -404,6 +404,6 @@ def _refuse_unusable(runs: Sequence[RunRecord]) -> None:
         if run.problem:
             raise DataError(run.problem)
         if not curve(run.rows):
-            raise DataError(f"{run.path} holds no evaluation on val yet")
+            raise DataError(f"{run.path} contains no evaluation on val yet")
         if run.data is None or "val" not in run.data["splits"]:
             raise DataError(f"nobody can tell on which tasks {run.path} was evaluated: it has no data.json")

@@ -102,7 +102,7 @@ def find_runs_and_studies(paths: Sequence[Path]) -> Found:
                 problems.append(f"{folder / ABLATION_FILE} cannot be read: {error}")
     for path in found:
         if path not in runs and not any(study.path.is_relative_to(path) for study in studies):
-            problems.append(f"{path} holds no run")
+            problems.append(f"{path} is not a run folder")
     if not runs and not studies:
         raise UsageError(f"there is no run in {', '.join(map(str, paths))}: no folder in it holds a config.yaml")
     return Found(runs=tuple(runs), studies=tuple(studies), problems=tuple(problems))

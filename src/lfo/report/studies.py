@@ -44,7 +44,7 @@ class StudyResult:
             if status == "done" and record is not None and curve(record.rows):
                 values[value].append(record)
             else:
-                why = {"failed": f"failed: {cell.get('error') or 'it said nothing'}", "done": "holds no evaluation"}
+                why = {"failed": f"failed: {cell.get('error') or 'it said nothing'}", "done": "contains no evaluation"}
                 failed.append(shown(f"{self.setting}={value}, seed {seed}: {why.get(str(status), 'not run yet')}", 400))
         return {
             "title": shown(self.setting, 100),

@@ -226,5 +226,5 @@ def logged_replies(
     for rollout in read_rollouts(path, environment):
         replay.add(codec.examples_of(rollout, predict=predict))
     if not replay:
-        raise DataError(f"{path} holds no reply of a tool that world_model.predict names")
+        raise DataError(f"{path} contains no reply of a tool that world_model.predict names")
     return replay

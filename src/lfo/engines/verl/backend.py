@@ -3,7 +3,7 @@
     lfo train engine=verl preset=tiny steps=30 output_dir=runs/x
     create_trainer(config, environment, tokenizer, engine="verl").fit()
 
-The driver runs `lfo.training` and holds no model. Run folder, metrics and checkpoints are those of the local engine.
+The driver runs `lfo.training` and contains no model. Run folder, metrics and checkpoints are those of the local engine.
 """
 
 # pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false

@@ -139,7 +139,7 @@ def _opened(
 ) -> Project:
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        raise ConfigError(f"env=verl:{name}: there is no such folder")
+        raise ConfigError(f"env=verl:{name}: this folder does not exist")
     if str(folder.absolute()) not in sys.path:  # its tools are named by module
         sys.path.insert(0, str(folder.absolute()))
     config = folder / tool_config if tool_config else _first(folder, "*.y*ml", "tools:")
