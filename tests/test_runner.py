@@ -181,7 +181,7 @@ def raise_error(message: str) -> StepResult:
     ("answer", "words"),
     [
         (raise_error, "the environment raised ConnectionError: the exchange is down"),
-        (lambda message: None, "step must answer a StepResult"),
+        (lambda message: None, "step must return a StepResult"),
         (lambda message: StepResult(observation=None), "whose observation is text"),  # type: ignore[arg-type]
         (lambda message: StepResult(observation="x", reward=float("nan"), done=True), "the reward nan"),
     ],

@@ -1,9 +1,9 @@
-"""Who answers when look-ahead asks what will be heard: the world model, or a control in its place.
+"""The predictors of look-ahead: the world model, or a control in its place.
 
-world_model   what the adapter expects: the product
-truth         what the environment would really say: the upper bound
-shuffled      what the world model expects in another task: must not help
-memory        what was heard in the most similar situation so far: what a user would try instead of a world model
+world_model   the prediction of the adapter: the product
+truth         the real reply of the environment: the upper bound
+shuffled      the prediction for another task: must not help
+memory        the reply in the most similar situation so far: what a user would try instead of a world model
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def make_lookahead(
     store: ReplyStore | None = None,
     tools: Container[str] | None = None,
 ) -> LookAhead | None:
-    """How a run looks ahead, by its settings; None where it does not. `tools`: whose calls may be imagined, where the
-    run had to find out."""
+    """Return the look-ahead of a config, or None if it is off. `tools`: the tools that may be imagined, if the run had
+    to find them out."""
     if config.lookahead == "off":
         return None
     limit = config.world_model.reply_tokens
@@ -52,7 +52,7 @@ def make_lookahead(
 
 
 def imagined_tools(environment: Environment, config: RunConfig) -> frozenset[str] | None:
-    """The tools whose calls the policy may imagine: unless named, those whose replies are predicted; None: all."""
+    """Return the tools that the policy may imagine; by default those that the world model predicts. None: all."""
     if config.imagine.tools == "default":
         return predicted_tools(environment, config.world_model.predict)
     return predicted_tools(environment, config.imagine.tools, name_of_setting="imagine.tools")
@@ -74,7 +74,7 @@ def _predictor(
 
 
 def world_model_codec(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> WorldModelCodec:
-    """The codec of a run's world model; its questions leave room for a reply."""
+    """Return the codec of a run's world model; its questions leave room for a reply."""
     world, context = config.world_model, config.rollout.max_context
     return WorldModelCodec(
         tokenizer,
@@ -93,7 +93,7 @@ def world_model_predictor(codec: WorldModelCodec, complete: Complete) -> Predict
 
 
 def certainty_labels(environment: Environment, codec: WorldModelCodec, complete: Complete, *, limit: int) -> Labels:
-    """How sure the world model is, in words, of what it expects, by sampled replies of at most `limit` tokens."""
+    """Return labels that say in words how certain a prediction is, from sampled replies of at most `limit` tokens."""
 
     def labels(questions: Sequence[Question], replies: Sequence[str]) -> list[str]:
         keys = [question.key for question in questions]
@@ -115,7 +115,7 @@ def reply_store_predictor(store: ReplyStore) -> Predictor:
 
 
 def _each_once(answer: Predictor) -> Predictor:
-    """The rollouts of one task mostly ask the same: `answer` is given distinct questions."""
+    """Pass only distinct questions to `answer`: the rollouts of one task mostly ask the same."""
 
     def predict(questions: Sequence[Question]) -> list[str]:
         keys = [question.key for question in questions]
@@ -127,9 +127,9 @@ def _each_once(answer: Predictor) -> Predictor:
 
 
 def true_reply_predictor(make_environment: EnvironmentFactory, runner_config: RunnerConfig) -> Predictor:
-    """Asks a second environment in which everything that was said is said again, then the imagined call.
+    """Replay the real messages in a second environment, then make the imagined call there.
 
-    Where that environment fails there is nothing to tell.
+    If that environment fails, the reply is "".
     """
 
     def ask(question: Question) -> str:
@@ -147,7 +147,7 @@ def true_reply_predictor(make_environment: EnvironmentFactory, runner_config: Ru
 
 
 def shuffled_predictor(predictor: Predictor) -> Predictor:
-    """Gives every task the reply that was predicted for the next task of the batch; a task alone hears nothing."""
+    """Give each task the reply predicted for the next task of the batch; "" if there is only one task."""
 
     def predict(questions: Sequence[Question]) -> list[str]:
         replies = predictor(questions)

@@ -4,10 +4,10 @@
     store.add(heard)                       # ObservedCalls
     store.recall([(state, call)])          # -> for each, the reply that was heard in the most similar situation
 
-A situation has three texts: the task, what was done and heard before (as far as it concerns the call), and the call.
-Two situations are as similar as the mean of the cosines of these texts, each as TF-IDF over character n-grams of its
-words: the standard of text retrieval, with nothing made by hand for a world. Of equally similar ones the newest is
-recalled. Nothing here is trained. What else was tried, and that this was the best of it: docs/LOG.md.
+A situation has three texts: the task, the earlier actions and replies that concern the call, and the call. The
+similarity of two situations is the mean cosine similarity of these texts, as TF-IDF vectors over character n-grams of
+their words: standard text retrieval, with nothing made for one environment. Of equally similar situations the newest
+wins. Nothing here is trained. docs/LOG.md lists the alternatives that were tried; this was the best.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from lfo.types import Rollout, ToolCall
 
 NGRAMS = (3, 4, 5)
 _WORD = re.compile(r"\w+")
-_MAX_CHARS = 8_000  # of one text; a state's parts are cut there already
-_MAX_REPLY_CHARS = 1_000  # of what is shown; more would push the policy out of its context
+_MAX_CHARS = 8_000  # of one text; the parts of a state are already cut there
+_MAX_REPLY_CHARS = 1_000  # of a shown reply; more could fill the context of the policy
 
-Situation = tuple[str, ...]  # task, what was done and heard before, call
+Situation = tuple[str, ...]  # task, earlier actions and replies, call
 
 
 def situation_of(state: WorldModelState, call: ToolCall) -> Situation:
@@ -57,9 +57,9 @@ def ngrams(text: str) -> Iterator[str]:
 
 
 class TextIndex:
-    """Distinct texts, and how similar others are to each of them: the cosine of their TF-IDF vectors.
+    """Distinct texts, and the cosine similarity of other texts to each, as TF-IDF vectors.
 
-    A term that is in d of n texts weighs ln((1 + n) / (1 + d)) + 1, times how often it occurs.
+    A term that occurs in d of n texts has the weight ln((1 + n) / (1 + d)) + 1, times its count in the text.
     """
 
     def __init__(self) -> None:
@@ -67,10 +67,10 @@ class TextIndex:
         self._terms: dict[str, int] = {}  # term -> its column
         self._counts: list[dict[int, int]] = []  # of each row
         self._idf = np.zeros(0)  # of each column
-        self._vectors: csr_array | None = None  # of all rows, made at first need after texts were added
+        self._vectors: csr_array | None = None  # of all rows; computed on first use after `add`
 
     def add(self, text: str) -> int:
-        """The row of a text, new or not."""
+        """Return the row of a text; add it if it is new."""
         index = self._places.setdefault(text, len(self._counts))
         if index == len(self._counts):
             terms = Counter(ngrams(text)).items()
@@ -79,7 +79,7 @@ class TextIndex:
         return index
 
     def similarities(self, texts: Sequence[str]) -> np.ndarray:
-        """`[text, row]`, each from 0 to 1."""
+        """Return the similarities as an array `[text, row]`, from 0 to 1."""
         if self._vectors is None:
             texts_with = Counter(column for row in self._counts for column in row)
             found_in = np.array([texts_with[column] for column in range(len(self._terms))])
@@ -92,7 +92,7 @@ class TextIndex:
         return (self._vectors @ self._tf_idf(known).toarray().T).T
 
     def _tf_idf(self, counts: Sequence[dict[int, int]]) -> csr_array:
-        """Rows of length 1; one without terms stays empty."""
+        """Return rows of length 1; a row without terms stays empty."""
         sizes = np.array([len(row) for row in counts])
         rows = np.repeat(np.arange(len(counts)), sizes)
         columns = np.array([column for row in counts for column in row], dtype=np.int64)
@@ -110,7 +110,7 @@ class StoredReply:
 
 @dataclass(slots=True)
 class ReplyStore:
-    """Every (situation, reply) that was added, once each, in the order in which it was first heard."""
+    """Every distinct (situation, reply), in the order in which it was first heard."""
 
     replies: dict[StoredReply, tuple[int, ...]] = field(default_factory=dict)  # -> the row of each text in its index
     indexes: tuple[TextIndex, ...] = field(default_factory=lambda: (TextIndex(), TextIndex(), TextIndex()))
@@ -119,7 +119,7 @@ class ReplyStore:
         return len(self.replies)
 
     def hear(self, rollouts: Iterable[Rollout]) -> None:
-        """Keep what look-ahead will ask about: with other calls it recalls as much and takes five times as long."""
+        """Store the calls that look-ahead asks about. Storing all calls was not better and five times as slow."""
         self.add(call for rollout in rollouts for call in observed_calls(rollout) if call.asked)
 
     def add(self, heard: Iterable[ObservedCall]) -> None:
@@ -132,7 +132,7 @@ class ReplyStore:
             self.replies[stored] = tuple(index.add(text) for index, text in texts)
 
     def recall(self, questions: Sequence[tuple[WorldModelState, ToolCall]]) -> list[str]:
-        """The reply of the most similar situation, for each question; nothing where nothing was heard yet."""
+        """Return the reply in the most similar situation, for each question; "" while the store is empty."""
         if not self.replies or not questions:
             return [""] * len(questions)
         newest_first = list(self.replies)[::-1]
@@ -149,7 +149,7 @@ class ReplyStore:
         path.write_text(json.dumps(records), encoding="utf-8")
 
     def load(self, path: Path) -> None:
-        """Take up what was saved; the same questions are then answered in the same way."""
+        """Load what `save` wrote; the same questions then get the same replies."""
         try:
             records = [tuple(record) for record in json.loads(path.read_text(encoding="utf-8"))]
         except (OSError, ValueError, TypeError) as error:
