@@ -146,7 +146,7 @@ def test_rollouts_are_sampled_with_the_weights_that_are_trained(results, folder:
 
 
 def test_a_server_that_missed_the_new_weights_is_noticed(results):
-    assert "other weights than the trainer's" in results["stale"]
+    assert "do not have the weights of the trainer" in results["stale"]
 
 
 def cut_replies(rollouts: list[dict[str, Any]]) -> tuple[int, int]:

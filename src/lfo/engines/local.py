@@ -1,4 +1,4 @@
-"""Training in one process, on a CPU or one GPU: rollouts, updates and weights in the same model.
+"""Training in one process, on a CPU or one GPU: rollouts and updates use the same model.
 
 lfo train preset=tiny algo=dual-lora steps=60 output_dir=runs/x
 """
@@ -44,7 +44,7 @@ def create_backend(
 
 
 class LocalBackend:
-    """An agent that acts, and the learner of its adapters: `lfo.backend.Backend`."""
+    """The `lfo.backend.Backend` of one process: an agent that acts and the learner of its adapters."""
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
@@ -65,7 +65,7 @@ class LocalBackend:
         except torch.OutOfMemoryError as error:
             raise WorkError(
                 "the GPU is out of memory; continue from the last checkpoint with --resume and a smaller "
-                "micro_batch_tokens, or when others have left the GPU (`lfo plan` says what takes how much)"
+                "micro_batch_tokens, or when the GPU is free again (`lfo plan` shows what needs how much)"
             ) from error
 
     def roll_out(
