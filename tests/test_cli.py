@@ -107,7 +107,7 @@ def test_resuming_what_is_no_run_is_exit_2(lfo, engine, tmp_path: Path):
         (
             torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 282.00 MiB."),
             1,
-            "lfo: the GPU is out of memory; wait until others have left it, or ask `lfo plan` what fits\n",
+            "lfo: the GPU is out of memory; wait until it is free, or run `lfo plan` to see what fits\n",
         ),
         (
             KeyboardInterrupt(),

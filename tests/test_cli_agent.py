@@ -190,7 +190,7 @@ def test_rollouts_are_shown_and_saved(lfo, run: Path, tmp_path: Path):
         assert [(t.action, t.observation, t.call, t.asked, t.facts) for t in one.turns if not t.predicted] == [
             (t.action, t.observation, t.call, t.asked, t.facts) for t in real
         ]
-    fails_with_one_sentence(lfo("rollouts", run, "--output", file), "exists already")
+    fails_with_one_sentence(lfo("rollouts", run, "--output", file), "already exists")
 
 
 def test_rollouts_as_json_lines(lfo, run: Path):

@@ -205,7 +205,7 @@ def test_nothing_is_overwritten_and_nothing_half_written(run_of, tmp_path: Path,
     agent = load_agent(run_of("separate"))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("x")
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists"):
         export(agent, tmp_path / "full", run=run_of("separate"))
     assert (tmp_path / "full" / "mine").read_text() == "x"
     with pytest.raises(UsageError, match="--stacked is for coupling=stacked"):
@@ -236,7 +236,7 @@ def test_export_through_the_command_line(run_of, tmp_path: Path, monkeypatch, ca
     assert {"model.safetensors", "tokenizer.json", "chat_template.jinja", "README.md"} <= set(result["files"])
 
     for arguments, words in [
-        ((run, "--out", out), "exists already"),
+        ((run, "--out", out), "already exists"),
         ((run, "--out", tmp_path / "y", "--merged", "--stacked"), "choose one"),
         ((run, "--out", tmp_path / "y", "--adapter", "none"), "nothing to export"),
         ((run, "--out", tmp_path / "y", "--stacked"), "coupling=separate"),

@@ -179,7 +179,7 @@ def test_promises():
     ("arguments", "words"),
     [
         ((), "needs --output-dir"),
-        (("--output-dir", "."), "exists already"),
+        (("--output-dir", "."), "already exists"),
         (("--base", "elsewhere"), "name the new folder with --output-dir"),
     ],
 )

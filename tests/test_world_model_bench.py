@@ -194,7 +194,7 @@ def test_a_world_that_nobody_can_record_is_refused():
 @pytest.mark.parametrize("text", ["", "80,40", "40,x", "0,8", "8,8"])
 def test_points_are_rising_numbers(text: str):
     assert commands._points("8, 16") == [8, 16]
-    with pytest.raises(UsageError, match="rising numbers"):
+    with pytest.raises(UsageError, match="increasing numbers"):
         commands._points(text)
 
 

@@ -47,7 +47,7 @@ def export(agent: Agent, out: str | Path, *, run: str | Path, form: Form = "adap
     """Write `out`, which must not hold anything yet; answers the files. `merged` uses the agent up."""
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} exists already; choose another folder")
+        raise UsageError(f"{out} already exists; choose another folder")
     if form == "stacked" and agent.model.coupling.summed == 1:
         summing = " or ".join(names_where(lambda row: row.summed > 1))
         raise UsageError(

@@ -81,7 +81,7 @@ def fetch(
     if (folder / PROVENANCE).is_file():
         return {**_provenance(folder), "folder": str(folder)}
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} exists already and is no fetched model; name a new folder with --out")
+        raise UsageError(f"{folder} already exists and is not a fetched model; name a new folder with --out")
 
     downloads, unfinished = folder.parent / f".{folder.name}.downloads", folder.parent / f".{folder.name}.unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)

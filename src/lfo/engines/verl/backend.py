@@ -54,9 +54,8 @@ class VerlBackend:
                 f"lookahead_source={config.lookahead_source} needs all rollouts of a step in one process: "
                 "use engine=local"
             )
-        verl_config(
-            config
-        )  # fail here, before a folder exists, if verl rejects the config; likewise the chat template below
+        # Raise for a bad config or chat template now, before a folder exists.
+        verl_config(config)
         ChatCodec(tokenizer, make_environment().tools(), thinking=config.rollout.thinking)
         self.config = config
         self.make_environment = make_environment
