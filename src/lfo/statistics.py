@@ -1,4 +1,4 @@
-"""What successes tell about the chance of success. Standard library only, for environments too."""
+"""Intervals of success rates. Standard library only, so that environments can import it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def wilson(rate: float, n: float, z: float = 1.96) -> tuple[float, float]:
-    """The Wilson interval of a success rate in n independent trials; of no trials, everything is possible.
+    """Return the Wilson interval of a success rate in n independent trials; (0, 1) for no trials.
 
     >>> tuple(round(bound, 3) for bound in wilson(0.9, 10))
     (0.596, 0.982)
@@ -18,7 +18,7 @@ def wilson(rate: float, n: float, z: float = 1.96) -> tuple[float, float]:
     centre = (rate + z * z / (2 * n)) / (1 + z * z / n)
     margin = z / (1 + z * z / n) * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
     low, high = max(0.0, centre - margin), min(1.0, centre + margin)
-    return min(low, rate), max(high, rate)  # at 0 and 1 rounding must not cut the rate off
+    return min(low, rate), max(high, rate)  # rounding must not exclude a rate of 0 or 1
 
 
 def paired_difference(first: Sequence[bool], second: Sequence[bool], z: float = 1.96) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`lfo eval`: how well a trained agent does on a split, with intervals."""
+"""`lfo eval`: evaluate a trained agent on a split, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from lfo.cli import common
 from lfo.errors import UsageError
 
-# Name in the metrics -> what a person reads; shares are shown in percent.
+# Metric -> label; shares are shown in percent.
 BEHAVIOUR = {
     "calls": "calls per task",
     "turns": "turns per task",
@@ -29,9 +29,11 @@ def evaluate(
     run: common.Run,
     split: common.Split = "val",
     adapter: common.Adapter = "last",
-    k: Annotated[int, typer.Option("--k", min=1, help="Sampled rollouts of each task; pass^k up to this k.")] = 4,
-    tasks: Annotated[int | None, typer.Option(min=1, help="First tasks of the split; without it, eval.tasks.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Names the random numbers of the sampled rollouts.")] = 0,
+    k: Annotated[int, typer.Option("--k", min=1, help="Sampled rollouts of each task, for pass^1 to pass^k.")] = 4,
+    tasks: Annotated[
+        int | None, typer.Option(min=1, help="How many tasks of the split; the default is eval.tasks.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of the sampled rollouts.")] = 0,
     no_lookahead: common.NoLookahead = False,
     against: Annotated[
         Path | None,
@@ -40,12 +42,12 @@ def evaluate(
     device: common.Device = "auto",
     as_json: common.Json = False,
 ) -> None:
-    """Success with intervals, pass^k and behaviour on a split: lfo eval runs/x --split test_unseen_companies
+    """Measure success, pass^k and behaviour on a split: lfo eval runs/x --split test_unseen_companies
 
-    Each task is played once greedily and k times at the run's temperature.
+    Each task is played once greedily and k times at the temperature of the run.
 
-    pass^j is the chance that j tries at a task all succeed, estimated without
-    bias: C(c, j) / C(k, j) where c of its k sampled rollouts succeeded, then
+    pass^j is the probability that j tries at a task all succeed, estimated
+    without bias: C(c, j) / C(k, j) if c of k sampled rollouts succeeded, then
     the mean over tasks. Intervals are Wilson's (95 %), over tasks.
     """
     agent = common.open_agent(run, adapter=adapter, device=device)
@@ -61,12 +63,12 @@ def evaluate(
         figures = evaluate_agent(agent, chosen, k=k, lookahead=lookahead, seed=seed, on_rollouts=advance)
     result = {
         "run": str(run),
-        "weights": str(agent.weights) if agent.weights else None,
+        "weights": str(agent.adapters_folder) if agent.adapters_folder else None,
         "split": split,
         "tasks": len(chosen),
         "k": k,
         "seed": seed,
-        "temperature": agent.settings.temperature,
+        "temperature": agent.runner_config.temperature,
         "lookahead": lookahead,
         "acts": "base" if lookahead and agent.config.looks_ahead_untrained else "policy",
         **figures,

@@ -42,7 +42,7 @@ class Study:
 
     setting: str
     values: tuple[str, ...]  # the grid, unless others are asked for
-    settings: Callable[[str, int], Sequence[str]]  # of a value, in runs of so many steps
+    overrides: Callable[[str, int], Sequence[str]]  # of a value, in runs of so many steps
 
 
 def _rank(value: str, steps: int) -> Sequence[str]:
@@ -70,23 +70,23 @@ STUDIES: Mapping[str, Study] = {
     "weight": Study(
         setting="world_model.weight",
         values=("0", "0.1", "0.3", "0.5", "1", "2"),
-        settings=lambda value, steps: (f"world_model.weight={value}",),
+        overrides=lambda value, steps: (f"world_model.weight={value}",),
     ),
     "predict": Study(
         setting="world_model.predict",
         values=("none", "default", "make_phone_call+auth_info_form", "all"),
-        settings=lambda value, steps: (f"world_model.predict={value.replace('+', ',')}",),
+        overrides=lambda value, steps: (f"world_model.predict={value.replace('+', ',')}",),
     ),
-    "rank": Study(setting="lora.rank", values=("8", "16", "32", "64"), settings=_rank),
+    "rank": Study(setting="lora.rank", values=("8", "16", "32", "64"), overrides=_rank),
     "schedule": Study(
         setting="world_model.schedule",
         values=("joint", "alternating", "world_model_first", "hierarchical"),
-        settings=_schedule,
+        overrides=_schedule,
     ),
     "coupling": Study(
         setting="coupling and lookahead",
         values=(*COUPLINGS, *(f"{coupling}+lookahead" for coupling in COUPLINGS)),
-        settings=_coupling,
+        overrides=_coupling,
     ),
 }
 
@@ -115,10 +115,10 @@ def grid(study: str, values: Sequence[str] | None, seeds: int) -> list[Cell]:
     return [Cell(value=value, seed=seed, run=f"{value}-s{seed}") for seed in range(seeds) for value in values]
 
 
-def settings_of(study: str, cell: Cell, settings: Sequence[str]) -> tuple[str, ...]:
+def overrides_of(study: str, cell: Cell, overrides: Sequence[str]) -> tuple[str, ...]:
     """All settings of a cell's run but its folder; the study's own come last and win."""
-    steps = load_config(settings).steps
-    return *settings, *STUDIES[study].settings(cell.value, steps), f"seed={cell.seed}"
+    steps = load_config(overrides).steps
+    return *overrides, *STUDIES[study].overrides(cell.value, steps), f"seed={cell.seed}"
 
 
 def done_before(folder: Path, cells: Iterable[Cell]) -> list[Cell]:

@@ -13,15 +13,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, variance
-from typing import Any
 
 from lfo.config import RunConfig
 from lfo.evaluation.balance import MOST
 from lfo.evaluation.correlation import ACCURACY_KEYS, LOOKAHEAD, VAL
+from lfo.evaluation.costs import MetricsRows
 from lfo.evaluation.success import FAR, evaluated_tasks, far_below
 from lfo.model.couplings import coupling_of, names_where
-
-Rows = Sequence[Mapping[str, Any]]
 
 MIN_STEPS = 20  # of training before anything is said: with fewer, a third is a handful of noisy rows
 # Where a run is good enough that nothing is called a trouble of its policy: most of any ceiling of the shipped levels.
@@ -57,7 +55,7 @@ class Trouble:
     knob: str  # what to turn
 
 
-def advise(rows: Rows, config: RunConfig) -> list[Trouble]:
+def advise(rows: MetricsRows, config: RunConfig) -> list[Trouble]:
     """All troubles that the rows show, causes before their consequences; none from a run that is too short."""
     training = [row for row in rows if row["step"] > 0]
     if len(training) < MIN_STEPS:
@@ -70,8 +68,8 @@ def advise(rows: Rows, config: RunConfig) -> list[Trouble]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Run:
-    rows: Rows
-    training: Rows
+    rows: MetricsRows
+    training: MetricsRows
     config: RunConfig
 
     def early(self, key: str) -> list[float]:
@@ -352,6 +350,6 @@ def _over(values: Sequence[float]) -> str:
     return f"in the median of {len(values)} steps"
 
 
-def _numbers(rows: Rows, key: str) -> list[float]:
+def _numbers(rows: MetricsRows, key: str) -> list[float]:
     """The values of a key, in order, where a row has one."""
     return [row[key] for row in rows if isinstance(row.get(key), int | float) and math.isfinite(row[key])]

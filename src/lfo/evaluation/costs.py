@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-Rows = Sequence[Mapping[str, Any]]
+MetricsRows = Sequence[Mapping[str, Any]]
 # Cost -> where a row says how much of it has been spent.
 COSTS = {
     "tasks": "tasks_seen",
@@ -28,7 +28,7 @@ def number(value: Any) -> float | None:
     return None
 
 
-def training_seconds(rows: Rows) -> list[float]:
+def training_seconds(rows: MetricsRows) -> list[float]:
     """Seconds of training up to each row, evaluation not counted.
 
     >>> training_seconds([{"seconds/eval": 9.0}, {"seconds/rollout": 2.0, "seconds/update": 1.0}, {"step": 2}])
@@ -37,7 +37,7 @@ def training_seconds(rows: Rows) -> list[float]:
     return list(accumulate(sum(_seconds(row).values()) - _seconds(row).get("seconds/eval", 0.0) for row in rows))
 
 
-def all_seconds(rows: Rows) -> float:
+def all_seconds(rows: MetricsRows) -> float:
     """Seconds of rollouts, updates and evaluations."""
     return sum(sum(_seconds(row).values()) for row in rows)
 
@@ -48,7 +48,7 @@ def _seconds(row: Mapping[str, Any]) -> dict[str, float]:
     return {key: number(row[key]) or 0.0 for key in phases}
 
 
-def spent(rows: Rows, *, group_size: int) -> dict[str, dict[int, float]]:
+def spent(rows: MetricsRows, *, group_size: int) -> dict[str, dict[int, float]]:
     """Cost -> tasks seen -> how much had been spent by then; a cost of which a run tells nothing is left out.
 
     >>> spent([{"tasks_seen": 0}, {"tasks_seen": 8, "seconds/update": 2.0}], group_size=4)

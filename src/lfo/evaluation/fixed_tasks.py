@@ -17,7 +17,7 @@ from lfo.rollout.deliberation import imagined, questions
 from lfo.rollout.predictors import true_reply_predictor
 from lfo.rollout.records import rollout_record, transcript_at
 from lfo.rollout.row import RolloutRequest
-from lfo.rollout.runner import RunnerSettings, refuse_dead_environment
+from lfo.rollout.runner import RunnerConfig, refuse_dead_environment
 from lfo.statistics import paired_difference
 from lfo.types import Rollout, RolloutGroup
 
@@ -36,14 +36,14 @@ class Acts(Protocol):
     @property
     def config(self) -> RunConfig: ...
     @property
-    def environment(self) -> EnvironmentFactory: ...
+    def make_environment(self) -> EnvironmentFactory: ...
     @property
     def roll_out(self) -> Callable[..., list[Rollout]]: ...
 
 
 def evaluate_splits(
     config: RunConfig,
-    environment: EnvironmentFactory,
+    make_environment: EnvironmentFactory,
     splits: Sequence[str],
     roll_out: RollsOut,
     *,
@@ -57,7 +57,7 @@ def evaluate_splits(
     row: dict[str, Any] = {}
     records: list[dict[str, Any]] = []
     for split in splits:
-        tasks = tasks_of(environment(), split)[: config.eval.tasks]
+        tasks = tasks_of(make_environment(), split)[: config.eval.tasks]
         requests = [RolloutRequest(task=task, seeds=(0,), blind=True) for task in tasks]
         shown = {"blind": not sighted, "untrained": sighted and config.looks_ahead_untrained}
         rollouts = roll_out([replace(request, **shown) for request in requests], temperature=0.0)
@@ -67,18 +67,20 @@ def evaluate_splits(
             alone = roll_out(requests, temperature=0.0) if sighted else rollouts
             metrics["success_blind"] = fmean(rollout.reward for rollout in alone)
         if sighted and config.lookahead == "policy":
-            metrics["drafts_informative"] = informative_drafts(config, environment, rollouts)
+            metrics["drafts_informative"] = informative_drafts(config, make_environment, rollouts)
         if sighted and config.lookahead_source != "truth":
-            metrics["lookahead_accuracy"] = lookahead_accuracy(config, environment, tasks, rollouts)
+            metrics["lookahead_accuracy"] = lookahead_accuracy(config, make_environment, tasks, rollouts)
         row |= {f"eval/{split}/{name}": value for name, value in metrics.items()}
         records += [{"split": split, **rollout_record(rollout)} for rollout in rollouts[:SAMPLE_ROLLOUTS]]
     return row, records
 
 
-def informative_drafts(config: RunConfig, environment: EnvironmentFactory, rollouts: Sequence[Rollout]) -> float | None:
+def informative_drafts(
+    config: RunConfig, make_environment: EnvironmentFactory, rollouts: Sequence[Rollout]
+) -> float | None:
     """Share of rollouts in which a call stayed imagined that the environment itself would have asked about; None where
     it asks nothing or fails. Nothing is trained on it."""
-    judge = environment()
+    judge = make_environment()
     if not isinstance(judge, OffersLookahead):
         return None
 
@@ -86,7 +88,7 @@ def informative_drafts(config: RunConfig, environment: EnvironmentFactory, rollo
         drafts = [(index, turn.call) for index, turn in enumerate(rollout.turns) if turn.predicted]
         return any(call in questions(judge, transcript_at(rollout, index)) for index, call in drafts)
 
-    verdicts = RunnerSettings.of_run(config).call_all([partial(asks, rollout) for rollout in rollouts])
+    verdicts = RunnerConfig.of_run(config).call_all([partial(asks, rollout) for rollout in rollouts])
     known = [verdict for verdict in verdicts if not isinstance(verdict, EnvironmentFailed)]
     return fmean(known) if known else None
 
@@ -107,7 +109,7 @@ def evaluate(
     config = agent.config
     accuracy = None
     if lookahead and config.looks_ahead and config.lookahead_source != "truth":
-        accuracy = lookahead_accuracy(config, agent.environment, tasks, greedy)
+        accuracy = lookahead_accuracy(config, agent.make_environment, tasks, greedy)
     sampled = agent.roll_out(tasks, greedy=False, lookahead=lookahead, samples=k, seed=seed, on_batch=on_rollouts)
     refuse_dead_environment(sampled)
     result = {"greedy": judge(_groups(greedy, 1), levels), "sampled": judge(_groups(sampled, k), levels)}
@@ -136,14 +138,14 @@ def evaluate_paired(
 
 
 def lookahead_accuracy(
-    config: RunConfig, environment: EnvironmentFactory, tasks: Sequence[Any], rollouts: Sequence[Rollout]
+    config: RunConfig, make_environment: EnvironmentFactory, tasks: Sequence[Any], rollouts: Sequence[Rollout]
 ) -> float | None:
     """How often an imagined reply that stayed means what would really have been said; None where nobody can tell."""
-    judge_of_replies = environment()
+    judge_of_replies = make_environment()
     asked = [pair for task, rollout in zip(tasks, rollouts, strict=True) for pair in imagined(rollout, task)]
     if not asked or not isinstance(judge_of_replies, DescribesReplies):
         return None
-    truth = true_reply_predictor(environment, RunnerSettings.of_run(config))([question for question, _ in asked])
+    truth = true_reply_predictor(make_environment, RunnerConfig.of_run(config))([question for question, _ in asked])
     verdicts = [
         same_meaning(judge_of_replies, predicted, actual) for (_, predicted), actual in zip(asked, truth, strict=True)
     ]

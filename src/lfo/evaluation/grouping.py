@@ -53,8 +53,8 @@ def group_names(configs: Sequence[RunConfig]) -> list[str]:
         algo = f"{config.algo}{WITH_FEEDBACK}" if config.feedback else config.algo
         names.append(" ".join([algo, *control, *settings]))
     return [
-        name if names.count(name) == 1 else f"{name} #{names[: place + 1].count(name)}"
-        for place, name in enumerate(names)
+        name if names.count(name) == 1 else f"{name} #{names[: index + 1].count(name)}"
+        for index, name in enumerate(names)
     ]
 
 

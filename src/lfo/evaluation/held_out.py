@@ -42,7 +42,7 @@ from lfo.rollout.deliberation import Question
 from lfo.rollout.predictors import true_reply_predictor
 from lfo.rollout.records import rollout_from_texts, transcripts
 from lfo.rollout.row import RolloutRequest
-from lfo.rollout.runner import RunnerSettings
+from lfo.rollout.runner import RunnerConfig
 from lfo.rollout.samples import world_model_sample
 from lfo.types import Rollout, StepResult
 
@@ -60,29 +60,29 @@ class Examination:
     def __init__(
         self,
         config: RunConfig,
-        environment: EnvironmentFactory,
+        make_environment: EnvironmentFactory,
         codec: WorldModelCodec,
         backend: Backend,
         adapters: tuple[str, ...],
     ) -> None:
-        self._config, self._environment, self._codec = config, environment, codec
+        self._config, self._make_environment, self._codec = config, make_environment, codec
         self._backend, self._adapters = backend, adapters
 
     @cached_property
     def calls(self) -> list[ObservedCall]:
         """The fixed pool, made at first need; a run that is evaluated on few tasks is examined on few calls."""
-        settings, count = RunnerSettings.of_run(self._config), min(CALLS, self._config.eval.tasks)
-        return held_out_calls(self._environment, settings, self._untrained, count=count)
+        runner_config, count = RunnerConfig.of_run(self._config), min(CALLS, self._config.eval.tasks)
+        return held_out_calls(self._make_environment, runner_config, self._untrained, count=count)
 
     @cached_property
     def asked(self) -> list[ObservedCall]:
         """As many calls that look-ahead asks about, each of another task; where it asks about none, the pool."""
-        settings, count = RunnerSettings.of_run(self._config), min(CALLS, self._config.eval.tasks)
-        return asked_calls(self._environment, settings, self._untrained, count=count) or self.calls
+        runner_config, count = RunnerConfig.of_run(self._config), min(CALLS, self._config.eval.tasks)
+        return asked_calls(self._make_environment, runner_config, self._untrained, count=count) or self.calls
 
     def _untrained(self, tasks: Sequence[Any]) -> list[Rollout]:
         """The bare base plays, blind, with the same random numbers in every run."""
-        requests = [RolloutRequest(task=task, seeds=(0, place), blind=True) for place, task in enumerate(tasks)]
+        requests = [RolloutRequest(task=task, seeds=(0, index), blind=True) for index, task in enumerate(tasks)]
         return self._backend.roll_out(requests, temperature=1.0, untrained=True)
 
     def lost_tokens(self, rollouts: Sequence[Rollout], predict: Collection[str] | None) -> dict[str, float]:
@@ -94,7 +94,7 @@ class Examination:
 
     def run(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """The metrics under their names in a row, and some examples for a person to read."""
-        codec, judge = self._codec, self._environment()
+        codec, judge = self._codec, self._make_environment()
         prompts = [codec.question_ids(call.state, call.call) for call in self.calls]
         written = [codec.decode(ids) for ids in self._backend.complete(prompts)]
         rows = [codec.example(call.state, call.call, call.reply) for call in self.calls]
@@ -118,64 +118,66 @@ class Examination:
 
     def _calibration(self) -> dict[str, Any]:
         """How far its certainty can be believed where it matters: of what look-ahead asks about."""
-        codec, judge, complete = self._codec, self._environment(), self._backend.complete
+        codec, judge, complete = self._codec, self._make_environment(), self._backend.complete
         prompts = [codec.question_ids(call.state, call.call) for call in self.asked]
-        expected = [codec.decode(ids) for ids in complete(prompts)]
+        predicted = [codec.decode(ids) for ids in complete(prompts)]
         drawn = sampled_replies(complete, prompts, limit=self._config.world_model.reply_tokens)
         return calibration_metrics(
-            [certainty(judge, each, map(codec.decode, some)) for each, some in zip(expected, drawn, strict=True)],
-            [same_meaning(judge, each, call.reply) for each, call in zip(expected, self.asked, strict=True)],
+            [certainty(judge, each, map(codec.decode, some)) for each, some in zip(predicted, drawn, strict=True)],
+            [same_meaning(judge, each, call.reply) for each, call in zip(predicted, self.asked, strict=True)],
         )
 
 
 def held_out_calls(
-    environment: EnvironmentFactory, settings: RunnerSettings, base_policy: PlaysTasks, *, count: int = CALLS
+    make_environment: EnvironmentFactory, runner_config: RunnerConfig, base_policy: PlaysTasks, *, count: int = CALLS
 ) -> list[ObservedCall]:
     """At most `count` different calls, as evenly over the kinds of replies as these tasks allow.
 
     `base_policy` answers one rollout for each task, in order: of the untrained base, always the same.
     """
-    judge = environment()
+    judge = make_environment()
     tasks = judge.tasks(SPLIT)[:TASKS]
     if isinstance(judge, PhoneCalls):
         tools = predicted_tools(judge)
         plays = [(task, player) for task in tasks for player in EVERY_REPLY]
-        rollouts = settings.call_all([partial(_play, environment, *play) for play in plays])
+        rollouts = runner_config.call_all([partial(_play, make_environment, *play) for play in plays])
         played = [(task, rollout) for (task, _), rollout in zip(plays, rollouts, strict=True)]
     else:
         tools = None
         played = list(zip(tasks, base_policy(tasks), strict=True))
     played = [(task, rollout) for task, rollout in played if not isinstance(rollout, EnvironmentFailed)]
     made = (call for _, rollout in played for call in observed_calls(rollout, predict=tools))
-    return _evenly([*_asked_calls(environment, settings, played), *made], count)
+    return _evenly([*_asked_calls(make_environment, runner_config, played), *made], count)
 
 
 def asked_calls(
-    environment: EnvironmentFactory, settings: RunnerSettings, base_policy: PlaysTasks, *, count: int = CALLS
+    make_environment: EnvironmentFactory, runner_config: RunnerConfig, base_policy: PlaysTasks, *, count: int = CALLS
 ) -> list[ObservedCall]:
     """The first call of each of so many tasks that look-ahead asks about; none where the environment has no such."""
-    judge = environment()
+    judge = make_environment()
     if not isinstance(judge, OffersLookahead):
         return []
     tasks = judge.tasks(SPLIT)[:count]
     if isinstance(judge, PhoneCalls):
-        rollouts = settings.call_all([partial(_play, environment, task, EVERY_REPLY[0]) for task in tasks])
+        rollouts = runner_config.call_all([partial(_play, make_environment, task, EVERY_REPLY[0]) for task in tasks])
     else:
         rollouts = base_policy(tasks)
     played = [each for each in zip(tasks, rollouts, strict=True) if not isinstance(each[1], EnvironmentFailed)]
-    return list(_asked_calls(environment, settings, played))
+    return list(_asked_calls(make_environment, runner_config, played))
 
 
 def _asked_calls(
-    environment: EnvironmentFactory, settings: RunnerSettings, played: Sequence[tuple[Any, Rollout]]
+    make_environment: EnvironmentFactory, runner_config: RunnerConfig, played: Sequence[tuple[Any, Rollout]]
 ) -> Iterator[ObservedCall]:
     """The first call of each rollout that look-ahead would have asked about, with what would have been heard."""
-    judge = environment()
+    judge = make_environment()
     if not isinstance(judge, OffersLookahead):
         return
-    answers = settings.call_all([partial(_question, judge, *play) for play in played])
+    answers = runner_config.call_all([partial(_question, judge, *play) for play in played])
     questions = [answer for answer in answers if isinstance(answer, Question)]
-    for question, reply in zip(questions, true_reply_predictor(environment, settings)(questions), strict=True):
+    for question, reply in zip(
+        questions, true_reply_predictor(make_environment, runner_config)(questions), strict=True
+    ):
         if reply:
             facts = describe_with(judge, reply)
             yield ObservedCall(state=question.state, call=question.call, reply=reply, facts=facts, asked=True)
@@ -217,11 +219,11 @@ def _example(call: ObservedCall, made: Prediction) -> dict[str, Any]:
 def _of_different_categories(examples: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
     """The first of each category, then the second of each, and so on."""
     seen: dict[str, int] = {}
-    places = []
-    for place, example in enumerate(examples):
+    indices = []
+    for index, example in enumerate(examples):
         seen[example["category"]] = rank = seen.get(example["category"], 0) + 1
-        places.append((rank, place))
-    return [examples[place] for _, place in sorted(places)[:count]]
+        indices.append((rank, index))
+    return [examples[index] for _, index in sorted(indices)[:count]]
 
 
 # --- scripted players, and what they say and hear ---------------------------------------------------------------------
@@ -244,8 +246,8 @@ class _Recorder:
         return getattr(self.environment, name)
 
 
-def _play(environment: EnvironmentFactory, task: Task, player: Player) -> Rollout:
-    recorder = _Recorder(environment(), task)
+def _play(make_environment: EnvironmentFactory, task: Task, player: Player) -> Rollout:
+    recorder = _Recorder(make_environment(), task)
     reward = player(cast(PhoneCalls, recorder), task)
     return rollout_from_texts(
         recorder.environment, task_id=task.id, opening=recorder.opening, exchanges=recorder.exchanges, reward=reward

@@ -19,15 +19,15 @@ from statistics import fmean, median
 from typing import Any
 
 from lfo.protocol.world_model import ObservedCall, observed_calls
-from lfo.rollout.reply_memory import ReplyMemory
+from lfo.rollout.reply_store import ReplyStore
 from lfo.types import Rollout
 
 CONSTANT = 0.9  # a reply that is so frequent leaves nothing to learn
 NEW = 0.05  # of a reply's words, at least
-GAIN = 0.05  # of the memory over the most frequent reply, at least
+GAIN = 0.05  # of the reply store over the most frequent reply, at least
 FEWEST = 20  # replies from which anything can be said
 MOST = 500  # replies of a tool that are foretold; the others are only counted
-BATCH = 25  # the memory is asked about so many at once, and hears them afterwards
+BATCH = 25  # calls that the reply store answers at once; it hears their replies afterwards
 _WORD = re.compile(r"\w+")
 
 
@@ -71,18 +71,18 @@ def _verdict(row: dict[str, Any]) -> str:
 
 
 def _foretold(calls: Sequence[ObservedCall]) -> tuple[float, float]:
-    """Mean F1 of the memory's and of the most frequent reply, each asked before it hears the true one."""
-    memory, frequent = ReplyMemory(), Counter[str]()
+    """Mean F1 of the reply store and of the most frequent reply; each predicts a reply before it hears it."""
+    store, frequent = ReplyStore(), Counter[str]()
     by_memory: list[float] = []
     by_frequency: list[float] = []
     for start in range(0, len(calls), BATCH):
         batch = calls[start : start + BATCH]
-        recalled = memory.recall([(call.state, call.call) for call in batch])
+        recalled = store.recall([(call.state, call.call) for call in batch])
         usual = frequent.most_common(1)[0][0] if frequent else ""
         if start:  # of the first ones nothing can be known
             by_memory += [word_f1(said, call.reply) for said, call in zip(recalled, batch, strict=True)]
             by_frequency += [word_f1(usual, call.reply) for call in batch]
-        memory.add(batch)
+        store.add(batch)
         frequent.update(call.reply for call in batch)
     return (fmean(by_memory), fmean(by_frequency)) if by_memory else (0.0, 0.0)
 

@@ -92,7 +92,7 @@ def read_cases(path: str | Path) -> list[ProbeCase]:
         raise DataError(f"{path}{f', line {mark.line + 1}' if mark else ''} is not valid YAML") from error
     cases = tree.get("cases") if isinstance(tree, dict) else None
     if not isinstance(cases, list) or not cases:
-        raise DataError(f"{path} holds no cases; it needs a list of them under `cases`")
+        raise DataError(f"{path} contains no cases; it needs a list of them under `cases`")
     read: list[ProbeCase] = []
     for number, each in enumerate(cases, start=1):
         name = each.get("name") if isinstance(each, dict) else None

@@ -66,7 +66,7 @@ def read_run(path: str | Path) -> RunRecord:
     config, rows, data, problem = None, [], None, ""
     try:
         if not (path / "config.yaml").is_file():
-            problem = f"{path} holds no run: there is no config.yaml in it"
+            problem = f"{path} is not a run folder: it has no config.yaml"
         else:
             config = from_yaml(path / "config.yaml", known_only=True)
             if not (path / "metrics.jsonl").is_file():
@@ -109,7 +109,7 @@ def holds_run(folder: Path) -> bool:
     return (folder / "config.yaml").is_file() or (folder / "metrics.jsonl").is_file()
 
 
-def describe_data(config: RunConfig, environment: EnvironmentFactory) -> dict[str, Any]:
+def describe_data(config: RunConfig, make_environment: EnvironmentFactory) -> dict[str, Any]:
     """What runs of this config are evaluated on: `data.json`.
 
     {"environment": "phone-calls", "levels": [2],
@@ -122,7 +122,7 @@ def describe_data(config: RunConfig, environment: EnvironmentFactory) -> dict[st
     return {
         "environment": config.env,
         "levels": list(config.env_args.get("levels", ())) if config.env in SHIPPED else [],
-        "splits": {split: _describe_split(config, environment, split) for split in splits},
+        "splits": {split: _describe_split(config, make_environment, split) for split in splits},
     }
 
 
@@ -137,9 +137,9 @@ def warn_of_changed_data(run: Path, data: Mapping[str, Any]) -> None:
         logger.warning(f"the tasks of {split} are not those that {run} began with: its environment has changed")
 
 
-def _describe_split(config: RunConfig, environment: EnvironmentFactory, split: str) -> dict[str, Any]:
-    tasks = tasks_of(environment(), split)[: config.eval.tasks]
-    openings = _openings(config, environment, tasks)
+def _describe_split(config: RunConfig, make_environment: EnvironmentFactory, split: str) -> dict[str, Any]:
+    tasks = tasks_of(make_environment(), split)[: config.eval.tasks]
+    openings = _openings(config, make_environment, tasks)
     identity = [[str(task.id), opening] for task, opening in zip(tasks, openings, strict=True)]
     bounded = [task for task in tasks if isinstance(task, Task)]
     return {
@@ -149,11 +149,13 @@ def _describe_split(config: RunConfig, environment: EnvironmentFactory, split: s
     }
 
 
-def _openings(config: RunConfig, environment: EnvironmentFactory, tasks: Sequence[Any]) -> list[list[dict[str, Any]]]:
+def _openings(
+    config: RunConfig, make_environment: EnvironmentFactory, tasks: Sequence[Any]
+) -> list[list[dict[str, Any]]]:
     """The first messages of each task; none where the environment fails, which training will tell better."""
 
     def opening(task: Any) -> Callable[[], Sequence[Message]]:
-        return lambda: environment().reset(task)
+        return lambda: make_environment().reset(task)
 
     answers = call_all(
         [opening(task) for task in tasks],
@@ -174,17 +176,17 @@ def _data_of(path: Path, config: RunConfig) -> Mapping[str, Any] | None:
             return data
     except (OSError, ValueError):
         pass  # an older run, or a damaged file
-    factory = _shipped_environment(config)
-    return None if factory is None else describe_data(config, factory)
+    make_environment = _shipped_environment(config)
+    return None if make_environment is None else describe_data(config, make_environment)
 
 
 def _shipped_environment(config: RunConfig) -> EnvironmentFactory | None:
     """Environments of the package alone: reading a run must not import somebody's code."""
     if config.env not in SHIPPED:
         return None
-    factory = cast(EnvironmentFactory, partial(SHIPPED[config.env].made_by, **config.env_args))
+    make_environment = cast(EnvironmentFactory, partial(SHIPPED[config.env].made_by, **config.env_args))
     try:
-        factory()
+        make_environment()
     except (TypeError, ValueError, LfoError):
         return None  # its folder of tasks is not on this machine
-    return factory
+    return make_environment

@@ -338,9 +338,9 @@ def spread(by_seed: Mapping[int, float]) -> Spread:
 
 
 def _at_the_end(runs: Sequence[RunRecord], metric: str) -> dict[str, Spread]:
-    settings = config_of(runs[0]).eval
+    evaluation = config_of(runs[0]).eval
     found = {}
-    for split in (*settings.splits, *settings.final_splits):
+    for split in (*evaluation.splits, *evaluation.final_splits):
         curves = _curves(runs, f"eval/{split}/{metric}")
         if all(curves.values()):
             found[split] = spread({seed: points[max(points)] for seed, points in curves.items()})
@@ -404,6 +404,6 @@ def _refuse_unusable(runs: Sequence[RunRecord]) -> None:
         if run.problem:
             raise DataError(run.problem)
         if not curve(run.rows):
-            raise DataError(f"{run.path} holds no evaluation on val yet")
+            raise DataError(f"{run.path} contains no evaluation on val yet")
         if run.data is None or "val" not in run.data["splits"]:
             raise DataError(f"nobody can tell on which tasks {run.path} was evaluated: it has no data.json")

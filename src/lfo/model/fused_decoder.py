@@ -303,12 +303,12 @@ class FusedCache(SlotCache):
     @torch.inference_mode()
     def keep(self, alive: Sequence[bool]) -> list[int]:
         count = sum(alive)
-        holes = [place for place in range(count) if not alive[place]]
-        tail = [place for place in range(count, len(alive)) if alive[place]]
+        holes = [index for index in range(count) if not alive[index]]
+        tail = [index for index in range(count, len(alive)) if alive[index]]
         self._move(tail + holes, holes + tail)
         order = list(range(count))
-        for hole, place in zip(holes, tail, strict=True):
-            order[hole] = place
+        for hole, index in zip(holes, tail, strict=True):
+            order[hole] = index
         self._batch = count
         self._positions_B = self._positions_B[self._tensor(order)]
         return order

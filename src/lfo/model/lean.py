@@ -190,8 +190,8 @@ class _Layout:
     def of_wanted(self, wanted_BT: Tensor, lengths: Sequence[int]) -> tuple[_Layout, Tensor]:
         """The layout of the wanted tokens alone, and their places among the packed ones."""
         real_BT = torch.arange(self.length) < torch.tensor(lengths)[:, None]
-        places, chosen = (wanted_BT & real_BT).flatten().nonzero()[:, 0], wanted_BT[real_BT].nonzero()[:, 0]
-        return replace(self, places_M=places.to(self.device)), chosen.to(self.device)
+        indices, chosen = (wanted_BT & real_BT).flatten().nonzero()[:, 0], wanted_BT[real_BT].nonzero()[:, 0]
+        return replace(self, places_M=indices.to(self.device)), chosen.to(self.device)
 
     def pack(self, x: Tensor) -> Any:
         """B x T x ... -> M x ..."""
@@ -276,8 +276,8 @@ class LeanForward:
         rows = len(lengths)
         positions = torch.arange(length).expand(rows, -1)
         real = positions < torch.tensor(lengths)[:, None]
-        places = None if min(lengths) == length else real.flatten().nonzero()[:, 0].to(device)
-        return _Layout(rows=rows, length=length, places_M=places, device=device), positions[real].to(device)
+        indices = None if min(lengths) == length else real.flatten().nonzero()[:, 0].to(device)
+        return _Layout(rows=rows, length=length, places_M=indices, device=device), positions[real].to(device)
 
     @staticmethod
     def _uses(
@@ -324,7 +324,7 @@ class LeanForward:
                 sources = [module.lora_B[adapter].weight for _, module in found]
                 copies.columns.append((sources, scale, b[:, :, first : first + rank]))
                 first += rank
-            all_b |= {(number, name): b[place] for place, (number, _) in enumerate(found)}
+            all_b |= {(number, name): b[index] for index, (number, _) in enumerate(found)}
         return [
             {
                 part: self._make_group([(modules[name], all_b[number, name]) for name in names], adapters, copies)

@@ -126,10 +126,10 @@ class Normalizers:
     imitation: float
 
     @classmethod
-    def of(cls, samples: Sequence[TrainingSample], *, weight: float) -> Normalizers:
+    def of(cls, samples: Sequence[TrainingSample], *, world_model_weight: float) -> Normalizers:
         return cls(
             policy=sum(sum(sample.policy_weights) for sample in samples),
-            world_model=sum(sum(sample.world_model_weights) for sample in samples) if weight else 0.0,
+            world_model=sum(sum(sample.world_model_weights) for sample in samples) if world_model_weight else 0.0,
             imitation=sum(sum(sample.imitation_weights) for sample in samples),
         )
 
@@ -146,9 +146,14 @@ class Learner:
             name: model.adapter_parameters(name) for name in model.adapter_names
         }
         groups = [group for name in self.parameters for group in self._groups_of(name)]
-        settings = config.optimizer
-        options = {"lr": 0.0, "betas": settings.betas, "weight_decay": settings.weight_decay, "fused": True}
-        parts = [self._groups_of(name) for name in self.parameters] if settings.separate else [groups]
+        optimizer_config = config.optimizer
+        options = {
+            "lr": 0.0,
+            "betas": optimizer_config.betas,
+            "weight_decay": optimizer_config.weight_decay,
+            "fused": True,
+        }
+        parts = [self._groups_of(name) for name in self.parameters] if optimizer_config.separate else [groups]
         self.optimizers = [torch.optim.AdamW(part, **options) for part in parts]
         self._optimizer_of = {
             parameter: optimizer
@@ -174,22 +179,26 @@ class Learner:
             for part, ratio in parts
         ]
 
-    def update(self, samples: Sequence[TrainingSample], *, weight: float, rate_factor: float) -> dict[str, float]:
+    def update(
+        self, samples: Sequence[TrainingSample], *, world_model_weight: float, rate_factor: float
+    ) -> dict[str, float]:
         """Train on one mini-batch; `rate_factor` scales every learning rate. Answers what to watch."""
         # A row that trains nothing is no row: its padding would round the others' gradients differently.
         samples = [
             each
             for each in samples
-            if any(each.policy_weights) or any(each.imitation_weights) or (weight and any(each.world_model_weights))
+            if any(each.policy_weights)
+            or any(each.imitation_weights)
+            or (world_model_weight and any(each.world_model_weights))
         ]
-        tokens = Normalizers.of(samples, weight=weight)
+        tokens = Normalizers.of(samples, world_model_weight=world_model_weight)
         if not samples:
             return {}
         sums: dict[str, Any] = defaultdict(float)  # on the device: asking for a number would make it wait
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         for batch in self._micro_batches(samples):
-            self._backward(batch, tokens, weight, sums)
+            self._backward(batch, tokens, world_model_weight, sums)
         watched = {name: float(value) for name, value in sums.items()}
         self._gather(watched)
         norms = clip_gradients_per_adapter(self.parameters, self.config.optimizer.clip)
@@ -216,7 +225,7 @@ class Learner:
     def _gather(self, watched: dict[str, float]) -> None:
         """Add what other processes computed to the gradients and to what is watched: there are none."""
 
-    def _backward(self, batch: Batch, tokens: Normalizers, weight: float, sums: dict[str, Any]) -> None:
+    def _backward(self, batch: Batch, tokens: Normalizers, world_model_weight: float, sums: dict[str, Any]) -> None:
         model = self.model
         has_policy, has_world = (
             batch.has_policy or batch.has_imitation,
@@ -241,16 +250,16 @@ class Learner:
         if has_world:
             world = self._world_model_loss(hidden_BTD, batch, tokens.world_model, sums)
         if has_policy and has_world and spared:
-            kept = [weight for name, group in self.parameters.items() if name not in spared for weight in group]
-            everything = [weight for group in self.parameters.values() for weight in group]
+            kept = [parameter for name, group in self.parameters.items() if name not in spared for parameter in group]
+            everything = [parameter for group in self.parameters.values() for parameter in group]
             policy.backward(inputs=kept, retain_graph=True)
-            (weight * world).backward(inputs=everything)
+            (world_model_weight * world).backward(inputs=everything)
         else:
-            total_loss(policy, world, weight=weight).backward()
+            total_loss(policy, world, weight=world_model_weight).backward()
 
     def _policy_loss(self, hidden_BTD: Tensor, batch: Batch, tokens: float, sums: dict[str, Any]) -> Tensor:
         """The clipped loss, less the entropy bonus, plus the KL divergence from the base, where they are wanted."""
-        settings, weights_BT = self.config.policy, batch.policy_weights_BT
+        policy, weights_BT = self.config.policy, batch.policy_weights_BT
         # The policy is judged at the temperature it sampled with, the world model always at 1.
         logprobs_BT, entropies_BT = fused_token_logprobs(
             hidden_BTD,
@@ -265,8 +274,8 @@ class Learner:
             batch.logprobs_BT,
             batch.advantages_BT,
             weights_BT,
-            clip_low=settings.clip_low,
-            clip_high=settings.clip_high,
+            clip_low=policy.clip_low,
+            clip_high=policy.clip_high,
             normalizer=tokens,
         )
         loss = result.loss
@@ -274,15 +283,15 @@ class Learner:
         sums["clip_fraction"] += result.clip_fraction
         sums["policy_kl"] += result.approx_kl
         sums["entropy"] += weighted_mean(entropies_BT.detach(), weights_BT, normalizer=tokens)
-        if settings.entropy:
-            chosen_BT = weights_BT * top_entropy_mask(entropies_BT, weights_BT, settings.entropy_share)
-            share = tokens * settings.entropy_share
-            loss = loss - settings.entropy * entropy_bonus(entropies_BT, chosen_BT, normalizer=share)
-        if settings.kl:
+        if policy.entropy:
+            chosen_BT = weights_BT * top_entropy_mask(entropies_BT, weights_BT, policy.entropy_share)
+            share = tokens * policy.entropy_share
+            loss = loss - policy.entropy * entropy_bonus(entropies_BT, chosen_BT, normalizer=share)
+        if policy.kl:
             base_BT = self._base_logprobs(batch, weights_BT > 0)
             kl = kl_to_base(logprobs_BT, base_BT, weights_BT, normalizer=tokens)
             sums["base_kl"] += kl.detach()
-            loss = loss + settings.kl * kl
+            loss = loss + policy.kl * kl
         return loss
 
     def _world_model_loss(self, hidden_BTD: Tensor, batch: Batch, tokens: float, sums: dict[str, Any]) -> Tensor:
@@ -318,33 +327,33 @@ class Learner:
         longest_first = sorted(range(len(samples)), key=lambda place: len(samples[place].tokens), reverse=True)
         while longest_first:
             count = max(1, self.micro_batch_tokens // len(samples[longest_first[0]].tokens))
-            places, longest_first = longest_first[:count], longest_first[count:]
-            batch = collate([samples[place] for place in places], self.model.device)
+            indices, longest_first = longest_first[:count], longest_first[count:]
+            batch = collate([samples[place] for place in indices], self.model.device)
             hidden_BTD = self.model.hidden(batch.tokens_BT, batch.adapters, lengths=batch.lengths)
             where_BT = batch.world_model_weights_BT > 0
             states = hidden_BTD, self.model.head, batch.tokens_BT
             logprobs_BT, hits_BT = fused_token_hits(*states, positions_BT=where_BT, chunk=self.chunk)
             sums = (where_BT.sum(-1).tolist(), hits_BT.sum(-1).tolist(), (-logprobs_BT).sum(-1).tolist())
-            for place, tokens, hits, loss in zip(places, *sums, strict=True):
+            for place, tokens, hits, loss in zip(indices, *sums, strict=True):
                 scores[place] = ReplyScore(tokens=tokens, hits=int(hits), loss=loss)
         return [scores[place] for place in range(len(samples))]
 
     # --- checkpoints -------------------------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
-        """Write the optimizer's memory, by adapter and parameter."""
+        """Write the optimizer's state, by adapter and parameter."""
         tensors = {}
         for name, parameters in self.parameters.items():
-            for place, parameter in enumerate(parameters):
+            for index, parameter in enumerate(parameters):
                 for key, value in self._optimizer_of[parameter].state.get(parameter, {}).items():
-                    tensors[f"{name}.{place}.{key}"] = value.detach().cpu().contiguous().clone()
+                    tensors[f"{name}.{index}.{key}"] = value.detach().cpu().contiguous().clone()
         save_file(tensors, path)
 
     def load(self, path: Path) -> None:
         tensors = load_file(path)
         for name, parameters in self.parameters.items():
-            for place, parameter in enumerate(parameters):
-                prefix = f"{name}.{place}."
+            for index, parameter in enumerate(parameters):
+                prefix = f"{name}.{index}."
                 state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
                 if state:
                     moved = {key: value.to(parameter) for key, value in state.items()}

@@ -51,7 +51,9 @@ def read_lora(folder: Path | str) -> Lora:
     config = _config(folder)
     for name, values in _PLAIN.items():
         if name in config and config[name] not in values:
-            raise DataError(f"{folder} is no plain LoRA, which is all that init_from reads: {name} is {config[name]}")
+            raise DataError(
+                f"{folder} cannot be loaded by init_from, which reads plain LoRA only: its {name} is {config[name]}"
+            )
     try:
         tensors = load_file(folder / WEIGHTS_FILE)
     except FileNotFoundError as error:
@@ -72,11 +74,11 @@ def _config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     except OSError as error:
-        raise DataError(f"{folder} holds no adapter: there is no {CONFIG_FILE} in it") from error
+        raise DataError(f"{folder} contains no adapter: there is no {CONFIG_FILE} in it") from error
     except ValueError as error:
         raise DataError(f"{folder / CONFIG_FILE} is not valid JSON") from error
     if not isinstance(config, dict):
-        raise DataError(f"{folder / CONFIG_FILE} is no mapping of settings")
+        raise DataError(f"{folder / CONFIG_FILE} must be a mapping")
     return config
 
 

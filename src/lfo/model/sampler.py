@@ -166,19 +166,19 @@ class Session:
         if len(set(rows)) != len(rows):
             raise ValueError("a row may stand only once in a batch")
         limits = [min(limit, self.room(row)) for row, limit in zip(rows, max_new_tokens, strict=True)]
-        speaking = [place for place, limit in enumerate(limits) if limit > 0]
+        speaking = [index for index, limit in enumerate(limits) if limit > 0]
         answers = [Generated(tokens=(), logprobs=(), stopped=False)] * len(rows)
         if not speaking:
             return answers
-        if silent := [rows[place] for place in speaking if not self._tokens[rows[place]]]:
+        if silent := [rows[index] for index in speaking if not self._tokens[rows[index]]]:
             raise ValueError(f"row {silent[0]} is empty: there is nothing to continue")
 
-        numbers = None if temperature == 0 else [uniforms[place] for place in speaking]
+        numbers = None if temperature == 0 else [uniforms[index] for index in speaking]
         spoken = self._speak(
-            [rows[place] for place in speaking], [limits[place] for place in speaking], temperature, numbers
+            [rows[index] for index in speaking], [limits[index] for index in speaking], temperature, numbers
         )
-        for place, answer in zip(speaking, spoken, strict=True):
-            row, answers[place] = rows[place], answer
+        for index, answer in zip(speaking, spoken, strict=True):
+            row, answers[index] = rows[index], answer
             self._tokens[row].extend(answer.tokens)
             self._computed[row] = len(self._tokens[row]) - 1  # nobody needed what follows the last token yet
         return answers
@@ -256,10 +256,10 @@ def make_decoder(
 def _uniforms(numbers: Sequence[Any], limits: Sequence[int]) -> Tensor:
     """The callers' numbers as one tensor, place by step; steps behind a row's limit hold 0."""
     uniforms_BK = torch.zeros(len(limits), max(limits), dtype=torch.float64)
-    for place, (row, limit) in enumerate(zip(numbers, limits, strict=True)):
+    for index, (row, limit) in enumerate(zip(numbers, limits, strict=True)):
         if len(row) < limit:
             raise ValueError(f"{len(row)} uniform numbers are too few for {limit} tokens")
-        uniforms_BK[place, :limit] = torch.as_tensor(row[:limit], dtype=torch.float64)
+        uniforms_BK[index, :limit] = torch.as_tensor(row[:limit], dtype=torch.float64)
     if not bool(((uniforms_BK >= 0) & (uniforms_BK < 1)).all()):
         raise ValueError("uniform numbers must be in [0, 1)")
     return uniforms_BK.T.float().clamp(max=_BELOW_ONE)

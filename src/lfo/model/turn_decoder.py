@@ -26,7 +26,7 @@ from lfo.model import turn_ops
 from lfo.model.adapters import DualAdapterModel, LoraDelta
 from lfo.model.fused_decoder import FusedDecoder, SlotCache
 from lfo.model.layers import PARTS_OF_LAYER, base_linear, layer_linears
-from lfo.model.turn_ops import Turn
+from lfo.model.turn_ops import TurnTensors
 
 _AHEAD = 2  # steps that the device has in hand while the host looks at the flags of an earlier one
 _SMALLEST_BATCH, _SMALLEST_CONTEXT = 8, 256
@@ -213,7 +213,7 @@ class TurnMemory:
         def numbers(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
             return torch.zeros(shape, device=device, dtype=dtype)
 
-        self.turn = Turn(
+        self.turn = TurnTensors(
             last_L=numbers(slots),
             position_L=numbers(slots),
             said_L=numbers(slots),
@@ -347,10 +347,10 @@ class _Flags:
 
     def look(self) -> list[int] | None:
         """Send a copy off; answers the oldest one under way, None at first."""
-        place = self._looks % len(self._copies)
-        self._copies[place].copy_(self._done_L, non_blocking=True)
+        index = self._looks % len(self._copies)
+        self._copies[index].copy_(self._done_L, non_blocking=True)
         if self._cuda:
-            self._events[place].record()
+            self._events[index].record()
         self._looks += 1
         if self._looks <= _AHEAD:
             return None

@@ -19,7 +19,7 @@ from lfo.model.draw import draw
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Turn:
+class TurnTensors:
     """What the rows of a turn say, by slot; all of it lives on the device and is changed in place."""
 
     last_L: Tensor  # the token that comes next into the model
@@ -101,7 +101,7 @@ def attend(
     return widen(attended.flatten(1), a_RW)
 
 
-def say(logits_BV: Tensor, slots_B: Tensor, turn: Turn) -> None:
+def say(logits_BV: Tensor, slots_B: Tensor, turn: TurnTensors) -> None:
     """Draw a token for every row that has not ended, note it, and make it the next to come into the model."""
     said_B = turn.said_L[slots_B]
     uniforms_B = turn.uniforms_LN[slots_B, said_B.clamp(max=turn.uniforms_LN.shape[1] - 1)]

@@ -194,7 +194,7 @@ class ChatCodec:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of sampled ids, up to the end of turn; stray special tokens are shown as text."""
         ids = list(ids)
-        end = next((place for place, each in enumerate(ids) if each in self.ends), len(ids))
+        end = next((index for index, each in enumerate(ids) if each in self.ends), len(ids))
         return self._vocabulary.decode(ids[:end], skip_special_tokens=False)
 
     def read(self, ids: Sequence[int]) -> Said:

@@ -103,21 +103,21 @@ class ChatTemplate:
 
     def _placeholders(self, roles: Sequence[str], marks: Sequence[str], *, past: bool) -> list[dict[str, Any]]:
         messages: list[dict[str, Any]] = []
-        place = 0  # among the observations after one action
+        index = 0  # among the observations after one action
         for role, mark in zip(roles, marks, strict=True):
-            place = place + 1 if role == "tool" else 0
+            index = index + 1 if role == "tool" else 0
             if role == "assistant" and past and self._history == "calls":
                 messages.append(_calling(ToolCall(name=mark, arguments={})))
             elif role == "assistant" and past and self._thinking:
                 messages.append({"role": role, "content": f"{THOUGHT}\n{self._thought}\n{THOUGHT_END}\n\n{mark}"})
             elif role == "tool" and self._history == "user":
                 text = f"<tool_response>\n{mark}\n</tool_response>"
-                if place > 1:
+                if index > 1:
                     messages[-1]["content"] += f"\n{text}"
                 else:
                     messages.append({"role": "user", "content": text})
             elif role == "tool":
-                messages.append({"role": role, "content": mark, "tool_call_id": _call_id(place)})
+                messages.append({"role": role, "content": mark, "tool_call_id": _call_id(index)})
             else:
                 messages.append({"role": role, "content": mark})
         return messages

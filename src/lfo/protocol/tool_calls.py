@@ -63,23 +63,23 @@ _PYTHON_TAG = Control("<|python_tag|>")
 
 def _parse_llama(message: str, tools: Tools) -> list[ToolCall]:
     """The message is a call, or several with `;` in between; text that merely holds JSON is text."""
-    place = len(message) - len(message.lstrip())
-    if message.startswith(_PYTHON_TAG, place):
-        place = _skip_space(message, place + len(_PYTHON_TAG))
-    elif not message.startswith("{", place):
+    index = len(message) - len(message.lstrip())
+    if message.startswith(_PYTHON_TAG, index):
+        index = _skip_space(message, index + len(_PYTHON_TAG))
+    elif not message.startswith("{", index):
         _refuse_other_forms(message)
         return []
     calls: list[ToolCall] = []
     while True:
         refuse_overlong(message, calls)
-        value, place = read_json(message, place)
+        value, index = read_json(message, index)
         calls.append(call_of(value, message, key="parameters", ignored=("type",)))
-        place = _skip_space(message, place)
-        if place == len(message):
+        index = _skip_space(message, index)
+        if index == len(message):
             return calls
-        if message[place] != ";":
+        if message[index] != ";":
             raise Mistake("A message with a tool call must hold nothing else.")
-        place = _skip_space(message, place + 1)
+        index = _skip_space(message, index + 1)
 
 
 def _write_llama(calls: Sequence[ToolCall]) -> Iterator[str]:
@@ -116,18 +116,18 @@ def _write_mistral(calls: Sequence[ToolCall]) -> Iterator[str]:
 
 
 def _parse_mistral_args(message: str, tools: Tools) -> list[ToolCall]:
-    place = message.find(_TOOL_CALLS)
-    if place < 0:
+    index = message.find(_TOOL_CALLS)
+    if index < 0:
         _refuse_other_forms(message)
     calls: list[ToolCall] = []
-    while 0 <= place < len(message):
+    while 0 <= index < len(message):
         refuse_overlong(message, calls)
-        named = _NAMED.match(message, place + len(_TOOL_CALLS)) if message.startswith(_TOOL_CALLS, place) else None
+        named = _NAMED.match(message, index + len(_TOOL_CALLS)) if message.startswith(_TOOL_CALLS, index) else None
         if named is None:
             raise Mistake(f"A tool call must be written {_TOOL_CALLS}name{_ARGS}{{...}}, and nothing may follow it.")
         arguments, end = read_json(message, named.end())
         calls.append(call_of({"name": named[1], "arguments": arguments}, message))
-        place = _skip_space(message, end)
+        index = _skip_space(message, end)
     return calls
 
 
@@ -149,16 +149,16 @@ _XML_SPELLING = {"True": "true", "False": "false", "None": "null"}  # as templat
 def _parse_qwen_xml(message: str, tools: Tools) -> list[ToolCall]:
     """Values are text between tags: read as what the tool's schema wants, and as text where it does not say."""
     calls: list[ToolCall] = []
-    place = 0
-    while start := _XML_START.search(message, place):
+    index = 0
+    while start := _XML_START.search(message, index):
         refuse_overlong(message, calls)
         function = _XML_FUNCTION.match(message, start.end())
         if function is None:
             raise Mistake("A tool call must begin with <function=name>.")
         properties = _properties(tools, function[1])
         arguments: dict[str, Any] = {}
-        place = function.end()
-        while parameter := _XML_PARAMETER.match(message, place):
+        index = function.end()
+        while parameter := _XML_PARAMETER.match(message, index):
             end = message.find(_XML_VALUE_END, parameter.end())
             if end < 0:
                 raise Mistake(f"A parameter must end with {_XML_VALUE_END}.")
@@ -166,11 +166,11 @@ def _parse_qwen_xml(message: str, tools: Tools) -> list[ToolCall]:
                 raise Mistake("The tool call has a parameter twice.")
             value = message[parameter.end() : end].removeprefix("\n").removesuffix("\n")
             arguments[parameter[1]] = _typed(value, properties.get(parameter[1]))
-            place = _skip_space(message, end + len(_XML_VALUE_END))
-        closing = _XML_END.match(message, place)
+            index = _skip_space(message, end + len(_XML_VALUE_END))
+        closing = _XML_END.match(message, index)
         if closing is None:
             raise Mistake("A tool call must end with </function> and </tool_call> right after its parameters.")
-        place = closing.end()
+        index = closing.end()
         calls.append(call_of({"name": function[1], "arguments": arguments}, message))
     return calls
 
@@ -210,8 +210,8 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _write_qwen_xml(calls: Sequence[ToolCall]) -> Iterator[str]:
-    for place, call in enumerate(calls):
-        yield "\n" * (place > 0) + f"<tool_call>\n<function={call.name}>\n"
+    for index, call in enumerate(calls):
+        yield "\n" * (index > 0) + f"<tool_call>\n<function={call.name}>\n"
         for name, value in call.arguments.items():
             yield f"<parameter={name}>\n{value if isinstance(value, str) else _json(value)}\n{_XML_VALUE_END}\n"
         yield "</function>\n</tool_call>"

@@ -77,18 +77,18 @@ class ObservedCall:
 class WorldModelExample:
     """One row of the world-model loss; rows with one `key` are identical and may be merged.
 
-    `WorldModelExample(tokens=(5, 6, 7), weights=(0.0, 1.0, 1.0), key="9f86...")`
+    `WorldModelExample(tokens=(5, 6, 7), token_weights=(0.0, 1.0, 1.0), key="9f86...")`
     """
 
     tokens: tuple[int, ...]
-    weights: tuple[float, ...]
+    token_weights: tuple[float, ...]
     key: str
     asked: bool = False  # the call is one that look-ahead asks about
 
     @property
     def reply_start(self) -> int:
         """Where the prompt ends."""
-        return next((place for place, weight in enumerate(self.weights) if weight), len(self.weights))
+        return next((index for index, weight in enumerate(self.token_weights) if weight), len(self.token_weights))
 
 
 def state_of(opening: Sequence[Message], turns: Sequence[Turn]) -> WorldModelState:
@@ -249,7 +249,7 @@ class WorldModelCodec:
         row = ",".join(map(str, [len(prompt), *prompt, *target]))
         return WorldModelExample(
             tokens=(*prompt, *target),
-            weights=(0.0,) * len(prompt) + (1.0,) * len(target),
+            token_weights=(0.0,) * len(prompt) + (1.0,) * len(target),
             key=hashlib.sha256(row.encode()).hexdigest(),
             asked=asked,
         )
@@ -264,8 +264,8 @@ class WorldModelCodec:
     def with_prompt(self, example: WorldModelExample, text: str) -> WorldModelExample:
         """The same reply after another prompt."""
         prompt, start = (*self._start, *self._chat.encode(text)), example.reply_start
-        weights = (0.0,) * len(prompt) + example.weights[start:]
-        return replace(example, tokens=prompt + example.tokens[start:], weights=weights)
+        token_weights = (0.0,) * len(prompt) + example.token_weights[start:]
+        return replace(example, tokens=prompt + example.tokens[start:], token_weights=token_weights)
 
     def examples_of(self, rollout: Rollout, *, predict: Collection[str] | None) -> list[WorldModelExample]:
         """One example for each of `observed_calls`."""

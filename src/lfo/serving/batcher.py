@@ -76,7 +76,7 @@ class Batcher:
                 "serve it with --no-lookahead"
             )
         self._speaker, self._count = speaker, rows
-        self._default_tools = _name_of(speaker.environment().tools())
+        self._default_tools = _name_of(speaker.make_environment().tools())
         self._codecs: OrderedDict[str, ChatCodec] = OrderedDict({self._default_tools: speaker.codec})
         self._conversations = Conversations()
         self._waiting: queue.Queue[Job | None] = queue.Queue(WAITING)
@@ -132,11 +132,11 @@ class Batcher:
         return jobs, False
 
     def _key(self, request: ChatRequest) -> Key:
-        settings = self._speaker.settings
+        runner_config = self._speaker.runner_config
         return Key(
             tools=self._default_tools if request.tools is None else _name_of(request.tools),
-            temperature=settings.temperature if request.temperature is None else request.temperature,
-            limit=min(request.max_tokens or settings.max_turn_tokens, settings.max_turn_tokens),
+            temperature=runner_config.temperature if request.temperature is None else request.temperature,
+            limit=min(request.max_tokens or runner_config.max_turn_tokens, runner_config.max_turn_tokens),
         )
 
     def _serve(self, key: Key, jobs: Sequence[Job]) -> None:
@@ -187,7 +187,7 @@ class Batcher:
             index=self._slots.place(context),
             request=RolloutRequest(task=None, seeds=(seed, len(context.turns))),
             rows=self._slots.rows,
-            environment=self._speaker.environment(),
+            environment=self._speaker.make_environment(),
             opening=context.opening,
             transcript=list(context.transcript),
             tokens=list(context.tokens),
@@ -203,7 +203,7 @@ class Batcher:
         look = self._lookahead
         deliberation = None
         if look is not None:
-            call = self._speaker.settings.call_all
+            call = self._speaker.runner_config.call_all
             deliberation = Deliberation(look, codec, self._slots.rows, max_turn_tokens=key.limit, call_all=call)
         if deliberation and look and look.proposed_by == "environment":
             deliberation.look_ahead(rows)
@@ -307,7 +307,7 @@ def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     2
     """
     return next(
-        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+        (index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
     )
 
 

@@ -59,10 +59,10 @@ class Conversations:
 
     def context(self, request: ChatRequest, codec: ChatCodec, tools: str) -> Context:
         """The row that a request is answered behind."""
-        for place in reversed(range(len(request.messages))):
-            call_id = request.call_ids[place]
+        for index in reversed(range(len(request.messages))):
+            call_id = request.call_ids[index]
             answered = self._answered.get(call_id) if call_id else None
-            said, rest = request.messages[: place + 1], request.messages[place + 1 :]
+            said, rest = request.messages[: index + 1], request.messages[index + 1 :]
             if answered and call_id and answered.messages == said and answered.tools == tools and _alternates(rest):
                 self._answered.move_to_end(call_id)
                 return _grown(answered.context, rest, codec)
@@ -115,7 +115,7 @@ def _grown(context: Context, rest: Sequence[Message], codec: ChatCodec) -> Conte
 
 def _written(messages: Sequence[Message], codec: ChatCodec) -> Context:
     """The whole conversation in the template's own words; nothing in it was imagined."""
-    first = next((place for place, each in enumerate(messages) if each.role == "assistant"), len(messages))
+    first = next((index for index, each in enumerate(messages) if each.role == "assistant"), len(messages))
     turns = [
         turn
         for said, after in pairwise(_parts(messages))

@@ -148,8 +148,8 @@ def _read_messages(given: Any) -> tuple[tuple[Message, ...], tuple[str | None, .
         raise RefusedRequest(f"messages must be a list of 1 to {MAX_MESSAGES} messages", param="messages")
     called: dict[str, str] = {}  # id of a call -> name of its tool
     messages, call_ids = [], []
-    for place, each in enumerate(_in_order_of_calls(given)):
-        message, ids = read_message(each, called, f"messages[{place}]")
+    for index, each in enumerate(_in_order_of_calls(given)):
+        message, ids = read_message(each, called, f"messages[{index}]")
         messages.append(message)
         called |= ids
         call_ids.append(next(iter(ids), None))
@@ -169,15 +169,15 @@ def _in_order_of_calls(given: Sequence[Any]) -> list[Any]:
     [None, 'a', 'b']
     """
     ordered: list[Any] = []
-    places: dict[str, int] = {}
+    indices: dict[str, int] = {}
     for replies, group in groupby(given, key=lambda each: isinstance(each, dict) and each.get("role") == "tool"):
         part = list(group)
         if replies:
-            part.sort(key=lambda each: places.get(str(each.get("tool_call_id")), len(places)))
+            part.sort(key=lambda each: indices.get(str(each.get("tool_call_id")), len(indices)))
         else:
             calls = part[-1].get("tool_calls") if isinstance(part[-1], dict) else None
             calls = calls if isinstance(calls, list) else []
-            places = {str(call.get("id")): place for place, call in enumerate(calls) if isinstance(call, dict)}
+            indices = {str(call.get("id")): index for index, call in enumerate(calls) if isinstance(call, dict)}
         ordered += part
     return ordered
 
@@ -193,7 +193,7 @@ def read_message(given: Any, called: Mapping[str, str], where: str) -> tuple[Mes
         calls = given.get("tool_calls") or []
         if not isinstance(calls, list):
             raise RefusedRequest(f"{where}.tool_calls must be a list", param=where)
-        read = [_read_call(call, f"{where}.tool_calls[{place}]") for place, call in enumerate(calls)]
+        read = [_read_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)]
         ids = {number: call.name for number, call in read}
         content = "\n".join(filter(None, [content, *(format_tool_call(call) for _, call in read)]))
     elif speaker == "tool":
@@ -236,8 +236,8 @@ def _read_tools(given: Any) -> tuple[Mapping[str, Any], ...] | None:
         return None
     if not isinstance(given, list) or len(given) > MAX_TOOLS:
         raise RefusedRequest(f"tools must be a list of at most {MAX_TOOLS} tools", param="tools")
-    for place, tool in enumerate(given):
-        where = f"tools[{place}]"
+    for index, tool in enumerate(given):
+        where = f"tools[{index}]"
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise RefusedRequest(
