@@ -97,7 +97,7 @@ class FusedDecoder:
         return FusedCache(self, rows)
 
     def forward(self, tokens_M: Tensor, positions_M: Tensor, attend: Callable[[int, Tensor], Tensor]) -> Tensor:
-        """Return hidden states after the final norm. `attend(layer, qkv)` caches keys and values, returns M x (H * D)."""
+        """Return hidden states after the final norm. `attend(layer, qkv)` returns M x (H * D)."""
         x, heads = F.embedding(tokens_M, self.embedding), self.heads
         cos_MD, sin_MD = heads.cos_SD[positions_M], heads.sin_SD[positions_M]
         width, epsilon = (x.shape[-1],), heads.epsilon
