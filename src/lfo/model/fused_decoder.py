@@ -243,8 +243,8 @@ class SlotCache:
 class FusedCache(SlotCache):
     """Keys and values of all rows. A row lives in a slot; the batch is the first slots, in order.
 
-    Keys are stored transposed (D x S), which is faster for the product of one query with all keys. Memory is initialised
-    with zeros: a masked position has weight 0, and 0 * NaN would be NaN.
+    Keys are stored transposed (D x S), which is faster for the product of one query with all keys. Memory is
+    initialised with zeros: a masked position has weight 0, and 0 * NaN would be NaN.
     """
 
     def __init__(self, decoder: FusedDecoder, rows: int) -> None:
