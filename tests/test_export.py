@@ -238,7 +238,7 @@ def test_export_through_the_command_line(run_of, tmp_path: Path, monkeypatch, ca
     for arguments, words in [
         ((run, "--out", out), "already exists"),
         ((run, "--out", tmp_path / "y", "--merged", "--stacked"), "choose one"),
-        ((run, "--out", tmp_path / "y", "--adapter", "none"), "nothing to export"),
+        ((run, "--out", tmp_path / "y", "--adapter", "none"), "no adapters to export"),
         ((run, "--out", tmp_path / "y", "--stacked"), "coupling=separate"),
         ((tmp_path, "--out", tmp_path / "y"), "is not a run folder"),
     ]:

@@ -102,5 +102,5 @@ def test_damaged_folders_are_named(tmp_path: Path):
     with pytest.raises(DataError, match="is not valid JSON"):
         small_trainer(f"init_from={tmp_path}")
     (tmp_path / "adapter_config.json").write_text(json.dumps([]))
-    with pytest.raises(DataError, match="is no mapping"):
+    with pytest.raises(DataError, match="must be a mapping"):
         small_trainer(f"init_from={tmp_path}")

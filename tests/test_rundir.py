@@ -126,7 +126,7 @@ def test_a_number_that_is_not_finite_is_null(run):
 
 
 def test_a_row_without_its_step_is_refused(run):
-    with pytest.raises(ValueError, match="needs its step"):
+    with pytest.raises(ValueError, match="needs an integer"):
         run.append_metrics({"loss": 1.0})
 
 

@@ -40,7 +40,7 @@ def test_a_run_without_verl_says_how_to_install_it(monkeypatch):
 def test_a_template_that_knows_no_thoughts_is_refused_before_any_process_starts():
     pytest.importorskip("verl")
     config = load_config(["preset=tiny", "engine=verl", "rollout.thinking=true"])
-    with pytest.raises(ConfigError, match="knows no thoughts"):
+    with pytest.raises(ConfigError, match="does not support thoughts"):
         create_trainer(config, PhoneCalls, load_tokenizer("tiny"))
 
 

@@ -112,9 +112,7 @@ class OracleCodes(ToolEnvironment):
 
     def start(self, task: OracleTask) -> Sequence[Message]:
         self.task = task
-        self.phrasing = stream(
-            task.id, "phrasing"
-        )  # seeded by visible names only: the wording must not reveal the code
+        self.phrasing = stream(task.id, "phrasing")  # only by visible names: the wording must not reveal the code
         return (
             Message(role="system", content=_SYSTEM),
             Message(role="user", content=self._say(_GOALS, colour=task.colour)),

@@ -1,10 +1,10 @@
-"""Is this an environment that one can train in? Any environment, by playing it; nothing is known about its rules.
+"""Check by playing whether an environment is fit for training, without knowledge of its rules.
 
     check_environment(make_environment, episodes=20) -> {"ok": True, "problems": [], "warnings": [...], ...}
 
-A problem makes runs fail, or makes their figures wrong; a warning is what its author should know. Two players are let
-loose: one that does nothing, and one that makes random calls which fit the schemas. Each call of the environment has a
-time limit, and what it does to the process around it is watched.
+A problem makes runs fail or their metrics wrong; a warning is what its author should know. Two players are used: one
+does nothing, and one makes random calls that fit the schemas. Each call to the environment has a time limit, and its
+side effects on the process are recorded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lfo.rollout.patience import EnvironmentTimedOut
 from lfo.types import Message
 
 FAREWELL = "I am done."
-REPEATED = 5  # tasks that are played twice, and side by side
+REPEATED = 5  # tasks that are played twice, and in parallel
 SLOW_STEP = 1.0  # seconds
 MOST_TOOLS = 20
 HOSTILE = (
@@ -44,7 +44,7 @@ _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 @dataclass(slots=True)
 class Story:
-    """What happened in one rollout, as a player sees it."""
+    """One rollout, as a player sees it."""
 
     opening: Sequence[Message] = ()
     replies: list[tuple[str, str, float, bool]] = field(default_factory=list)  # message, observation, reward, done
@@ -65,7 +65,7 @@ class Story:
         return [*(message.content for message in self.opening), *(reply[1] for reply in self.replies)]
 
     def told(self) -> tuple[Any, ...]:
-        """What must be the same when the same is done again."""
+        """What must be equal if the same calls are made again."""
         return tuple(message.content for message in self.opening), tuple(self.replies), str(self.failure)
 
 
@@ -79,8 +79,8 @@ def check_environment(
     length_of: Callable[[str], int] = len,
     room: int | None = None,
 ) -> dict[str, Any]:
-    """Play and check everything. `specials` are the tokenizer's special tokens, `length_of` counts a text's tokens, and
-    `room` is how many of them a rollout may have."""
+    """Play and check an environment. `specials` are the special tokens of the tokenizer, `length_of` counts the tokens
+    of a text, and `room` is the number of tokens that a rollout may have."""
     monitor = CallMonitor(timeout)
     flaw, _ = monitor.call(partial(flaw_of, make_environment))
     problems = [flaw] if isinstance(flaw, str) else []
@@ -95,7 +95,7 @@ def check_environment(
     idle = _play(make_environment, tasks, monitor, max_turns=1)
     played = _play(make_environment, tasks, monitor, max_turns=max_turns, tools=tools) if not hangs(idle) else []
     problems += _failures(played, idle)
-    if hangs(idle) or hangs(played):  # more of it would take the time limit again and again
+    if hangs(idle) or hangs(played):  # each further call would wait for the time limit
         return {"ok": False, "problems": problems, "warnings": monitor.effects()}
     problems += _hostile_problems(make_environment, tasks[0], monitor, allowed=idle[0].reward)
     problems += [f"it answers a special token of the model: {each!r}" for each in _specials_in(played, specials)]
@@ -119,7 +119,7 @@ Speak = Callable[[str, Any], str]
 def tell(
     make_environment: EnvironmentFactory, task: Any, monitor: CallMonitor, *, max_turns: int, speak: Speak | None
 ) -> Story:
-    """One rollout of a player; one without words, None, says goodbye at once, and so does each after its last turn."""
+    """Play one rollout; `speak=None` ends it at once, and every player ends it after its last turn."""
     story = Story()
     for _ in _turns(story, make_environment, task, monitor, max_turns=max_turns, speak=speak):
         pass
@@ -134,7 +134,7 @@ def _play(
     max_turns: int,
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[Story]:
-    """A rollout of each task, up to the first that hangs: random calls of the tools, or nothing without them."""
+    """Play each task, up to the first that hangs, with random calls of `tools`; without tools, do nothing."""
     stories: list[Story] = []
     for index, task in enumerate(tasks):
         if hangs(stories):
@@ -157,7 +157,7 @@ def _turns(
     max_turns: int,
     speak: Speak | None,
 ) -> Any:
-    """The same, turn by turn, so that two can be told side by side."""
+    """Play one rollout, turn by turn, so that two can be interleaved."""
     environment = make_environment()
     opening, seconds = monitor.call(lambda: tuple(environment.reset(task)))
     story.seconds.append(seconds)
@@ -180,7 +180,7 @@ def _turns(
 
 
 def random_speech(tools: Sequence[Mapping[str, Any]], place: int, heard: str, environment: Any) -> str:
-    """A random call, a function of `place` and of what was heard."""
+    """Return a random call, a function of `place` and of the replies so far."""
     moves = environment.moves() if isinstance(environment, NamesMoves) else ()
     random = stream(place, len(heard), heard[-200:])
     return format_tool_call(random_call(tools, heard=heard, random=random, moves=moves))
@@ -205,7 +205,7 @@ def _splits(make_environment: EnvironmentFactory, monitor: CallMonitor) -> tuple
 
 
 def _failures(*groups: Sequence[Story]) -> list[str]:
-    """One sentence for each kind of failure, with how often it happened."""
+    """Return one sentence for each kind of failure, with its count."""
     failures = [story.failure for group in groups for story in group if story.failure is not None]
     rollouts = sum(map(len, groups))
     hung = [each for each in failures if isinstance(each, EnvironmentTimedOut)]
@@ -233,7 +233,7 @@ def _repeated(
     tools: Sequence[Mapping[str, Any]],
     max_turns: int,
 ) -> list[str]:
-    """Is the same heard when the same is done again, alone and beside another rollout?"""
+    """Check that the same calls get the same replies again, alone and in parallel with another rollout."""
 
     def turns(place: int, story: Story) -> Any:
         speak = partial(random_speech, tools, place)
@@ -265,7 +265,7 @@ def _specials_in(stories: Sequence[Story], specials: Collection[str]) -> list[st
 
 
 def schema_flaws(tools: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What makes a schema hard to read for a model, in words."""
+    """Return what makes a schema hard to read for a model, as sentences."""
     flaws = (
         [f"{len(tools)} tools are many; a model reads all of their schemas first"] if len(tools) > MOST_TOOLS else []
     )

@@ -1,4 +1,4 @@
-"""A policy on fixed tasks: greedily once on each, and sampled k times; and what its look-ahead was told."""
+"""Evaluate a policy on fixed tasks, greedily and with samples, and measure its look-ahead."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lfo.rollout.runner import RunnerConfig, refuse_dead_environment
 from lfo.statistics import paired_difference
 from lfo.types import Rollout, RolloutGroup
 
-SAMPLE_ROLLOUTS = 4  # kept of each split, for a person to read
+SAMPLE_ROLLOUTS = 4  # of each split, saved for people to read
 
 
 class RollsOut(Protocol):
@@ -49,9 +49,10 @@ def evaluate_splits(
     *,
     blind: bool = False,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Greedy success on the fixed tasks of each split, as metrics, and some rollouts to read.
+    """Return metrics of greedy rollouts on the fixed tasks of each split, and some rollouts to read.
 
-    A run that looks ahead is also evaluated blind: that is what the policy's weights know. `blind`: look-ahead is over.
+    A run with look-ahead is also evaluated blind, which shows what the weights of the policy know. `blind`: look-ahead
+    has ended.
     """
     sighted = config.looks_ahead and not blind
     row: dict[str, Any] = {}
@@ -78,8 +79,8 @@ def evaluate_splits(
 def informative_drafts(
     config: RunConfig, make_environment: EnvironmentFactory, rollouts: Sequence[Rollout]
 ) -> float | None:
-    """Share of rollouts in which a call stayed imagined that the environment itself would have asked about; None where
-    it asks nothing or fails. Nothing is trained on it."""
+    """Return the share of rollouts that kept an imagined call which the environment's `lookahead_query` also names;
+    None if it names none or fails. For evaluation only."""
     judge = make_environment()
     if not isinstance(judge, OffersLookahead):
         return None
@@ -102,7 +103,7 @@ def evaluate(
     seed: int = 0,
     on_rollouts: Callable[[int], None] = lambda ended: None,
 ) -> dict[str, Any]:
-    """`{"greedy": ..., "sampled": ...}`, each as `repeated_tasks.judge` tells it: what `lfo eval` computes."""
+    """Return `{"greedy": ..., "sampled": ...}`, each from `repeated_tasks.judge`, for `lfo eval`."""
     levels = [getattr(task, "level", None) for task in tasks]
     greedy = agent.roll_out(tasks, greedy=True, lookahead=lookahead, on_batch=on_rollouts)
     refuse_dead_environment(greedy)
@@ -140,7 +141,7 @@ def evaluate_paired(
 def lookahead_accuracy(
     config: RunConfig, make_environment: EnvironmentFactory, tasks: Sequence[Any], rollouts: Sequence[Rollout]
 ) -> float | None:
-    """How often an imagined reply that stayed means what would really have been said; None where nobody can tell."""
+    """Return how often a predicted reply that stayed means the same as the true one; None if it is unknown."""
     judge_of_replies = make_environment()
     asked = [pair for task, rollout in zip(tasks, rollouts, strict=True) for pair in imagined(rollout, task)]
     if not asked or not isinstance(judge_of_replies, DescribesReplies):
@@ -154,6 +155,6 @@ def lookahead_accuracy(
 
 
 def _groups(rollouts: Sequence[Rollout], size: int) -> list[RolloutGroup]:
-    """Rollouts that stand task by task, as groups."""
+    """Group rollouts that are ordered by task."""
     parts = [tuple(rollouts[start : start + size]) for start in range(0, len(rollouts), size)]
     return [RolloutGroup(task_id=part[0].task_id, rollouts=part) for part in parts]

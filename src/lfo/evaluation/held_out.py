@@ -1,14 +1,13 @@
-"""The calls on which a world model is examined: a fixed pool of (state, call, true reply), the same in every run.
+"""Evaluate a world model on held-out calls: a fixed pool of (state, call, true reply), the same in every run.
 
-It depends on the environment and nothing else - not on the seed, the policy or the step - so that the curves of all
-runs on the same data compare. In the phone-call world scripted players make the calls, so that every kind of reply
-occurs; in any other world the untrained base plays. To them come the calls that look-ahead asks about, where the
-environment has such. The tasks are the first of `val`, on which nobody trains.
+The pool depends only on the environment, not on the seed, the policy or the step, so that the curves of all runs can be
+compared. In the phone-call world scripted players make the calls, so that every kind of reply occurs; in any other
+environment the untrained base plays. Calls that look-ahead asks about are added, if the environment names some. The
+tasks are the first of `val`, which are never trained on.
 
-All replies are written in one greedy batch and scored in one forward pass; to calls of
-the kind that look-ahead asks about, further ones are sampled with numbers that the calls name, to tell how sure the
-world model is. Nothing is trained, so a run is the same with and without an
-examination.
+All replies are generated in one greedy batch and scored in one forward pass. For calls that look-ahead asks about, more
+replies are sampled, with random numbers seeded by the call, to measure certainty. Nothing is trained, so a run is the
+same with and without this evaluation.
 """
 
 from __future__ import annotations
@@ -49,13 +48,13 @@ from lfo.types import Rollout, StepResult
 SPLIT = "val"
 TASKS = 24
 CALLS = 64
-EXAMPLES = 5  # shown of each examination, of different categories as far as there are
+EXAMPLES = 5  # saved predictions of each evaluation, of different categories if possible
 
 PlaysTasks = Callable[[Sequence[Any]], Sequence[Rollout]]
 
 
 class Examination:
-    """The world model of a run on the held-out calls: what it writes, and how it takes the true replies."""
+    """Evaluates the world model of a run on the held-out calls: its replies, and its scores of the true ones."""
 
     def __init__(
         self,
@@ -70,30 +69,30 @@ class Examination:
 
     @cached_property
     def calls(self) -> list[ObservedCall]:
-        """The fixed pool, made at first need; a run that is evaluated on few tasks is examined on few calls."""
+        """The fixed pool, created on first use; smaller if `eval.tasks` is small."""
         runner_config, count = RunnerConfig.of_run(self._config), min(CALLS, self._config.eval.tasks)
         return held_out_calls(self._make_environment, runner_config, self._untrained, count=count)
 
     @cached_property
     def asked(self) -> list[ObservedCall]:
-        """As many calls that look-ahead asks about, each of another task; where it asks about none, the pool."""
+        """Calls that look-ahead asks about, each of a different task; the pool if there are none."""
         runner_config, count = RunnerConfig.of_run(self._config), min(CALLS, self._config.eval.tasks)
         return asked_calls(self._make_environment, runner_config, self._untrained, count=count) or self.calls
 
     def _untrained(self, tasks: Sequence[Any]) -> list[Rollout]:
-        """The bare base plays, blind, with the same random numbers in every run."""
+        """Play blind with the base, with the same random numbers in every run."""
         requests = [RolloutRequest(task=task, seeds=(0, index), blind=True) for index, task in enumerate(tasks)]
         return self._backend.roll_out(requests, temperature=1.0, untrained=True)
 
     def lost_tokens(self, rollouts: Sequence[Rollout], predict: Collection[str] | None) -> dict[str, float]:
-        """How much of what was heard in these rollouts the world model neither learns nor predicts."""
+        """Return which share of the replies the world model neither learns nor predicts, because they are too long."""
         world = self._config.world_model
         heard = (turn for rollout in rollouts for turn in rollout.turns if is_heard(turn, predict))
         lengths = [self._codec.length(turn.observation) for turn in heard]
         return lost_tokens(lengths, learned=max(world.target_tokens, world.reply_tokens), predicted=world.reply_tokens)
 
     def run(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """The metrics under their names in a row, and some examples for a person to read."""
+        """Return the metrics for a row, and some predictions to read."""
         codec, judge = self._codec, self._make_environment()
         prompts = [codec.question_ids(call.state, call.call) for call in self.calls]
         written = [codec.decode(ids) for ids in self._backend.complete(prompts)]
@@ -117,7 +116,7 @@ class Examination:
         return metrics, _of_different_categories(examples, EXAMPLES)
 
     def _calibration(self) -> dict[str, Any]:
-        """How far its certainty can be believed where it matters: of what look-ahead asks about."""
+        """Return the calibration of certainty on calls that look-ahead asks about."""
         codec, judge, complete = self._codec, self._make_environment(), self._backend.complete
         prompts = [codec.question_ids(call.state, call.call) for call in self.asked]
         predicted = [codec.decode(ids) for ids in complete(prompts)]
@@ -131,9 +130,9 @@ class Examination:
 def held_out_calls(
     make_environment: EnvironmentFactory, runner_config: RunnerConfig, base_policy: PlaysTasks, *, count: int = CALLS
 ) -> list[ObservedCall]:
-    """At most `count` different calls, as evenly over the kinds of replies as these tasks allow.
+    """Return at most `count` different calls, distributed over the kinds of replies as evenly as possible.
 
-    `base_policy` answers one rollout for each task, in order: of the untrained base, always the same.
+    `base_policy` returns one rollout of the untrained base for each task, in order, always the same.
     """
     judge = make_environment()
     tasks = judge.tasks(SPLIT)[:TASKS]
@@ -153,7 +152,7 @@ def held_out_calls(
 def asked_calls(
     make_environment: EnvironmentFactory, runner_config: RunnerConfig, base_policy: PlaysTasks, *, count: int = CALLS
 ) -> list[ObservedCall]:
-    """The first call of each of so many tasks that look-ahead asks about; none where the environment has no such."""
+    """Return the first call of each task that look-ahead asks about; none if the environment names none."""
     judge = make_environment()
     if not isinstance(judge, OffersLookahead):
         return []
@@ -169,7 +168,7 @@ def asked_calls(
 def _asked_calls(
     make_environment: EnvironmentFactory, runner_config: RunnerConfig, played: Sequence[tuple[Any, Rollout]]
 ) -> Iterator[ObservedCall]:
-    """The first call of each rollout that look-ahead would have asked about, with what would have been heard."""
+    """Return the first call of each rollout that look-ahead would ask about, with its true reply."""
     judge = make_environment()
     if not isinstance(judge, OffersLookahead):
         return
@@ -193,7 +192,7 @@ def _question(judge: OffersLookahead, task: Any, rollout: Rollout) -> Question |
 
 
 def _evenly(calls: Iterable[ObservedCall], count: int) -> list[ObservedCall]:
-    """One of each kind in turn, no call twice; those that look-ahead asks about are a kind of their own."""
+    """Take one of each kind in turn, each call once; calls that look-ahead asks about are a separate kind."""
     different: dict[str, ObservedCall] = {}
     for call in calls:
         different.setdefault(repr((call.state, call.call)), call)
@@ -217,7 +216,7 @@ def _example(call: ObservedCall, made: Prediction) -> dict[str, Any]:
 
 
 def _of_different_categories(examples: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """The first of each category, then the second of each, and so on."""
+    """Yield the first of each category, then the second of each, and so on."""
     seen: dict[str, int] = {}
     indices = []
     for index, example in enumerate(examples):
@@ -230,7 +229,7 @@ def _of_different_categories(examples: Sequence[dict[str, Any]], count: int) -> 
 
 
 class _Recorder:
-    """Stands before an environment and notes what is said."""
+    """Wraps an environment and records the messages."""
 
     def __init__(self, environment: Environment, task: Any) -> None:
         self.environment = environment

@@ -1,10 +1,10 @@
-"""One optimizer update: training samples in, moved adapters out. Blind to algorithms, environments and text.
+"""One optimizer update of the adapters from training samples. It knows no algorithm, environment or text.
 
     total = policy_loss + weight * world_model_loss + internalise.weight * imitation_loss
 
-One backward, gradients clipped per adapter, one AdamW.
+It makes one backward pass, clips gradients per adapter, and uses one AdamW.
 
-Each loss is the mean over its own tokens of the whole mini-batch, whatever the micro-batches are.
+Each loss is the mean over its own tokens of the whole mini-batch, independent of micro-batches.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from lfo.objectives.losses import (
 )
 from lfo.types import ReplyScore, TrainingSample
 
-LOGITS_AT_ONCE = 1 << 27  # numbers: predictions times vocabulary
+LOGITS_AT_ONCE = 1 << 27  # predictions times vocabulary
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """Rows padded on the right, with the same adapters unless the model mixes rows. Suffixes: B rows, T tokens."""
+    """Rows, padded on the right, with the same adapters unless the model mixes rows. Suffixes: B rows, T tokens."""
 
-    adapters: tuple[str, ...]  # all that occur in it
+    adapters: tuple[str, ...]  # all adapters in the batch
     adapters_of_rows: tuple[tuple[str, ...], ...]
     lengths: tuple[int, ...]
     tokens_BT: Tensor
@@ -57,18 +57,18 @@ class Batch:
     policy_weights_BT: Tensor
     world_model_weights_BT: Tensor
     imitation_weights_BT: Tensor
-    wanted_BT: Tensor  # on the host: the tokens behind which a prediction is weighed
-    has_policy: bool  # whether any token has such a weight: asking the tensors would make the device wait
+    wanted_BT: Tensor  # on the host: positions whose next-token prediction has a weight
+    has_policy: bool  # whether any token has such a weight; reading the tensor would sync the device
     has_world_model: bool
     has_imitation: bool
 
 
 def collate(samples: Sequence[TrainingSample], device: torch.device) -> Batch:
-    """Pad rows with zeros; no weight is ever on padding."""
+    """Pad rows with zeros; padding has no weight."""
     longest = max(len(sample.tokens) for sample in samples)
 
     def stack(stream: str, dtype: type[np.generic] = np.float32) -> Tensor:
-        rows = np.zeros((len(samples), longest), dtype=dtype)  # numpy reads a list three times as fast as torch
+        rows = np.zeros((len(samples), longest), dtype=dtype)  # numpy converts a list three times as fast as torch
         for row, sample in zip(rows, samples, strict=True):
             values = getattr(sample, stream)
             row[: len(values)] = values
@@ -79,7 +79,7 @@ def collate(samples: Sequence[TrainingSample], device: torch.device) -> Batch:
         streams = sample.policy_weights, sample.world_model_weights, sample.imitation_weights
         row[: len(sample.tokens)] = np.any([stream for stream in streams if stream], axis=0)
     wanted = np.zeros_like(weighed)
-    wanted[:, :-1] = weighed[:, 1:]  # a token is predicted from the state behind the one before it
+    wanted[:, :-1] = weighed[:, 1:]  # the state at the token before predicts a token
 
     return Batch(
         adapters=tuple(dict.fromkeys(name for sample in samples for name in sample.adapters)),
@@ -101,9 +101,9 @@ def collate(samples: Sequence[TrainingSample], device: torch.device) -> Batch:
 def micro_batches(
     samples: Sequence[TrainingSample], device: torch.device, *, tokens: int, mixed: bool = False
 ) -> Iterator[Batch]:
-    """Rows of similar length, at most `tokens` of them together (a longer row goes alone).
+    """Yield micro-batches of rows of similar length with at most `tokens` tokens; a longer row is alone.
 
-    `mixed`: adapters of all kinds, and padding is free. Otherwise rows with the same adapters, and padding counts.
+    `mixed`: any adapters together, and padding is not counted. Otherwise only equal adapters, and padding counts.
     """
     by_adapters: dict[tuple[str, ...], list[TrainingSample]] = defaultdict(list)
     for sample in samples:
@@ -119,7 +119,7 @@ def micro_batches(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Normalizers:
-    """Tokens of the whole mini-batch that each loss is the mean over; 0: there is no such loss in it."""
+    """The number of tokens of each loss in the whole mini-batch; 0 if it has no such loss."""
 
     policy: float
     world_model: float
@@ -135,13 +135,13 @@ class Normalizers:
 
 
 class Learner:
-    """The adapters' optimizer, and the update."""
+    """Updates the adapters with their optimizer."""
 
     def __init__(self, model: DualAdapterModel, config: RunConfig) -> None:
         self.model = model
         self.config = config
         self.micro_batch_tokens = config.micro_batch_tokens
-        self.chunk = max(1, LOGITS_AT_ONCE // len(model.head))  # predictions whose logits exist at the same time
+        self.chunk = max(1, LOGITS_AT_ONCE // len(model.head))  # predictions whose logits are in memory at once
         self.parameters: Mapping[str, list[torch.nn.Parameter]] = {
             name: model.adapter_parameters(name) for name in model.adapter_names
         }
@@ -163,12 +163,12 @@ class Learner:
         }
 
     def _groups_of(self, adapter: str) -> list[dict[str, Any]]:
-        """The weights of an adapter with their learning rate, and that of an update in which the policy imitates."""
+        """Return the parameter groups of an adapter, with the learning rate for normal and for imitation updates."""
         parameters, world = self.parameters[adapter], self.config.world_model
-        if adapter == POLICY:  # with one shared adapter there is one rate, the policy's
+        if adapter == POLICY:  # a shared adapter has the rate of the policy
             rates = {"rate": self.config.policy.learning_rate, "imitation_rate": self.config.internalise.learning_rate}
             return [{"params": parameters, **rates}]
-        # A and B of each layer follow each other.
+        # A and B of each layer alternate.
         parts = (
             [(parameters, 1.0)]
             if world.lora_plus == 1
@@ -182,8 +182,8 @@ class Learner:
     def update(
         self, samples: Sequence[TrainingSample], *, world_model_weight: float, rate_factor: float
     ) -> dict[str, float]:
-        """Train on one mini-batch; `rate_factor` scales every learning rate. Answers what to watch."""
-        # A row that trains nothing is no row: its padding would round the others' gradients differently.
+        """Train on one mini-batch and return the metrics; `rate_factor` scales every learning rate."""
+        # Drop rows that train nothing: their padding would change the rounding of other gradients.
         samples = [
             each
             for each in samples
@@ -194,7 +194,7 @@ class Learner:
         tokens = Normalizers.of(samples, world_model_weight=world_model_weight)
         if not samples:
             return {}
-        sums: dict[str, Any] = defaultdict(float)  # on the device: asking for a number would make it wait
+        sums: dict[str, Any] = defaultdict(float)  # on the device, to avoid a sync
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         for batch in self._micro_batches(samples):
@@ -204,9 +204,9 @@ class Learner:
         norms = clip_gradients_per_adapter(self.parameters, self.config.optimizer.clip)
         if not all(map(math.isfinite, (*norms.values(), *watched.values()))):
             raise WorkError(
-                f"the loss or its gradient is not a finite number (gradient norms {norms}); go on in another folder "
+                f"the loss or its gradient is not a finite number (gradient norms {norms}); continue in another folder "
                 f"with init_from={self.config.output_dir} and a lower policy.learning_rate, world_model.learning_rate "
-                "or, where the policy imitates, internalise.learning_rate"
+                "or, if the policy imitates, internalise.learning_rate"
             )
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -215,15 +215,15 @@ class Learner:
             optimizer.step()
         return {**watched, **{f"gradient_norm/{name}": norm for name, norm in norms.items()}}
 
-    # Two hooks for a learner that shares the work with others: see engines/verl/learner.py.
+    # Two hooks for a distributed learner: see engines/verl/learner.py.
 
     def _micro_batches(self, samples: Sequence[TrainingSample]) -> Iterator[Batch]:
-        """What this process computes of a mini-batch: all of it."""
+        """Yield the micro-batches that this process computes: all of them."""
         tokens, mixed = self.micro_batch_tokens, self.model.mixes_rows
         yield from micro_batches(samples, self.model.device, tokens=tokens, mixed=mixed)
 
     def _gather(self, watched: dict[str, float]) -> None:
-        """Add what other processes computed to the gradients and to what is watched: there are none."""
+        """Add the gradients and metrics of other processes; here there are none."""
 
     def _backward(self, batch: Batch, tokens: Normalizers, world_model_weight: float, sums: dict[str, Any]) -> None:
         model = self.model
@@ -233,7 +233,7 @@ class Learner:
         )
         if not (has_policy or has_world):
             return
-        # Inline and stacked, one forward serves all losses, and only those of the policy must spare the world model.
+        # Inline with stacked: one forward for all losses, but only the policy losses must spare the world model.
         spared = model.policy_detached if batch.adapters == model.policy_adapters else ()
         asked: dict[str, Any] = {"lengths": batch.lengths, "wanted_BT": batch.wanted_BT}
         if model.mixes_rows:
@@ -258,9 +258,9 @@ class Learner:
             total_loss(policy, world, weight=world_model_weight).backward()
 
     def _policy_loss(self, hidden_BTD: Tensor, batch: Batch, tokens: float, sums: dict[str, Any]) -> Tensor:
-        """The clipped loss, less the entropy bonus, plus the KL divergence from the base, where they are wanted."""
+        """Return the clipped loss, minus the entropy bonus, plus the KL divergence from the base, if configured."""
         policy, weights_BT = self.config.policy, batch.policy_weights_BT
-        # The policy is judged at the temperature it sampled with, the world model always at 1.
+        # Log-probs of the policy use the sampling temperature; those of the world model always use 1.
         logprobs_BT, entropies_BT = fused_token_logprobs(
             hidden_BTD,
             self.model.head,
@@ -322,7 +322,7 @@ class Learner:
 
     @torch.no_grad()
     def reply_scores(self, samples: Sequence[TrainingSample]) -> list[ReplyScore]:
-        """How the reply of each row was predicted, in order, without training; all rows run on the same adapters."""
+        """Score how well the reply of each row is predicted, in order; all rows use the same adapters."""
         scores: dict[int, ReplyScore] = {}
         longest_first = sorted(range(len(samples)), key=lambda place: len(samples[place].tokens), reverse=True)
         while longest_first:

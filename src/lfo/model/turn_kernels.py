@@ -1,8 +1,7 @@
-"""`turn_ops` in Triton, for one token of each row of a batch: nothing waits for the host, so a graph can hold it.
+"""`turn_ops` in Triton, for one token of each row of a batch, without host syncs, so that a graph can capture it.
 
-Imported only where there is a GPU. One program works on one row or a part of it; sums are in fp32, whatever the
-weights are in. `tests/test_turn_kernels.py` compares each function with its definition, on a GPU or, with
-TRITON_INTERPRET=1, without one.
+Imported only if there is a GPU. One program processes one row or a part of it; sums are in fp32 for every dtype of the
+weights. `tests/test_turn_kernels.py` compares each function with its definition, on a GPU or with TRITON_INTERPRET=1.
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false
@@ -34,7 +33,7 @@ def _widen(
     inside = columns < width
     ranks = tile * RANKS + tl.arange(0, RANKS)
     wanted = ranks < rank
-    # Asked for first: it does not wait for the row.
+    # Loaded first, because it does not depend on the row.
     weights = tl.load(
         a + ranks[:, None] * width + columns[None, :], mask=wanted[:, None] & inside[None, :], other=0.0
     ).to(tl.float32)
@@ -92,7 +91,7 @@ def widen_gate(gate_up: Tensor, a_RW: Tensor) -> Tensor:
 
 @triton.jit
 def _turn(pointer, columns, heads, inside, norm, cos, sin, epsilon, NORM: tl.constexpr, D: tl.constexpr):
-    """Queries or keys of some heads (heads x D) after norm and rotation, in fp32."""
+    """Return queries or keys of some heads (heads x D) after norm and rotation, in fp32."""
     partner = (columns + D // 2) % D
     index, other = heads[:, None] * D + columns[None, :], heads[:, None] * D + partner[None, :]
     straight = tl.load(pointer + index, mask=inside[:, None], other=0.0).to(tl.float32)
@@ -111,7 +110,7 @@ def _attend(
     QUERIES: tl.constexpr, KEYS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
     NORM: tl.constexpr, PRECISION: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The cache of a row is read by several programs, a part each; `_widen` joins what they found."""
+    """Several programs read a part of the cache of a row each; `_widen` joins their results."""
     row, head, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     slot = tl.load(slots + row)
     position = tl.load(positions + slot)
@@ -129,7 +128,7 @@ def _attend(
     total = tl.zeros([GROUP], tl.float32)
     gathered = tl.zeros([GROUP, D], tl.float32)
     if part == 0:
-        # The key and value of this very token: kept for later, and counted from registers now.
+        # The key and value of this token: stored for later, and used from registers now.
         one = tl.arange(0, 1)
         key = _turn(mine, columns, QUERIES + head + one, one < 1, norm, cosine, sine, epsilon, NORM, D).to(kind)
         value = tl.load(mine + (QUERIES + KEYS + head) * D + columns)
@@ -178,7 +177,7 @@ def attend(
         qkv, qkv if norm is None else norm, keys, values, slots_B, position_L, heads.cos_SD, heads.sin_SD, found, stats,
         qkv.stride(0), keys.stride(0), keys.stride(1), heads.scaling, heads.epsilon,
         QUERIES=heads.queries, KEYS=heads.keys,
-        GROUP=max(16, triton.next_power_of_2(heads.queries // heads.keys)),  # the least a matrix unit takes
+        GROUP=max(16, triton.next_power_of_2(heads.queries // heads.keys)),  # the minimum of a matrix unit
         D=heads.size, BLOCK=_KEY_BLOCK, NORM=norm is not None, PRECISION="ieee", PARTS=_PARTS,
         num_warps=4, num_stages=3,
     )  # fmt: skip
@@ -215,7 +214,7 @@ def _say(
         scores = tl.load(mine + first + columns, mask=inside, other=float("-inf")) * scale
         total += tl.sum(tl.exp(scores - top), 0)
 
-    # The same sums in the same order: the block in which the distribution function passes the target.
+    # The same sums in the same order, to find the block in which the distribution function passes the target.
     target = tl.load(uniforms + slot * room + tl.minimum(index, room - 1)) * total
     running, found, before = 0.0, -1, 0.0
     for first in range(0, vocabulary, BLOCK):
@@ -231,7 +230,7 @@ def _say(
     scores = tl.load(mine + first + columns, mask=inside, other=float("-inf")) * scale
     weights = tl.exp(scores - top)
     passed = tl.sum(((before + tl.cumsum(weights, 0) <= target) & inside).to(tl.int32), 0)
-    # Rounding may carry the target past the end of its block: then the likeliest token there is a fair stand-in.
+    # Rounding may move the target past the end of its block: then take the likeliest token there.
     within = tl.where(passed < tl.minimum(BLOCK, vocabulary - first), passed, tl.argmax(scores, 0))
     chosen = tl.where((heat > 0) & (found >= 0), first + within, likeliest)
 

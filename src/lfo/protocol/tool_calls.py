@@ -1,4 +1,4 @@
-"""The forms in which models write tool calls: read, write, and which one a chat template means.
+"""The forms in which models write tool calls: parse them, write them, and detect the form of a chat template.
 
     hermes          <tool_call>\n{"name": "look", "arguments": {"at": "red"}}\n</tool_call>         Qwen, Hermes, ours
     qwen-xml        <tool_call>\n<function=look>\n<parameter=at>\nred\n</parameter>\n...            Qwen3-Coder
@@ -6,8 +6,8 @@
     mistral-args    [TOOL_CALLS]look[ARGS]{"at": "red"}                                             later Mistral models
     mistral         [TOOL_CALLS][{"name": "look", "arguments": {"at": "red"}}]                      Mistral to Small 3.1
 
-A form is two pure functions: `parse` reads all calls of a whole message (none: it has no call) or raises a `Mistake`,
-with the strictness of `hermes`; `pieces` writes calls. Nothing but a message that the policy has sampled is ever read.
+A form has two pure functions: `parse` returns all calls of a message or raises a `Mistake`, as strictly as `hermes`;
+`pieces` writes calls. Only messages that the policy has sampled are parsed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any
 from lfo.protocol.hermes import Mistake, call_of, format_tool_call, parse_tool_calls, read_json, refuse_overlong
 from lfo.types import ToolCall
 
-Tools = Sequence[Mapping[str, Any]]  # schemas in OpenAI's form
+Tools = Sequence[Mapping[str, Any]]  # schemas in OpenAI format
 
 
 class Control(str):
-    """A piece of a written call that is one token, where the vocabulary has it."""
+    """A part of a written call that is one token, if the vocabulary has it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,19 +34,19 @@ class CallForm:
     parse: Callable[[str, Tools], list[ToolCall]]
     pieces: Callable[[Sequence[ToolCall]], Iterable[str]]
     ends: tuple[str, ...] = ()  # tokens that end a message with a call, beside the template's end of turn
-    opening: str = ""  # what the first call begins with, where text may stand before it
+    opening: str = ""  # how the first call starts, if text may be before it
 
     def render(self, calls: Sequence[ToolCall]) -> str:
         return "".join(self.pieces(calls))
 
     def before(self, message: str) -> str:
-        """The text before the calls of a message; none where it would be read as a call in Hermes' form."""
+        """Return the text before the calls of a message; "" if Hermes would parse it as a call."""
         text = message.partition(self.opening)[0].strip() if self.opening else ""
         return "" if "<tool_call>" in text else text
 
 
 def form_of(written: str, call: ToolCall) -> CallForm | None:
-    """The form in which a template has written this call; its argument must be a string. None: no form known here."""
+    """Return the form in which a template has written this call, with a string argument; None if it is unknown."""
     for form in FORMS:
         try:
             if form.parse(written, ()) == [call]:
@@ -62,7 +62,7 @@ _PYTHON_TAG = Control("<|python_tag|>")
 
 
 def _parse_llama(message: str, tools: Tools) -> list[ToolCall]:
-    """The message is a call, or several with `;` in between; text that merely holds JSON is text."""
+    """Parse a message that is one call, or several separated by `;`; text that merely contains JSON is text."""
     index = len(message) - len(message.lstrip())
     if message.startswith(_PYTHON_TAG, index):
         index = _skip_space(message, index + len(_PYTHON_TAG))
@@ -143,11 +143,11 @@ _XML_FUNCTION = re.compile(r"<function=([^<>\s]+)>\s*")
 _XML_PARAMETER = re.compile(r"<parameter=([^<>\s]+)>")
 _XML_VALUE_END = "</parameter>"
 _XML_END = re.compile(r"</function>\s*</tool_call>")
-_XML_SPELLING = {"True": "true", "False": "false", "None": "null"}  # as templates write Python's values
+_XML_SPELLING = {"True": "true", "False": "false", "None": "null"}  # templates write Python's spelling
 
 
 def _parse_qwen_xml(message: str, tools: Tools) -> list[ToolCall]:
-    """Values are text between tags: read as what the tool's schema wants, and as text where it does not say."""
+    """Parse values between tags by the schema of the tool; without a type in the schema, they are text."""
     calls: list[ToolCall] = []
     index = 0
     while start := _XML_START.search(message, index):
@@ -176,7 +176,7 @@ def _parse_qwen_xml(message: str, tools: Tools) -> list[ToolCall]:
 
 
 def _typed(text: str, schema: Any) -> Any:
-    """A value as its schema wants it; text where that is text, unknown, or not what is written."""
+    """Convert a value to the type of its schema; text if that is a string, unknown, or does not fit."""
     if not isinstance(schema, Mapping):
         return text
     options = [schema, *(each for each in _listed(schema.get("anyOf", ())) if isinstance(each, Mapping))]
@@ -188,7 +188,7 @@ def _typed(text: str, schema: Any) -> Any:
     try:
         value, end = read_json(spelled, len(spelled) - len(spelled.lstrip()))
     except Mistake:
-        return text  # whoever checks the arguments says what is wrong
+        return text  # the validation of arguments reports the error
     return value if not spelled[end:].strip() else text
 
 
@@ -205,7 +205,7 @@ def _properties(tools: Tools, name: str) -> Mapping[str, Any]:
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
-    """Schemas of `lfo serve` are its clients': anything may stand in them."""
+    """Return the schema of an argument; clients of `lfo serve` may send anything as a schema."""
     return value if isinstance(value, Mapping) else {}
 
 
@@ -231,7 +231,7 @@ def _json(value: Any) -> str:
 
 
 def _refuse_other_forms(message: str) -> None:
-    """Environments read Hermes' form: what this model did not mean as a call must not become one there."""
+    """Raise a `Mistake` for Hermes calls of a model with another form, because environments would execute them."""
     if "<tool_call>" in message:
         raise Mistake("The tool call is not in the form that the chat template of this model has.")
 

@@ -1,4 +1,4 @@
-"""Who speaks: all of a run that answering needs, with the local sampler or a vLLM server behind it."""
+"""The parts of a run that serving needs, with the local sampler or a vLLM server."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from lfo.serving.upstream import Upstream, UpstreamRows, completer
 
 
 class SpeakingRows(Rows, Protocol):
-    """Rows of a sampler that tell what is in them."""
+    """Rows of a sampler whose tokens can be read."""
 
     def tokens(self, row: int) -> Sequence[int]: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speaker:
-    """Make it with `local_speaker` or `upstream_speaker`."""
+    """Create it with `local_speaker` or `upstream_speaker`."""
 
     config: RunConfig
     make_environment: EnvironmentFactory
     tokenizer: PreTrainedTokenizerBase
-    codec: ChatCodec  # of the environment's own tools
+    codec: ChatCodec  # for the tools of the environment
     runner_config: RunnerConfig
     lookahead: LookAhead | None
-    new_rows: Callable[[int], SpeakingRows]  # so many fresh rows that the policy continues
+    new_rows: Callable[[int], SpeakingRows]  # number -> new rows that the policy continues
 
 
 def local_speaker(agent: Agent) -> Speaker:
@@ -55,14 +55,14 @@ def local_speaker(agent: Agent) -> Speaker:
         tokenizer=agent.tokenizer,
         codec=agent.codec,
         runner_config=agent.runner_config,
-        # A policy that imitated successes learned to act without look-ahead.
+        # A policy that imitated successes has learned to act without look-ahead.
         lookahead=None if agent.config.looks_ahead_untrained else agent.lookahead,
         new_rows=new_rows,
     )
 
 
 def upstream_speaker(run: Path, url: str, *, api_key: str = "", lookahead: bool = True) -> Speaker:
-    """A run whose weights a vLLM server holds, under the names that `lfo export` gives them."""
+    """Return the speaker of a run whose LoRAs a vLLM server has, under the names of `lfo export`."""
     config = saved_config(run)
     make_environment, tokenizer = environment_factory(config), load_tokenizer(config.model)
     codec = ChatCodec(tokenizer, make_environment().tools(), thinking=config.rollout.thinking)

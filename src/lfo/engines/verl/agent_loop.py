@@ -47,9 +47,7 @@ class RolloutOutput(AgentLoopOutput):
 
     def as_dict(self) -> dict[str, Any]:
         fields = super().as_dict()
-        fields["rollout"] = msgspec.to_builtins(
-            self.rollout
-        )  # plain data between processes; `Cluster` rebuilds the rollout
+        fields["rollout"] = msgspec.to_builtins(self.rollout)  # plain data; `Cluster` rebuilds the rollout
         return fields
 
 
