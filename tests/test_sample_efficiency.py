@@ -352,7 +352,7 @@ def test_machine_and_place_do_not_make_a_group_but_two_runs_of_one_seed_are_refu
     one = reaching(80, "seed=1", "output_dir=a", "threads=1")
     other = reaching(80, "seed=2", "output_dir=b", "threads=2", "checkpoint_every=5")
     assert len(compare([one, other]).groups) == 1
-    with pytest.raises(UsageError, match="same settings and the same seed"):
+    with pytest.raises(UsageError, match="same config and the same seed"):
         compare([one, dataclasses.replace(one, path=Path("copy"))])
 
 

@@ -25,8 +25,8 @@ MIN_STEPS = 20  # steps before anything is reported: with fewer, a third is a fe
 # With a higher success, no problem of the policy is reported: most of any ceiling of the shipped levels.
 SOLVED = 0.7
 GAIN = 0.02  # in success on val: the least that 100 tasks can show
-# Groups with equal rewards teach nothing. Below one informative group in ten, most steps of 8 tasks update the policy from
-# one task or not at all.
+# Groups with equal rewards teach nothing. Below one informative group in ten, most steps of 8 tasks update the policy
+# from one task or not at all.
 FEW_GROUPS = 0.1
 # Nats per token. A healthy policy of the shipped base has 0.05 to 0.15; collapsed ones had 0.004.
 COLLAPSED = 0.02
