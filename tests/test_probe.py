@@ -114,7 +114,7 @@ def test_the_shipped_cases_hold_in_the_real_world():
     ("change", "words"),
     [
         ({"expect": {}}, "case 2 (asks 2): expect needs category, reply or not"),
-        ({"expect": {"reply": "("}}, "case 2 (asks 2): reply is no regular expression"),
+        ({"expect": {"reply": "("}}, "case 2 (asks 2): reply is not a valid regular expression"),
         ({"expect": {"catgory": "x"}}, "case 2 (asks 2): expect has no 'catgory'"),
         ({"call": 7}, "case 2 (asks 2): call must be a text, not 7"),
         ({"arguments": ["x"]}, "case 2 (asks 2): arguments must be a mapping"),

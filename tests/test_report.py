@@ -374,7 +374,7 @@ def test_runs_of_an_unknown_world_have_curves_but_no_comparison(tmp_path: Path):
     payload = payload_of(tmp_path)
     assert len(payload["success"]) == 1
     assert payload["success"][0]["ceiling"] is None
-    assert "Not compared: nobody can tell on which tasks" in payload["comparison"][0]["words"][0]
+    assert "Not compared: the tasks of the evaluation of" in payload["comparison"][0]["words"][0]
     assert payload["headline"] == "Runs evaluated so far: 1."
 
 
