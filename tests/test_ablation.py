@@ -79,8 +79,8 @@ def test_a_value_may_stand_for_several_settings():
     ("study", "value", "words"),
     [
         ("weight", "5", "world_model.weight must be at least 0 and at most 2"),
-        ("rank", "big", "a rank is a whole number"),
-        ("coupling", "shared+lookback", "a coupling is written shared or shared\\+lookahead"),
+        ("rank", "big", "a rank must be a whole number"),
+        ("coupling", "shared+lookback", "a coupling must be written as shared or shared\\+lookahead"),
         ("coupling", "glued", "coupling must be one of"),
     ],
 )

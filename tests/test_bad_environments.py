@@ -107,7 +107,7 @@ def test_an_environment_that_raises_at_times_costs_those_rollouts(monkeypatch, c
     code, _, _ = train("RaisesAtTimes", monkeypatch, capsys)
     assert code == 0
     assert row()["stops"]["environment_error"] == 4
-    assert any("broken off by their environment" in warning for warning in row()["warnings"])
+    assert any("the environment failed in some rollouts" in warning for warning in row()["warnings"])
 
 
 def test_an_environment_that_always_raises_is_one_sentence(monkeypatch, capsys):

@@ -386,7 +386,7 @@ def test_a_failed_case_is_an_error_only_when_strict(lfo, run: Path, tmp_path: Pa
     cases.write_text(f"cases: [{case.format('not: no rep ever says this')}]")
     assert lfo("probe", run, "--cases", cases, "--strict")[0] == 0
     cases.write_text(f"cases: [{case.format('reply: (')}]")
-    fails_with_one_sentence(lfo("probe", run, "--cases", cases), "case 1 (n): reply is no regular expression")
+    fails_with_one_sentence(lfo("probe", run, "--cases", cases), "case 1 (n): reply is not a valid regular expression")
 
 
 def test_probe_needs_a_world_model(lfo, plain: Path):

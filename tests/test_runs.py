@@ -147,7 +147,7 @@ def test_the_script_of_the_experiments_starts_a_run_goes_on_with_it_and_leaves_o
     [
         (lambda run: (run / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n'), "line 2: not a JSON obj"),
         (lambda run: (run / "metrics.jsonl").write_bytes(b"\xff\xfe\x00\n\n"), "line 1: not a JSON object"),
-        (lambda run: (run / "metrics.jsonl").write_text('{"success": 1}\n'), "line 1: a row of metrics without its st"),
+        (lambda run: (run / "metrics.jsonl").write_text('{"success": 1}\n'), "line 1: this row of metrics has no st"),
         (lambda run: (run / "metrics.jsonl").write_text(""), "has no metrics yet"),
         (lambda run: (run / "metrics.jsonl").unlink(), "has no metrics yet"),
         (lambda run: (run / "config.yaml").write_text("steps: [\n"), "is not valid YAML"),

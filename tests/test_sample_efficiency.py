@@ -87,9 +87,9 @@ def test_a_target_met_at_the_last_evaluation_only_is_not_confirmed_and_it_is_sai
     assert tasks_to(curve(late.rows), 0.63) == Reached(tasks=160, censored=True)
     comparison = compare([late, reaching(80, "algo=dapo")])
     assert comparison.groups[0].ratio.bound == "at most"
-    (note,) = (note for note in comparison.notes if "last evaluation only" in note)
-    assert note.startswith("dual-lora-0 met 63% at its last evaluation only: a second one would have to confirm it")
-    assert not any("last evaluation only" in note for note in compare([reaching(80)]).notes)
+    (note,) = (note for note in comparison.notes if "only at its last evaluation" in note)
+    assert note.startswith("dual-lora-0 reached 63% only at its last evaluation, which a second one must confirm")
+    assert not any("only at its last evaluation" in note for note in compare([reaching(80)]).notes)
 
 
 def test_a_curve_is_made_of_the_rows_that_have_the_metric():
@@ -352,7 +352,7 @@ def test_machine_and_place_do_not_make_a_group_but_two_runs_of_one_seed_are_refu
     one = reaching(80, "seed=1", "output_dir=a", "threads=1")
     other = reaching(80, "seed=2", "output_dir=b", "threads=2", "checkpoint_every=5")
     assert len(compare([one, other]).groups) == 1
-    with pytest.raises(UsageError, match="same settings and the same seed"):
+    with pytest.raises(UsageError, match="same config and the same seed"):
         compare([one, dataclasses.replace(one, path=Path("copy"))])
 
 
@@ -362,7 +362,7 @@ def test_the_baseline_is_plain_dapo_unless_another_is_named():
     assert ratios == [None, pytest.approx(4), pytest.approx(2)]
     ratios = [group.ratio.value for group in compare(runs, baseline="dual-lora coupling=shared").groups]
     assert ratios == [pytest.approx(0.5), pytest.approx(2), None]
-    with pytest.raises(UsageError, match=r"there is no group 'x'; the groups are 'dapo', 'dual-lora', "):
+    with pytest.raises(UsageError, match=r"group 'x' does not exist; the groups are 'dapo', 'dual-lora', "):
         compare(runs, baseline="x")
     with pytest.raises(UsageError, match="several groups are plain DAPO"):
         compare([*runs, reaching(800, "algo=dapo", "policy.kl=0.1")])
@@ -545,7 +545,7 @@ def test_runs_that_cannot_be_used_are_named():
     for bad, words in (
         (dataclasses.replace(good, problem="x is damaged"), "x is damaged"),
         (dataclasses.replace(good, rows=({"step": 1, "tasks_seen": 8},)), "contains no evaluation on val yet"),
-        (dataclasses.replace(good, data=None), "nobody can tell on which tasks dual-lora-0 was evaluated"),
+        (dataclasses.replace(good, data=None), "the tasks of the evaluation of dual-lora-0 are unknown"),
     ):
         with pytest.raises(DataError, match=words):
             compare([good, bad])

@@ -27,7 +27,7 @@ def watch(
     """
     for path in runs:
         if not path.is_dir():
-            raise UsageError(f"there is no folder {path}")
+            raise UsageError(f"the folder {path} does not exist")
     from lfo.report.watch import LivePage
 
     with LivePage(runs).serving(host, port) as address:

@@ -166,10 +166,8 @@ def _no_difference(name: str, baseline: str, gap: Difference) -> str:
     if gap.points.interval is None:
         same = not any(gap.points.by_seed.values())
         return f"{name} did exactly what {baseline} did on val after {gap.tasks} tasks, seed by seed." if same else ""
-    low, high = (
-        max(gap.points.interval[0], -1.0),
-        min(gap.points.interval[1], 1.0),
-    )  # a t-interval may exceed the possible range
+    # A t-interval may exceed the possible range.
+    low, high = max(gap.points.interval[0], -1.0), min(gap.points.interval[1], 1.0)
     if low > 0 or high < 0:
         return ""
     return (

@@ -1,4 +1,4 @@
-"""The README.md of an export: what the weights are, what they reached, and how to run them, look-ahead included."""
+"""The README.md of an export: its contents, its results, and how to run it with look-ahead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lfo.statistics import wilson
 from lfo.types import ToolCall
 
 BASE = "base"
-VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for
+VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # supported by vLLM
 
 
 def model_card(agent: Agent, run: Path, form: str, own_world_model: bool) -> str:
@@ -37,12 +37,12 @@ def model_card(agent: Agent, run: Path, form: str, own_world_model: bool) -> str
 
 
 def folder_of(run: Path) -> Path:
-    """The run's folder, given it or one of its checkpoints."""
+    """Return the run folder of a run or of one of its checkpoints."""
     return run.parent.parent if run.parent.name == "checkpoints" else run
 
 
 def _base_name(agent: Agent) -> str:
-    """As a reader of the card types it, standing in the folder of the card."""
+    """Return the path of the base, relative to the folder of the card."""
     return BASE if agent.config.model == EMBEDDED else agent.config.model
 
 
@@ -55,7 +55,7 @@ def _world_model_rank(agent: Agent) -> int:
 
 
 def _needs_both(agent: Agent, form: str) -> bool:
-    """Whether the policy acts with several of the exported adapters at a time."""
+    """Whether the policy needs several exported adapters at the same time."""
     return form == "adapters" and agent.model.coupling.summed > 1
 
 
@@ -97,7 +97,7 @@ def _what_it_is(agent: Agent, name: str, form: str) -> str:
 
 
 def _figures(record: RunRecord, weights: str, *, blind: bool) -> str:
-    """Of the evaluation at the step of these weights, else of the last one; `blind`: of the policy alone."""
+    """Return the results at the step of these adapters, or the last ones; `blind`: without look-ahead."""
     rows = [row for row in record.rows if any(name.startswith("eval/") for name in row)]
     rows = [row for row in rows if weights == f"step-{row['step']:06d}"] or rows
     if not rows:

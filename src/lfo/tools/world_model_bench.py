@@ -1,14 +1,13 @@
-"""How fast the world model learns what it is asked: replies recorded without a policy, and the loop's own updates.
+"""Measure how fast the world model learns, from recorded replies and with the updates of training.
 
     lfo bench world-model                                              the preset, on level 2, one seed
-    lfo bench world-model --seeds 5 world_model.swap_names=0           another recipe, on five seeds
+    lfo bench world-model --seeds 5 world_model.swap_names=0           another config, on five seeds
 
-A trial is a run without rollouts, of 60 steps unless `steps` says otherwise. Of every task that the run would draw, the
-calls that look-ahead asks about are made in a copy of the environment and enter the run's replay buffer; then its own
-`Trainer.rows` and `Backend.learn` make the updates of a step. So whatever changes how a run's world model learns is
-measured here, and nothing has to be rolled out. The world model then completes the held-out calls greedily, and is
-right where the environment says that the two replies mean the same. Beside it stand rivals that hear the same:
-`rivals.py`.
+A trial is a run without rollouts, of 60 steps by default. For every task that the run would draw, the calls that
+look-ahead asks about are made in a copy of the environment and added to the replay buffer. Then `Trainer.rows` and
+`Backend.learn` make the updates of a step. So every change of world-model training can be measured without rollouts.
+The world model then predicts the held-out calls greedily; a prediction is right if it means the same as the true reply.
+The baselines of `rivals.py` get the same replies.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from lfo.training import Collected, Trainer
 from lfo.types import Message, ToolCall
 
 POINTS = (40, 80, 160, 320)
-CALLS = 200  # tasks of each split whose calls are held out
+CALLS = 200  # held-out tasks of each split
 SPLITS = {
     PhoneCalls: ("val", "test_unseen_companies", "test_unseen_rules"),
     OracleCodes: ("val", "test_unseen_oracles"),
@@ -54,7 +53,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heard:
-    """A call that look-ahead asks about, with its reply, and the cell of the law that it falls into."""
+    """A call that look-ahead asks about, with its reply and its cell of the law."""
 
     observed: ObservedCall
     cell: tuple[str, ...]
@@ -69,7 +68,7 @@ def bench_world_model(
     variant: str = "none",
     say: Say = lambda words: None,
 ) -> dict[str, Any]:
-    """Share of right predictions after so many tasks, of the world model and its rivals, for each seed and the mean."""
+    """Return the share of right predictions by tasks, for the world model and its rivals, by seed and as mean."""
     all_overrides = ["preset=tiny", "policy.frozen=true", "steps=60", *overrides]
     first = load_config(all_overrides).seed
     configs = [load_config([*all_overrides, f"seed={seed}"]) for seed in range(first, first + seeds)]
@@ -77,7 +76,7 @@ def bench_world_model(
     if max(points) > steps * prompts:
         raise UsageError(f"steps={steps} draws fewer than {max(points)} tasks; raise it, or name fewer with --tasks")
     if odd := [point for point in points if point % prompts]:
-        raise UsageError(f"--tasks must be whole steps of rollout.prompts={prompts} tasks, which {odd[0]} is not")
+        raise UsageError(f"--tasks must be multiples of rollout.prompts={prompts}, not {odd[0]}")
     torch.set_num_threads(1)
     make_environment = environment_factory(configs[0])
     held_out = {
@@ -144,7 +143,7 @@ def trial(
 
 
 def _learn(trainer: Trainer, step: int, heard: Sequence[Sequence[Heard]]) -> None:
-    """The updates of one step, as the loop makes them of the same replies."""
+    """Make the updates of one step as in training."""
     examples = [
         [trainer.codec.example(each.state, each.call, each.reply, asked=True) for each in observed]
         for observed in ([each.observed for each in some] for some in heard)
@@ -158,7 +157,7 @@ def _learn(trainer: Trainer, step: int, heard: Sequence[Sequence[Heard]]) -> Non
 
 
 def share_right(trainer: Trainer, asked: Sequence[Heard], *, ask: Ask) -> float:
-    """How often what the world model expects means what was said."""
+    """Return the share of predictions with the meaning of the true reply."""
     calls, judge = [each.observed for each in asked], trainer.make_environment()
     written = trainer.backend.complete([ask(each) for each in calls])
     replies = map(trainer.codec.decode, written)
@@ -166,7 +165,7 @@ def share_right(trainer: Trainer, asked: Sequence[Heard], *, ask: Ask) -> float:
 
 
 def calibration(trainer: Trainer, asked: Sequence[Heard], ask: Ask) -> dict[str, Any]:
-    """The certainty of the world model at the end, by replies that it samples, against the truth."""
+    """Return the calibration of the world model at the end."""
     calls, judge, codec = [each.observed for each in asked], trainer.make_environment(), trainer.codec
     prompts = [ask(each) for each in calls]
     predicted = [codec.decode(ids) for ids in trainer.backend.complete(prompts)]
@@ -183,8 +182,8 @@ def calibration(trainer: Trainer, asked: Sequence[Heard], ask: Ask) -> dict[str,
 
 
 def record(make_environment: EnvironmentFactory, tasks: Iterable[Any]) -> list[Heard]:
-    """Of each task the calls that look-ahead asks about once the task's first question is answered, each made for real
-    in an environment of its own."""
+    """Return, for each task, the calls that look-ahead asks about after the first question is answered, each made for
+    real in a new environment."""
     return [each for task in tasks for each in _record(make_environment, task)]
 
 
@@ -222,7 +221,7 @@ def _first_question(task: Any) -> ToolCall:
 
 
 def _cell(environment: Any, task: Any, place: int) -> tuple[str, ...]:
-    """What the law depends on, as far as an agent can see it."""
+    """Return the visible facts that the law depends on."""
     if isinstance(task, OracleTask):
         return task.order, task.colour
     return environment.company.industry, task.errands[place].service

@@ -1,10 +1,10 @@
-"""How a base learns the language and the tools of the domain, and nothing of its rules: by practice conversations.
+"""Train a base on practice conversations: it learns the language and the tools of the domain, but not its rules.
 
     lfo pretrain --output-dir base                  the embedded base, from nothing; about 10 minutes on one GPU
     lfo pretrain --output-dir base --steps 200      a smoke test on a CPU
-    lfo pretrain --base smollm2-135m                a base that exists is only warmed up; about 4 minutes on one GPU
+    lfo pretrain --base smollm2-135m                warm up an existing base; about 4 minutes on one GPU
 
-Deterministic up to the device's arithmetic. What comes out is checked by `lfo pretrain --check`.
+Deterministic up to the arithmetic of the device. `lfo pretrain --check` checks the result.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Progress = Callable[[str, int, int, str], None]  # phase, done, of, words
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PretrainConfig:
-    """What is read, and how it is learned."""
+    """The data and the training of a base."""
 
     conversations: int
     row: int  # tokens in a training row; several documents are packed into one
@@ -53,7 +53,7 @@ class PretrainConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe(PretrainConfig):
-    """All that decides what the embedded base becomes."""
+    """The complete config of the embedded base."""
 
     conversations: int = 300_000
     row: int = 1_024
@@ -70,12 +70,12 @@ class Recipe(PretrainConfig):
     feed_forward: int = 384
 
 
-# A language model that exists needs the syntax of the tools and the habit of using them: about one pass.
+# An existing language model only needs the syntax of the tools and when to use them: about one pass.
 WARM_UP = PretrainConfig(conversations=20_000, row=2_048, batch=32, steps=400, learning_rate=5e-4, warmup=40)
 
 
 def end_of(tokenizer: PreTrainedTokenizerBase) -> int:
-    """What stands after a document and where there is none."""
+    """Return the token after a document, which is also the padding."""
     assert isinstance(tokenizer.pad_token_id, int)
     return tokenizer.pad_token_id
 
@@ -110,7 +110,7 @@ def _encode_part(numbers: range, *, tokenizer: PreTrainedTokenizerBase) -> list[
 def build_corpus(
     config: PretrainConfig, tokenizer: PreTrainedTokenizerBase, *, workers: int, progress: Progress
 ) -> np.ndarray:
-    """All training rows (rows x `config.row`): whole documents in random order, a padding token after each."""
+    """Return all training rows (rows x `config.row`): whole documents in random order, each with a padding token."""
     count = config.conversations
     parts = [range(start, min(start + 500, count)) for start in range(0, count, 500)]
     documents: list[np.ndarray] = []
@@ -126,7 +126,7 @@ def build_corpus(
 
 
 def pack(documents: Sequence[np.ndarray], *, row: int, end: int, seed: int) -> np.ndarray:
-    """Fill rows with whole documents; what does not fit into a row starts the next one."""
+    """Fill rows with whole documents; a document that does not fit starts the next row."""
     order = list(range(len(documents)))
     stream(seed, "pack").shuffle(order)
     rows: list[np.ndarray] = []
@@ -143,7 +143,7 @@ def pack(documents: Sequence[np.ndarray], *, row: int, end: int, seed: int) -> n
 
 
 def _batches(rows: int, config: PretrainConfig) -> Iterator[np.ndarray]:
-    """Numbers of the rows of each batch, epoch after epoch."""
+    """Yield the row indices of each batch, epoch after epoch."""
     for epoch in itertools.count():
         order = np.random.default_rng((config.seed, epoch)).permutation(rows)
         for start in range(0, len(order) - config.batch + 1, config.batch):
@@ -165,8 +165,7 @@ def train_model(
     progress: Progress,
     wanted: np.ndarray | None = None,
 ) -> float:
-    """Plain next-token training on every token, or on those that are `wanted`; returns the mean loss of the last
-    hundred steps."""
+    """Train on the next token, at every position or where `wanted`; return the mean loss of the last hundred steps."""
     model.to(device).train()  # pyright: ignore[reportArgumentType]
     head_VD = model.get_output_embeddings().weight  # pyright: ignore[reportOptionalMemberAccess]
     chunk = max(1, LOGITS_AT_ONCE // len(head_VD))
@@ -215,10 +214,10 @@ def pretrain(recipe: Recipe, output_dir: Path, *, device: str, workers: int, pro
 def warm_up(
     base: str, config: PretrainConfig, output_dir: Path, *, device: str, workers: int, progress: Progress
 ) -> float:
-    """Let a base that exists practise, with its own tokenizer and template, and save it beside it, in bf16."""
+    """Train an existing base on practice conversations, with its own tokenizer and template, and save it in bf16."""
     tokenizer = load_tokenizer(base)
     corpus = build_corpus(config, tokenizer, workers=workers, progress=progress)
-    model = load_base(base, torch.device("cpu"))  # there it is fp32
+    model = load_base(base, torch.device("cpu"))  # fp32 on a CPU
     loss = train_model(model, corpus, config, end=end_of(tokenizer), device=device, progress=progress)
     model.to("cpu", torch.bfloat16).save_pretrained(output_dir)
     tokenizer.save_pretrained(output_dir)

@@ -1,12 +1,11 @@
-"""A base for any tools: practice in how the calls of an environment are written, and in nothing else.
+"""Teach a base the call syntax of the tools of an environment, and nothing else.
 
     lfo pretrain --env textarena:FrozenLake-v0 --base tiny --output-dir base
     lfo pretrain --env textarena:FrozenLake-v0 --check --model base
 
-Random calls, drawn from the tools' schemas or from the moves that the environment names, are played in real rollouts;
-the loss is on the tokens of the calls alone. Nothing is filtered by success, and the tasks are counted: they are those
-of `train`, which a run would see anyway. The check: how often a turn is a call that can be read, and whether the base
-is better than random play, which it must not be.
+Random calls, drawn from the schemas or from the moves of the environment, are played in real rollouts; only the tokens
+of calls have a loss. Rollouts are not filtered by success, and the tasks, which are those of `train`, are counted. The
+check measures how often a turn is a valid call, and that the base is not better than random play.
 """
 
 from __future__ import annotations
@@ -42,26 +41,26 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SYNTAX = PretrainConfig(conversations=400, row=1_024, batch=8, steps=200, learning_rate=5e-4, warmup=20)
-SMALL_RATE = 2e-3  # of the embedded base, which has far to go
-READABLE = 0.9  # of the turns, at least
+SMALL_RATE = 2e-3  # learning rate of the embedded base, which has most to learn
+READABLE = 0.9  # least share of turns that are valid calls
 MAX_TURNS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drill:
-    """Rows of random play; `wanted` marks the tokens of calls and of the end of each."""
+    """Rows of random play; `wanted` marks the tokens of calls and their ends."""
 
     tokens: np.ndarray  # rows x row
     wanted: np.ndarray
     tasks: int  # different ones
     turns: int
-    broken: int  # rollouts that the environment broke off
+    broken: int  # rollouts in which the environment failed
 
 
 def drill(
     make_environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase, config: PretrainConfig, progress: Progress
 ) -> Drill:
-    """Play at random and write down what happened as the policy would see it."""
+    """Play at random and encode the rollouts as the policy would see them."""
     environment = make_environment()
     codec, tasks = ChatCodec(tokenizer, environment.tools()), tasks_of(environment, "train")
     end = end_of(tokenizer)
@@ -73,7 +72,7 @@ def drill(
         task = tasks[stream(config.seed, "task", number).randrange(len(tasks))]
         try:
             ids, mask, played = _rollout(make_environment, codec, task, config, number)
-        except Exception as error:  # somebody else's code
+        except Exception as error:  # foreign code
             broken += 1
             if broken == config.conversations:
                 raise WorkError(f"every rollout of random play failed: {type(error).__name__}: {error}") from error
@@ -94,7 +93,7 @@ def drill(
 def _rollout(
     make_environment: EnvironmentFactory, codec: ChatCodec, task: Any, config: PretrainConfig, number: int
 ) -> tuple[list[int], list[bool], int]:
-    """Token ids, the mask of its calls, and how many whole calls fit."""
+    """Return token ids, the mask of the calls, and the number of complete calls."""
     environment = make_environment()
     tools, opening = environment.tools(), tuple(environment.reset(task))
     heard = "\n".join(message.content for message in opening)
@@ -126,12 +125,12 @@ def teach_syntax(
     device: str,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Let a base practise the calls of an environment, and save it as a model folder."""
+    """Train a base on the calls of an environment, and save it as a model folder."""
     tokenizer = load_tokenizer(base)
     if base == EMBEDDED:
         config = replace(config, learning_rate=SMALL_RATE)
     rows = drill(make_environment, tokenizer, config, progress)
-    model = load_base(base, torch.device("cpu"))  # there it is fp32
+    model = load_base(base, torch.device("cpu"))  # fp32 on a CPU
     loss = train_model(
         model, rows.tokens, config, end=end_of(tokenizer), device=device, progress=progress, wanted=rows.wanted
     )
@@ -154,7 +153,7 @@ def check_syntax(
     max_context: int = 1_024,
     batch: int = 64,
 ) -> dict[str, Any]:
-    """How often a sampled turn is a call that can be read, and its reward beside that of random play."""
+    """Return the share of sampled turns that are valid calls, and the reward beside that of random play."""
     tokenizer, environment = load_tokenizer(model), make_environment()
     codec, tools = ChatCodec(tokenizer, environment.tools()), list(environment.tools())
     tasks = list(tasks_of(environment, "val"))
