@@ -72,7 +72,7 @@ def tokenizer_for_trl() -> Any:
     return tokenizer
 
 
-def train(environment: EnvironmentFactory = OracleCodes, *, steps: int = 1) -> list[dict[str, Any]]:
+def train(make_environment: EnvironmentFactory = OracleCodes, *, steps: int = 1) -> list[dict[str, Any]]:
     """The rows of TRL's log."""
     arguments = GRPOConfig(
         output_dir=tempfile.mkdtemp(),
@@ -90,8 +90,8 @@ def train(environment: EnvironmentFactory = OracleCodes, *, steps: int = 1) -> l
         AutoModelForCausalLM.from_pretrained(model_source("tiny")),
         args=arguments,
         processing_class=tokenizer_for_trl(),
-        environment_factory=trl_environment(environment),
-        train_dataset=Dataset.from_list(trl_rows(environment, count=16)),
+        environment_factory=trl_environment(make_environment),
+        train_dataset=Dataset.from_list(trl_rows(make_environment, count=16)),
     )
     trainer.train()
     return trainer.state.log_history

@@ -167,11 +167,11 @@ def main() -> None:
     with served(run) as (url, token, number):
         client = openai.OpenAI(base_url=url, api_key=token, max_retries=0)
         model = client.models.list().data[0].id
-        options = {"max_turns": agent.settings.max_turns, "temperature": 0}
-        play(client, model, agent.environment(), tasks[0], **options)
+        options = {"max_turns": agent.runner_config.max_turns, "temperature": 0}
+        play(client, model, agent.make_environment(), tasks[0], **options)
 
         def one(task: Any) -> tuple[float, list[str], list[str]]:
-            return play(client, model, agent.environment(), task, **options)
+            return play(client, model, agent.make_environment(), task, **options)
 
         started, before = time.monotonic(), _processor_seconds(number)
         with ThreadPoolExecutor(AT_ONCE) as pool:

@@ -83,7 +83,7 @@ def test_an_environment_that_prints_and_wanders_is_told_once_and_trained(tmp_pat
     assert Path.cwd() == tmp_path
     told = [record.getMessage() for record in caplog.records if "Noisy" in record.getMessage()]
     assert told == [
-        "the environment Noisy: it draws from the global random state, so rollouts side by side are not repeatable",
+        "the environment Noisy: it draws from the global random state, so parallel rollouts are not repeatable",
         "the environment Noisy: it changes the working directory of the process",
         "the environment Noisy: it prints: 'noise of the environment'",
     ]

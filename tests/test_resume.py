@@ -158,7 +158,7 @@ def test_an_ended_run_without_checkpoints_is_not_trained_anew(whole: Path, tmp_p
     before = rows(run)
     capsys.readouterr()
     assert lfo("train", "--resume", str(run)) == 2
-    assert "has ended and its checkpoints are gone" in capsys.readouterr().err
+    assert "has ended and has no checkpoint left" in capsys.readouterr().err
     assert rows(run) == before
 
 

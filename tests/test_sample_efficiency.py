@@ -544,7 +544,7 @@ def test_runs_that_cannot_be_used_are_named():
     good = reaching(80)
     for bad, words in (
         (dataclasses.replace(good, problem="x is damaged"), "x is damaged"),
-        (dataclasses.replace(good, rows=({"step": 1, "tasks_seen": 8},)), "holds no evaluation on val yet"),
+        (dataclasses.replace(good, rows=({"step": 1, "tasks_seen": 8},)), "contains no evaluation on val yet"),
         (dataclasses.replace(good, data=None), "nobody can tell on which tasks dual-lora-0 was evaluated"),
     ):
         with pytest.raises(DataError, match=words):
@@ -647,8 +647,8 @@ def test_the_command_refuses_with_the_reason(lfo, folder: Path):
     (folder / "dapo-1" / "metrics.jsonl").write_text("{}\n" * 2)
     code, out, err = lfo("compare", str(folder))
     assert (code, out) == (2, "")
-    assert err == f"lfo: {folder}/dapo-1/metrics.jsonl, line 1: a row of metrics without its step\n"
-    assert lfo("compare", "nowhere")[0::2] == (2, "lfo: nowhere holds no run: there is no config.yaml in it\n")
+    assert err == f"lfo: {folder}/dapo-1/metrics.jsonl, line 1: this row of metrics has no step\n"
+    assert lfo("compare", "nowhere")[0::2] == (2, "lfo: nowhere is not a run folder: it has no config.yaml\n")
 
 
 def test_a_comparison_is_valid_json_and_has_a_row_for_every_group():

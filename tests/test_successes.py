@@ -197,7 +197,7 @@ def learner(*settings: str, coupling: str = "separate") -> Learner:
 
 def updated(*rows: TrainingSample, weight: float = 1.0, settings: tuple[str, ...] = ()) -> tuple[Any, Learner]:
     mine = learner(*settings)
-    return mine.update(rows, weight=weight, rate_factor=1.0), mine
+    return mine.update(rows, world_model_weight=weight, rate_factor=1.0), mine
 
 
 def test_imitation_is_a_mean_over_its_own_tokens():
@@ -222,7 +222,9 @@ def test_imitation_leaves_the_world_model_alone_and_is_no_world_model_loss():
 
 def test_stacked_imitation_spares_the_world_model():
     mine = learner(coupling="stacked")
-    mine.update([replace(row(imitation=True), adapters=mine.model.policy_adapters)], weight=1.0, rate_factor=1.0)
+    mine.update(
+        [replace(row(imitation=True), adapters=mine.model.policy_adapters)], world_model_weight=1.0, rate_factor=1.0
+    )
     assert gradient(mine.model, "world_model") is None
     assert gradient(mine.model, "policy") is not None
 

@@ -107,7 +107,7 @@ def local_run(trainer: Trainer, folder: Path, updates: int, weight: float) -> Ca
     start = _weights(learner)
     watched, gradients = [], {}
     for number, samples in enumerate(batches):
-        watched.append(learner.update(samples, weight=weight, rate_factor=1.0))
+        watched.append(learner.update(samples, world_model_weight=weight, rate_factor=1.0))
         if number == 0:
             gradients = {
                 f"gradient.{name}.{place}": weight.grad.clone()

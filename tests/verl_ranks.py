@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 
 from lfo.config import RunConfig, load_config
 from lfo.engines.verl import learner
-from lfo.engines.verl.settings import prepare_environment, verl_config
+from lfo.engines.verl.config import prepare_environment, verl_config
 from lfo.model.adapters import DualAdapterModel
 from lfo.types import TrainingSample
 
@@ -134,7 +134,7 @@ def run(name: str, case: dict[str, Any]) -> None:
     for place, rows in enumerate(logprobs):
         results[f"logprobs.{place}"] = rows
     for number, samples in enumerate(batches):
-        watched.append(engine.learn(samples, weight=case["weight"], rate_factor=1.0))
+        watched.append(engine.learn(samples, world_model_weight=case["weight"], rate_factor=1.0))
         if number == 0:
             for adapter, weights in engine.learner.parameters.items():
                 for place, weight in enumerate(weights):

@@ -48,12 +48,12 @@ def main() -> None:
             lines.append([run.name, *figures(read_metrics(run))])
         except (LfoError, OSError) as error:
             lines.append([run.name, f"no metrics: {error}"])
-    widths = [max(len(line[place]) for line in lines if place < len(line)) for place in range(len(lines[0]))]
+    widths = [max(len(line[index]) for line in lines if index < len(line)) for index in range(len(lines[0]))]
     for line in lines:
         print(
             "  ".join(
-                cell.rjust(width) if place else cell.ljust(width)
-                for place, (cell, width) in enumerate(zip(line, widths, strict=False))
+                cell.rjust(width) if index else cell.ljust(width)
+                for index, (cell, width) in enumerate(zip(line, widths, strict=False))
             )
         )
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from lfo.evaluation.costs import Rows, number
+from lfo.evaluation.costs import MetricsRows, number
 from lfo.evaluation.intervals import t_interval
 
 POINTS = 200  # on one line; more are not seen, and are drawn as means of neighbouring steps
@@ -27,7 +27,7 @@ class Member:
 
     run: int
     group: int
-    rows: Rows
+    rows: MetricsRows
     seconds: Sequence[float]  # spent until each row
     counts: bool  # in the mean of its group
 
@@ -40,7 +40,7 @@ class Point:
     value: float
 
 
-def points(rows: Rows, times: Sequence[float], key: str, limit: int = POINTS) -> list[Point]:
+def points(rows: MetricsRows, times: Sequence[float], key: str, limit: int = POINTS) -> list[Point]:
     """The values of one metric; of more than `limit`, means of neighbouring steps."""
     found = []
     for row, seconds in zip(rows, times, strict=True):
@@ -60,12 +60,12 @@ def points(rows: Rows, times: Sequence[float], key: str, limit: int = POINTS) ->
         buckets.setdefault(math.ceil(point.step / together), []).append(point)
     return [
         Point(
-            step=place * together,
+            step=index * together,
             tasks=bucket[-1].tasks,
             seconds=bucket[-1].seconds,
             value=fmean(each.value for each in bucket),
         )
-        for place, bucket in buckets.items()
+        for index, bucket in buckets.items()
     ]
 
 

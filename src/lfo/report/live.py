@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from lfo.evaluation.advice import advise
-from lfo.evaluation.costs import Rows, number
+from lfo.evaluation.costs import MetricsRows, number
 from lfo.evaluation.runs import RunRecord
 from lfo.report.text import shown
 
@@ -44,7 +44,7 @@ def now(record: RunRecord, process: Mapping[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def phases(rows: Rows) -> dict[str, float]:
+def phases(rows: MetricsRows) -> dict[str, float]:
     """Mean seconds a step of each phase, the longest first.
 
     >>> phases([{"seconds/rollout": 2.0, "seconds/update": 3.0}, {"seconds/rollout": 4.0, "seconds/eval": 8.0}])

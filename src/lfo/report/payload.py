@@ -26,7 +26,7 @@ from lfo.evaluation.sample_efficiency import curve as curve_of
 from lfo.report.curves import POINTS, SMALL_CHART_POINTS, Member, curve, mark
 from lfo.report.reliability import reliability_of
 from lfo.report.samples import BUDGET, ROLLOUTS_PER_RUN, Texts, read_predictions, read_rollouts
-from lfo.report.studies import ABLATION_FILE, Study, described
+from lfo.report.studies import ABLATION_FILE, StudyResult, described
 from lfo.report.text import shown
 from lfo.report.words import headline, page_names, table
 
@@ -82,7 +82,7 @@ class Found:
     """What lies in the folders that were given."""
 
     runs: tuple[Path, ...]
-    studies: tuple[Study, ...]
+    studies: tuple[StudyResult, ...]
     problems: tuple[str, ...]
 
 
@@ -97,12 +97,12 @@ def find_runs_and_studies(paths: Sequence[Path]) -> Found:
     for folder in dict.fromkeys(folder for path in paths for folder in folders(path)):
         if (folder / ABLATION_FILE).is_file():
             try:
-                studies.append(Study.read(folder))
+                studies.append(StudyResult.read(folder))
             except (OSError, ValueError, KeyError, TypeError) as error:
                 problems.append(f"{folder / ABLATION_FILE} cannot be read: {error}")
     for path in found:
         if path not in runs and not any(study.path.is_relative_to(path) for study in studies):
-            problems.append(f"{path} holds no run")
+            problems.append(f"{path} is not a run folder")
     if not runs and not studies:
         raise UsageError(f"there is no run in {', '.join(map(str, paths))}: no folder in it holds a config.yaml")
     return Found(runs=tuple(runs), studies=tuple(studies), problems=tuple(problems))
@@ -291,8 +291,8 @@ class _Page:
                 tables.append({"title": title, "columns": [], "rows": [], "words": [shown(f"Not compared: {error}.")]})
                 continue
             found.append((len(evaluated), *headline(comparison)))
-            places = {group.name: self._group_of(group.runs[0]) for group in comparison.groups}
-            tables.append({"title": title, **table(comparison, places)})
+            indices = {group.name: self._group_of(group.runs[0]) for group in comparison.groups}
+            tables.append({"title": title, **table(comparison, indices)})
         if not tables:
             return "Nothing has been evaluated after training yet.", "", []
         if not found:
@@ -304,8 +304,8 @@ class _Page:
 
     def samples(self) -> tuple[list[str], list[dict[str, Any]], list[dict[str, Any]], str]:
         texts, items, examples, cut = Texts(), [], [], 0
-        places = {member.run: member.group for member in self.members}
-        for index in sorted(range(len(self.records)), key=lambda index: places.get(index, len(self.groups))):
+        indices = {member.run: member.group for member in self.members}
+        for index in sorted(range(len(self.records)), key=lambda index: indices.get(index, len(self.groups))):
             path = self.records[index].path
             kept, left_out = read_rollouts(path, index, texts, BUDGET // len(self.records), self.problems)
             items += kept

@@ -35,9 +35,9 @@ def draw_curves(groups: Mapping[str, Sequence[Curve]], *, title: str, ceiling: f
     def text(
         left: float, top: float, words: str, *, anchor: str = "start", colour: str = "#444", size: int = 13
     ) -> str:
-        place = f'x="{left:.1f}" y="{top:.1f}" text-anchor="{anchor}"'
+        index = f'x="{left:.1f}" y="{top:.1f}" text-anchor="{anchor}"'
         halo = 'paint-order="stroke" stroke="white" stroke-width="4"'  # readable over curves too
-        return f'<text {place} {halo} fill="{colour}" font-size="{size}">{escape(words)}</text>'
+        return f'<text {index} {halo} fill="{colour}" font-size="{size}">{escape(words)}</text>'
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">',
@@ -54,8 +54,8 @@ def draw_curves(groups: Mapping[str, Sequence[Curve]], *, title: str, ceiling: f
         dashed = line({0: ceiling, longest: ceiling}, "#999", 1, 1).replace("/>", ' stroke-dasharray="5 4"/>')
         parts += [dashed, text(x(longest) + 8, y(ceiling) + 4, "information ceiling", colour="#777", size=12)]
     labels = []
-    for place, (name, curves) in enumerate(named.items()):
-        colour = COLOURS[place % len(COLOURS)]
+    for index, (name, curves) in enumerate(named.items()):
+        colour = COLOURS[index % len(COLOURS)]
         parts += [line(each, colour, 1.2, 0.45) for each in curves]
         mean = mean_curve(curves)
         parts.append(line(mean, colour, 3, 1))
@@ -81,10 +81,10 @@ def spread_out(places: Sequence[float], *, gap: float, last: float) -> list[floa
     ([10, 15, 50], [90, 95, 100])
     """
     apart = list(places)
-    for place in range(1, len(apart)):
-        apart[place] = max(apart[place], apart[place - 1] + gap)
-    for place in reversed(range(len(apart))):
-        apart[place] = min(apart[place], last - gap * (len(apart) - 1 - place))
+    for index in range(1, len(apart)):
+        apart[index] = max(apart[index], apart[index - 1] + gap)
+    for index in reversed(range(len(apart))):
+        apart[index] = min(apart[index], last - gap * (len(apart) - 1 - index))
     return apart
 
 

@@ -19,7 +19,7 @@ ABLATION_FILE = "ablation.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Study:
+class StudyResult:
     """An ablation: what was varied, and what became of each run."""
 
     path: Path
@@ -27,7 +27,7 @@ class Study:
     cells: Sequence[Mapping[str, Any]]
 
     @classmethod
-    def read(cls, folder: Path) -> Study:
+    def read(cls, folder: Path) -> StudyResult:
         content = json.loads((folder / ABLATION_FILE).read_bytes())
         cells = [cell for cell in content["cells"] if isinstance(cell, dict) and "value" in cell]
         return cls(path=folder, setting=str(content["setting"]), cells=cells)
@@ -44,7 +44,7 @@ class Study:
             if status == "done" and record is not None and curve(record.rows):
                 values[value].append(record)
             else:
-                why = {"failed": f"failed: {cell.get('error') or 'it said nothing'}", "done": "holds no evaluation"}
+                why = {"failed": f"failed: {cell.get('error') or 'it said nothing'}", "done": "contains no evaluation"}
                 failed.append(shown(f"{self.setting}={value}, seed {seed}: {why.get(str(status), 'not run yet')}", 400))
         return {
             "title": shown(self.setting, 100),

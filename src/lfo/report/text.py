@@ -32,7 +32,7 @@ def shown(text: Any, limit: int = TEXT_LIMIT) -> str:
 
 
 def as_script_json(value: Any) -> str:
-    """JSON that can stand inside a `<script>` element: it holds no character that HTML gives a meaning.
+    """JSON that can stand inside a `<script>` element: it contains no character that HTML gives a meaning.
 
     >>> as_script_json("</script>")
     '"\\\\u003c/script\\\\u003e"'

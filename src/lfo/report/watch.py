@@ -1,6 +1,6 @@
 """`lfo watch RUNS...`: the report's page while runs go on, for a browser on this machine.
 
-    with Watch([Path("runs/x")]).serving() as address: ...
+    with LivePage([Path("runs/x")]).serving() as address: ...
 
 The page asks for news every other second and is told only what has changed. Nothing is written and no lock is taken, so
 whatever happens here, the runs do not notice. The address holds a token; whoever does not have it is told nothing.
@@ -34,7 +34,7 @@ LOOPBACK = "127.0.0.1"
 SLOW_CLIENT = 30.0  # seconds that a client may take to ask, or to read
 
 
-class Watch:
+class LivePage:
     """What a page of these folders shows now."""
 
     def __init__(self, paths: Sequence[Path], every: float = EVERY) -> None:
@@ -120,7 +120,7 @@ class _Server(ThreadingHTTPServer):
         """A client that left or sent rubbish is no news."""
 
 
-def _handler(watch: Watch, token: str) -> type[BaseHTTPRequestHandler]:
+def _handler(live_page: LivePage, token: str) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = SLOW_CLIENT  # one request a connection, so that none outlives the server
 
@@ -132,9 +132,9 @@ def _handler(watch: Watch, token: str) -> type[BaseHTTPRequestHandler]:
                     403, "text/plain", "This page needs the token in its address: see what lfo watch printed.\n"
                 )
             elif rest == [""]:
-                self._answer(200, "text/html", watch.page())
+                self._answer(200, "text/html", live_page.page())
             elif rest == ["data"]:
-                self._answer(200, "application/json", json.dumps(watch.news(_version(address.query))))
+                self._answer(200, "application/json", json.dumps(live_page.news(_version(address.query))))
             else:
                 self._answer(404, "text/plain", "There is nothing here; the page's address ends with a slash.\n")
 

@@ -75,8 +75,8 @@ def bench_step(
     overrides: Sequence[str] = (), *, device: str = "cpu", repeats: int = 5, replayed_batches: int = 3
 ) -> dict[str, Any]:
     """Cost of a step (rollouts, examples, update) of each variant, and its ratio to that of plain DAPO."""
-    place = [f"device={device}", *(["threads=1"] if device == "cpu" else [])]
-    variants = {name: _variant([*overrides, *place, *settings]) for name, settings in VARIANTS.items()}
+    index = [f"device={device}", *(["threads=1"] if device == "cpu" else [])]
+    variants = {name: _variant([*overrides, *index, *added]) for name, added in VARIANTS.items()}
     for variant in variants.values():
         _fill_replay(variant.trainer, replayed_batches)
     for repeat in range(repeats + 1):  # the first one warms up and does not count
@@ -114,8 +114,8 @@ def bench_step(
     }
 
 
-def _variant(settings: Sequence[str]) -> _Variant:
-    config = load_config(["preset=tiny", *settings])
+def _variant(overrides: Sequence[str]) -> _Variant:
+    config = load_config(["preset=tiny", *overrides])
     trainer = create_trainer(config, environment_factory(config), load_tokenizer(config.model))
     groups = trainer.draw(0, 0)
     return _Variant(trainer=trainer, groups=[_mixed(group) for group in groups], seconds={})
@@ -135,7 +135,7 @@ def _floors(variant: _Variant, counts: dict[str, int], rate: float) -> dict[str,
 
 
 def _mixed(group: RolloutGroup) -> RolloutGroup:
-    rollouts = (replace(rollout, reward=float(place % 2)) for place, rollout in enumerate(group.rollouts))
+    rollouts = (replace(rollout, reward=float(index % 2)) for index, rollout in enumerate(group.rollouts))
     return replace(group, rollouts=tuple(rollouts))
 
 
@@ -161,7 +161,7 @@ def _train(variant: _Variant) -> None:
 
     def update() -> None:
         work = trainer.rows(0, _collected(variant.groups), heard)
-        backend.learn(work.mini_batches, weight=work.weight, rate_factor=work.rate_factor)
+        backend.learn(work.mini_batches, world_model_weight=work.world_model_weight, rate_factor=work.rate_factor)
         backend.sync(0)
 
     speed.reset_peak(variant.device)
@@ -219,10 +219,10 @@ def bench_rollout(
     step comes to reading every weight and all keys and values once, at the bandwidth of a plain copy.
     """
     torch.set_num_threads(1)
-    place = pick_device(device)
+    index = pick_device(device)
     tokenizer = load_tokenizer(model)
     codec = ChatCodec(tokenizer, PhoneCalls().tools())
-    dual = DualAdapterModel.build(load_base(model, place), coupling="separate", seed=0)
+    dual = DualAdapterModel.build(load_base(model, index), coupling="separate", seed=0)
     prompts = [prompt for prompt in _prompts(codec, tasks) for _ in range(group_size)]
     room = max(map(len, prompts)) + max(max_new_tokens, *FIXED)
     natural = Sampler(dual, max_context=room, eos_ids=[codec.end_of_turn])
@@ -236,14 +236,14 @@ def bench_rollout(
             return _sample(samplers[name], prompts, limit, seed)
         return _generate(dual, codec, prompts, limit, seed, fixed=name == "generate_fixed")
 
-    times, speeds = _in_turns(speak, limits, repeats, place)
+    times, speeds = _in_turns(speak, limits, repeats, index)
     rate = {name: median(values) for name, values in speeds.items()}
     step = (median(times["ours_fixed"]) - median(times["ours_short"])) / (FIXED[1] - FIXED[0])
     cached = sum(map(len, prompts)) + len(prompts) * sum(FIXED) / 2
-    bandwidth = speed.copy_bandwidth(place)
+    bandwidth = speed.copy_bandwidth(index)
     floor = speed.bytes_of_a_step(dual, cached) / bandwidth
     return {
-        "device": place.type,
+        "device": index.type,
         "model": model,
         "tokens_per_second": rate["ours"],
         "generate_tokens_per_second": rate["generate"],
@@ -257,7 +257,7 @@ def bench_rollout(
         "floor_tokens_per_second": len(prompts) / floor,
         "floor_fraction": floor / step,
         "copy_bandwidth": bandwidth,
-        "peak_memory": speed.peak_memory(place),
+        "peak_memory": speed.peak_memory(index),
         "batch": len(prompts),
         "prompt_tokens": sum(map(len, prompts)) / len(prompts),
         "max_new_tokens": max_new_tokens,
@@ -304,9 +304,9 @@ def _generate(
     model: DualAdapterModel, codec: ChatCodec, prompts: Sequence[Sequence[int]], limit: int, seed: int, *, fixed: bool
 ) -> int:
     longest, end = max(map(len, prompts)), codec.end_of_turn
-    place = model.device
-    tokens = torch.tensor([[end] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=place)
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=place)
+    index = model.device
+    tokens = torch.tensor([[end] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=index)
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=index)
     torch.manual_seed(seed)
     with model.active(model.policy_adapters):
         rows = model.causal_lm.generate(

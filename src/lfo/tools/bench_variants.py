@@ -36,19 +36,19 @@ class Variant:
     ask: Ask
 
 
-def make_variant(name: str, trainer: Trainer, environment: EnvironmentFactory, record: Record) -> Variant:
+def make_variant(name: str, trainer: Trainer, make_environment: EnvironmentFactory, record: Record) -> Variant:
     """How a trial draws tasks and asks; what is practised is changed in the trainer itself."""
     config, codec = trainer.config, trainer.codec
 
     def plain(step: int) -> Sequence[Any]:
-        return draw_tasks(config, environment(), step, 0)
+        return draw_tasks(config, make_environment(), step, 0)
 
     def ask(observed: ObservedCall) -> list[int]:
         return codec.question_ids(observed.state, observed.call)
 
     def least_sure(step: int) -> Sequence[Any]:
         larger = replace(config.rollout, prompts=POOL * config.rollout.prompts)
-        pool = draw_tasks(replace(config, rollout=larger), environment(), step, 0)
+        pool = draw_tasks(replace(config, rollout=larger), make_environment(), step, 0)
         trainer.backend.sync(step)
         sure = _certainties(trainer, [record(task) for task in pool])
         ranked = sorted(range(len(pool)), key=lambda place: (sure[place], place))
@@ -67,12 +67,12 @@ def make_variant(name: str, trainer: Trainer, environment: EnvironmentFactory, r
 
 def _certainties(trainer: Trainer, tasks: Sequence[Sequence[ObservedCall]]) -> list[float]:
     """How sure the world model is of what each task will tell: of the call that it is least sure of."""
-    codec, judge, complete = trainer.codec, trainer.environment(), trainer.backend.complete
+    codec, judge, complete = trainer.codec, trainer.make_environment(), trainer.backend.complete
     prompts = [codec.question_ids(each.state, each.call) for calls in tasks for each in calls]
-    expected = [codec.decode(ids) for ids in complete(prompts)]
+    predicted = [codec.decode(ids) for ids in complete(prompts)]
     drawn = sampled_replies(complete, prompts, limit=trainer.config.world_model.reply_tokens)
     sure = iter(
-        certainty(judge, reply, map(codec.decode, some)) or 0.0 for reply, some in zip(expected, drawn, strict=True)
+        certainty(judge, reply, map(codec.decode, some)) or 0.0 for reply, some in zip(predicted, drawn, strict=True)
     )
     return [min(next(sure) for _ in calls) for calls in tasks]
 

@@ -39,7 +39,7 @@ Form = Literal["alone", "adapters", "merged", "stacked"]
 
 def alone(agent: Agent, run: str | Path) -> Alone | None:
     """How well the policy of these weights does without look-ahead; None where nobody has measured it."""
-    step = re.fullmatch(r"step-(\d+)", agent.weights.name if agent.weights else "")
+    step = re.fullmatch(r"step-(\d+)", agent.adapters_folder.name if agent.adapters_folder else "")
     return policy_alone(read_run(folder_of(Path(run))).rows, step=int(step[1]) if step else None)
 
 
@@ -47,7 +47,7 @@ def export(agent: Agent, out: str | Path, *, run: str | Path, form: Form = "adap
     """Write `out`, which must not hold anything yet; answers the files. `merged` uses the agent up."""
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} exists already; choose another folder")
+        raise UsageError(f"{out} already exists; choose another folder")
     if form == "stacked" and agent.model.coupling.summed == 1:
         summing = " or ".join(names_where(lambda row: row.summed > 1))
         raise UsageError(

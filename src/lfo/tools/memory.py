@@ -85,7 +85,7 @@ def by_phase(planned: Mapping[str, int]) -> dict[str, int]:
 
 
 def measure_training(shape: Shape, case: Case, device: torch.device) -> dict[str, float]:
-    """Bytes after each part is made, the peak of the second update (in the first the optimizer has no memory yet), and
+    """Bytes after each part is made, the peak of the second update (in the first the optimizer has no state yet), and
     how long a third one takes."""
     gc.collect()
     torch.cuda.empty_cache()
@@ -134,7 +134,7 @@ def training_update(
 
     rows = [row(model.policy_adapters, case.length, sampled, 0) for _ in range(case.rows)]
     rows.append(row(model.world_model_adapters, 64, 0, 32))
-    return lambda: learner.update(rows, weight=1.0, rate_factor=1.0)
+    return lambda: learner.update(rows, world_model_weight=1.0, rate_factor=1.0)
 
 
 def model_config(shape: Shape) -> Any:

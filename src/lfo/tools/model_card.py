@@ -27,7 +27,7 @@ def model_card(agent: Agent, run: Path, form: str, own_world_model: bool) -> str
     parts = [
         _front_matter(agent, form),
         _what_it_is(agent, record.name, form),
-        _figures(record, "" if agent.weights is None else agent.weights.name, blind=alone),
+        _figures(record, "" if agent.adapters_folder is None else agent.adapters_folder.name, blind=alone),
         _files(agent, form, own_world_model),
         _serving(agent, form, own_world_model),
     ]
@@ -79,7 +79,7 @@ def _what_it_is(agent: Agent, name: str, form: str) -> str:
         if agent.model.world_model_adapters
         else "one job: a policy that calls tools (plain DAPO)"
     )
-    weights = "untrained weights" if agent.weights is None else f"weights of `{agent.weights.name}`"
+    weights = "untrained weights" if agent.adapters_folder is None else f"weights of `{agent.adapters_folder.name}`"
     rows = {
         "environment": f"`{config.env}`" + (f", levels {levels}" if (levels := config.env_args.get("levels")) else ""),
         "algorithm": f"{config.algo}, coupling={config.coupling}",

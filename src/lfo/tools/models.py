@@ -81,7 +81,7 @@ def fetch(
     if (folder / PROVENANCE).is_file():
         return {**_provenance(folder), "folder": str(folder)}
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} exists already and is no fetched model; name a new folder with --out")
+        raise UsageError(f"{folder} already exists and is not a fetched model; name a new folder with --out")
 
     downloads, unfinished = folder.parent / f".{folder.name}.downloads", folder.parent / f".{folder.name}.unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -117,8 +117,8 @@ def _from_hub(
     weights = _HUB_FILES[-1]
     try:
         metadata = get_hf_file_metadata(hf_hub_url(card.hub_id, weights), timeout=_HUB_SECONDS)
-        for place, name in enumerate(_HUB_FILES):
-            progress(f"downloading {name}", place, len(_HUB_FILES))
+        for index, name in enumerate(_HUB_FILES):
+            progress(f"downloading {name}", index, len(_HUB_FILES))
             cached = hf_hub_download(
                 card.hub_id, name, revision=metadata.commit_hash, local_dir=downloads, etag_timeout=_HUB_SECONDS
             )

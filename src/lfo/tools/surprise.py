@@ -49,7 +49,7 @@ class InspectedReply:
 
 def inspect_calls(agent: Agent, calls: Iterable[ObservedCall]) -> Iterator[InspectedReply]:
     """Each call as the world model sees it, one after the other."""
-    judge = agent.environment()
+    judge = agent.make_environment()
     for seen in calls:
         (predicted,) = agent.predict([(seen.state, seen.call)])
         yield InspectedReply(
@@ -65,10 +65,10 @@ def inspect_calls(agent: Agent, calls: Iterable[ObservedCall]) -> Iterator[Inspe
 
 def _of_the_reply(reply: str, tokens: Sequence[SurprisingToken]) -> Iterator[SurprisingToken]:
     """The tokens without the tags around the reply."""
-    start, end, place = len(REPLY_OPEN), len(REPLY_OPEN) + len(reply), 0
+    start, end, index = len(REPLY_OPEN), len(REPLY_OPEN) + len(reply), 0
     for token in tokens:
-        text = token.text[max(0, start - place) : max(0, end - place)]
-        place += len(token.text)
+        text = token.text[max(0, start - index) : max(0, end - index)]
+        index += len(token.text)
         if text:
             yield replace(token, text=text)
 

@@ -70,22 +70,23 @@ def bench_world_model(
     say: Say = lambda words: None,
 ) -> dict[str, Any]:
     """Share of right predictions after so many tasks, of the world model and its rivals, for each seed and the mean."""
-    settings = ["preset=tiny", "policy.frozen=true", "steps=60", *overrides]
-    first = load_config(settings).seed
-    configs = [load_config([*settings, f"seed={seed}"]) for seed in range(first, first + seeds)]
+    all_overrides = ["preset=tiny", "policy.frozen=true", "steps=60", *overrides]
+    first = load_config(all_overrides).seed
+    configs = [load_config([*all_overrides, f"seed={seed}"]) for seed in range(first, first + seeds)]
     steps, prompts = configs[0].steps, configs[0].rollout.prompts
     if max(points) > steps * prompts:
         raise UsageError(f"steps={steps} draws fewer than {max(points)} tasks; raise it, or name fewer with --tasks")
     if odd := [point for point in points if point % prompts]:
         raise UsageError(f"--tasks must be whole steps of rollout.prompts={prompts} tasks, which {odd[0]} is not")
     torch.set_num_threads(1)
-    environment = environment_factory(configs[0])
+    make_environment = environment_factory(configs[0])
     held_out = {
-        split: record(environment, tasks_of(environment(), split)[:calls]) for split in SPLITS[_kind(environment)]
+        split: record(make_environment, tasks_of(make_environment(), split)[:calls])
+        for split in SPLITS[_kind(make_environment)]
     }
     trials = []
     for config in configs:
-        trials.append(trial(config, environment, held_out, points=points, variant=variant))
+        trials.append(trial(config, make_environment, held_out, points=points, variant=variant))
         say(f"seed {config.seed}: {in_words(trials[-1]['world_model'])}")
     names = ("world_model", *NAMES)
     return {
@@ -104,16 +105,16 @@ def bench_world_model(
 
 def trial(
     config: RunConfig,
-    environment: EnvironmentFactory,
+    make_environment: EnvironmentFactory,
     held_out: dict[str, list[Heard]],
     *,
     points: Sequence[int],
     variant: str = "none",
 ) -> dict[str, Any]:
     """One seed: `{"world_model": {split: [share after each point]}, "memory": ..., "seconds_a_step": 1.3}`"""
-    trainer = create_trainer(config, environment, load_tokenizer(config.model))
+    trainer = create_trainer(config, make_environment, load_tokenizer(config.model))
     way = make_variant(
-        variant, trainer, environment, lambda task: [each.observed for each in record(environment, [task])]
+        variant, trainer, make_environment, lambda task: [each.observed for each in record(make_environment, [task])]
     )
     shares: dict[str, dict[str, list[float]]] = {
         name: {split: [] for split in held_out} for name in ("world_model", *NAMES)
@@ -125,7 +126,7 @@ def trial(
         started = time.process_time()
         tasks = way.draw(step)
         seconds += time.process_time() - started
-        new = [record(environment, [task]) for task in tasks]
+        new = [record(make_environment, [task]) for task in tasks]
         heard += [each for some in new for each in some]
         started = time.process_time()
         _learn(trainer, step, new)
@@ -133,7 +134,7 @@ def trial(
         step += 1
         if step * config.rollout.prompts in points:
             trainer.backend.sync(step)
-            judges = {"world_model": partial(share_right, trainer, ask=way.ask), **fit_rivals(heard, environment)}
+            judges = {"world_model": partial(share_right, trainer, ask=way.ask), **fit_rivals(heard, make_environment)}
             for name, judge in judges.items():
                 for split, asked in held_out.items():
                     shares[name][split].append(judge(asked))
@@ -151,12 +152,14 @@ def _learn(trainer: Trainer, step: int, heard: Sequence[Sequence[Heard]]) -> Non
     for of_task in examples:
         trainer.mini_batches.replay.add(of_task)
     update = trainer.rows(step, _NOTHING, examples)
-    trainer.backend.learn(update.mini_batches, weight=update.weight, rate_factor=update.rate_factor)
+    trainer.backend.learn(
+        update.mini_batches, world_model_weight=update.world_model_weight, rate_factor=update.rate_factor
+    )
 
 
 def share_right(trainer: Trainer, asked: Sequence[Heard], *, ask: Ask) -> float:
     """How often what the world model expects means what was said."""
-    calls, judge = [each.observed for each in asked], trainer.environment()
+    calls, judge = [each.observed for each in asked], trainer.make_environment()
     written = trainer.backend.complete([ask(each) for each in calls])
     replies = map(trainer.codec.decode, written)
     return fmean(bool(same_meaning(judge, said, each.reply)) for said, each in zip(replies, calls, strict=True))
@@ -164,13 +167,13 @@ def share_right(trainer: Trainer, asked: Sequence[Heard], *, ask: Ask) -> float:
 
 def calibration(trainer: Trainer, asked: Sequence[Heard], ask: Ask) -> dict[str, Any]:
     """The certainty of the world model at the end, by replies that it samples, against the truth."""
-    calls, judge, codec = [each.observed for each in asked], trainer.environment(), trainer.codec
+    calls, judge, codec = [each.observed for each in asked], trainer.make_environment(), trainer.codec
     prompts = [ask(each) for each in calls]
-    expected = [codec.decode(ids) for ids in trainer.backend.complete(prompts)]
+    predicted = [codec.decode(ids) for ids in trainer.backend.complete(prompts)]
     sampled = sampled_replies(trainer.backend.complete, prompts, limit=trainer.config.world_model.reply_tokens)
     judged = [
         (certainty(judge, reply, map(codec.decode, some)) or 0.0, bool(same_meaning(judge, reply, each.reply)))
-        for reply, some, each in zip(expected, sampled, calls, strict=True)
+        for reply, some, each in zip(predicted, sampled, calls, strict=True)
     ]
     diagram = reliability([sure for sure, _ in judged], [right for _, right in judged])
     return {"error": expected_calibration_error(diagram), "diagram": [asdict(each) for each in diagram]}
@@ -179,14 +182,14 @@ def calibration(trainer: Trainer, asked: Sequence[Heard], ask: Ask) -> dict[str,
 # --- what is recorded ------------------------------------------------------------------------------------------------
 
 
-def record(environment: EnvironmentFactory, tasks: Iterable[Any]) -> list[Heard]:
+def record(make_environment: EnvironmentFactory, tasks: Iterable[Any]) -> list[Heard]:
     """Of each task the calls that look-ahead asks about once the task's first question is answered, each made for real
     in an environment of its own."""
-    return [each for task in tasks for each in _record(environment, task)]
+    return [each for task in tasks for each in _record(make_environment, task)]
 
 
-def _record(environment: EnvironmentFactory, task: Any) -> list[Heard]:
-    asker = environment()
+def _record(make_environment: EnvironmentFactory, task: Any) -> list[Heard]:
+    asker = make_environment()
     opening = asker.reset(task)
     first = format_tool_call(_first_question(task))
     told = asker.step(first).observation
@@ -202,7 +205,7 @@ def _record(environment: EnvironmentFactory, task: Any) -> list[Heard]:
             Message(role="assistant", content=said, predicted=True),
             Message(role="tool", content="", name=call.name, predicted=True),
         ]
-        copy = environment()
+        copy = make_environment()
         copy.reset(task)
         copy.step(first)
         reply = copy.step(said).observation
@@ -225,8 +228,8 @@ def _cell(environment: Any, task: Any, place: int) -> tuple[str, ...]:
     return environment.company.industry, task.errands[place].service
 
 
-def _kind(environment: EnvironmentFactory) -> type:
-    made = environment()
+def _kind(make_environment: EnvironmentFactory) -> type:
+    made = make_environment()
     kind = next((each for each in SPLITS if isinstance(made, each)), None)
     if kind is None:
         raise UsageError(

@@ -29,7 +29,7 @@ from lfo.protocol.chat import ChatCodec
 from lfo.rollout.deliberation import LookAhead
 from lfo.rollout.predictors import true_reply_predictor
 from lfo.rollout.row import RolloutRequest
-from lfo.rollout.runner import Runner, RunnerSettings
+from lfo.rollout.runner import Runner, RunnerConfig
 from lfo.statistics import wilson
 from lfo.types import Rollout
 
@@ -67,15 +67,15 @@ class Player:
         self, tasks: Sequence[Task], *, temperature: float, with_true_replies: bool = False, batch: int = 64
     ) -> list[Rollout]:
         environment = self._environment
-        settings = RunnerSettings()
+        runner_config = RunnerConfig()
         lookahead = None
         if with_true_replies:
-            lookahead = LookAhead(predictor=true_reply_predictor(environment, settings), proposed_by="environment")
-        runner = Runner(environment, self._codec, settings=settings, lookahead=lookahead)
+            lookahead = LookAhead(predictor=true_reply_predictor(environment, runner_config), proposed_by="environment")
+        runner = Runner(environment, self._codec, config=runner_config, lookahead=lookahead)
         rollouts: list[Rollout] = []
         for start in range(0, len(tasks), batch):
             part = tasks[start : start + batch]
-            requests = [RolloutRequest(task=task, seeds=(0, start + place)) for place, task in enumerate(part)]
+            requests = [RolloutRequest(task=task, seeds=(0, start + index)) for index, task in enumerate(part)]
             session = self._sampler.session(rows=len(part), adapters=())
             rollouts += runner.run(requests, session, temperature=temperature)
         return rollouts

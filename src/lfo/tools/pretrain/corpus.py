@@ -212,7 +212,7 @@ def texts(conversation: Conversation) -> Iterator[str]:
             yield render_target(turn.observation)
 
 
-class Rows:
+class CorpusRows:
     """Conversations and world-model examples as token ids, written by the same codecs that rollouts use."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:

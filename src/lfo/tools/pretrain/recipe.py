@@ -28,7 +28,7 @@ from lfo.loading import load_base, load_tokenizer
 from lfo.model.learner import LOGITS_AT_ONCE
 from lfo.objectives.losses import fused_token_hits
 from lfo.tools.models import note_warm_up
-from lfo.tools.pretrain.corpus import Rows, converse, texts
+from lfo.tools.pretrain.corpus import CorpusRows, converse, texts
 from lfo.tools.pretrain.tokenizer import train_tokenizer
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ Progress = Callable[[str, int, int, str], None]  # phase, done, of, words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Practice:
+class PretrainConfig:
     """What is read, and how it is learned."""
 
     conversations: int
@@ -52,7 +52,7 @@ class Practice:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recipe(Practice):
+class Recipe(PretrainConfig):
     """All that decides what the embedded base becomes."""
 
     conversations: int = 300_000
@@ -71,7 +71,7 @@ class Recipe(Practice):
 
 
 # A language model that exists needs the syntax of the tools and the habit of using them: about one pass.
-WARM_UP = Practice(conversations=20_000, row=2_048, batch=32, steps=400, learning_rate=5e-4, warmup=40)
+WARM_UP = PretrainConfig(conversations=20_000, row=2_048, batch=32, steps=400, learning_rate=5e-4, warmup=40)
 
 
 def end_of(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -104,14 +104,14 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Qwen3ForC
 
 def _encode_part(numbers: range, *, tokenizer: PreTrainedTokenizerBase) -> list[np.ndarray]:
     torch.set_num_threads(1)
-    return [np.array(row, dtype=np.uint16) for row in Rows(tokenizer).write(numbers)]
+    return [np.array(row, dtype=np.uint16) for row in CorpusRows(tokenizer).write(numbers)]
 
 
 def build_corpus(
-    practice: Practice, tokenizer: PreTrainedTokenizerBase, *, workers: int, progress: Progress
+    config: PretrainConfig, tokenizer: PreTrainedTokenizerBase, *, workers: int, progress: Progress
 ) -> np.ndarray:
-    """All training rows (rows x `practice.row`): whole documents in random order, a padding token after each."""
-    count = practice.conversations
+    """All training rows (rows x `config.row`): whole documents in random order, a padding token after each."""
+    count = config.conversations
     parts = [range(start, min(start + 500, count)) for start in range(0, count, 500)]
     documents: list[np.ndarray] = []
     encode = partial(_encode_part, tokenizer=tokenizer)
@@ -119,9 +119,9 @@ def build_corpus(
         for done, part in enumerate(pool.imap(encode, parts)):
             documents += part
             progress("corpus", parts[done].stop, count, f"{len(documents)} documents")
-    corpus = pack(documents, row=practice.row, end=end_of(tokenizer), seed=practice.seed)
-    if len(corpus) < practice.batch:
-        raise ConfigError(f"{count} conversations fill {len(corpus)} rows, fewer than a batch of {practice.batch}")
+    corpus = pack(documents, row=config.row, end=end_of(tokenizer), seed=config.seed)
+    if len(corpus) < config.batch:
+        raise ConfigError(f"{count} conversations fill {len(corpus)} rows, fewer than a batch of {config.batch}")
     return corpus
 
 
@@ -142,23 +142,23 @@ def pack(documents: Sequence[np.ndarray], *, row: int, end: int, seed: int) -> n
     return np.stack(rows) if rows else np.empty((0, row), dtype=np.uint16)
 
 
-def _batches(rows: int, practice: Practice) -> Iterator[np.ndarray]:
+def _batches(rows: int, config: PretrainConfig) -> Iterator[np.ndarray]:
     """Numbers of the rows of each batch, epoch after epoch."""
     for epoch in itertools.count():
-        order = np.random.default_rng((practice.seed, epoch)).permutation(rows)
-        for start in range(0, len(order) - practice.batch + 1, practice.batch):
-            yield order[start : start + practice.batch]
+        order = np.random.default_rng((config.seed, epoch)).permutation(rows)
+        for start in range(0, len(order) - config.batch + 1, config.batch):
+            yield order[start : start + config.batch]
 
 
-def _rate(practice: Practice, step: int) -> float:
-    warm = min(1.0, (step + 1) / practice.warmup)
-    return practice.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * step / practice.steps))
+def _rate(config: PretrainConfig, step: int) -> float:
+    warm = min(1.0, (step + 1) / config.warmup)
+    return config.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * step / config.steps))
 
 
 def train_model(
     model: PreTrainedModel,
     corpus: np.ndarray,
-    practice: Practice,
+    config: PretrainConfig,
     *,
     end: int,
     device: str,
@@ -172,12 +172,12 @@ def train_model(
     chunk = max(1, LOGITS_AT_ONCE // len(head_VD))
     decayed = [each for each in model.parameters() if each.ndim > 1]
     others = [each for each in model.parameters() if each.ndim <= 1]
-    groups = [{"params": decayed, "weight_decay": practice.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=practice.learning_rate, betas=(0.9, 0.95), fused=device == "cuda")
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.95), fused=device == "cuda")
     losses: list[Tensor] = []
-    for step, rows in zip(range(practice.steps), _batches(len(corpus), practice), strict=False):
+    for step, rows in zip(range(config.steps), _batches(len(corpus), config), strict=False):
         for group in optimizer.param_groups:
-            group["lr"] = _rate(practice, step)
+            group["lr"] = _rate(config, step)
         tokens_BT = torch.from_numpy(corpus[rows].astype(np.int64)).to(device, non_blocking=True)
         targets_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
         if wanted is not None:
@@ -193,8 +193,8 @@ def train_model(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses = [*losses[-99:], loss.detach()]
-        if step % 50 == 0 or step == practice.steps - 1:
-            progress("training", step + 1, practice.steps, f"loss {torch.stack(losses).mean().item():.3f}")
+        if step % 50 == 0 or step == config.steps - 1:
+            progress("training", step + 1, config.steps, f"loss {torch.stack(losses).mean().item():.3f}")
     return torch.stack(losses).mean().item()
 
 
@@ -212,13 +212,15 @@ def pretrain(recipe: Recipe, output_dir: Path, *, device: str, workers: int, pro
     return loss
 
 
-def warm_up(base: str, practice: Practice, output_dir: Path, *, device: str, workers: int, progress: Progress) -> float:
+def warm_up(
+    base: str, config: PretrainConfig, output_dir: Path, *, device: str, workers: int, progress: Progress
+) -> float:
     """Let a base that exists practise, with its own tokenizer and template, and save it beside it, in bf16."""
     tokenizer = load_tokenizer(base)
-    corpus = build_corpus(practice, tokenizer, workers=workers, progress=progress)
+    corpus = build_corpus(config, tokenizer, workers=workers, progress=progress)
     model = load_base(base, torch.device("cpu"))  # there it is fp32
-    loss = train_model(model, corpus, practice, end=end_of(tokenizer), device=device, progress=progress)
+    loss = train_model(model, corpus, config, end=end_of(tokenizer), device=device, progress=progress)
     model.to("cpu", torch.bfloat16).save_pretrained(output_dir)
     tokenizer.save_pretrained(output_dir)
-    note_warm_up(base, output_dir, asdict(practice))
+    note_warm_up(base, output_dir, asdict(config))
     return loss
