@@ -190,7 +190,7 @@ def test_advice_leads_to_a_plan_that_fits(model: str, gpus: str):
 def test_what_no_knob_can_help_is_said():
     result = plan(SHAPES["qwen3-8b"], Gpus.parse("16GB"), Work())
     assert not result["fits"]
-    assert "take more or larger GPUs" in result["advice"][0]
+    assert "use more or larger GPUs" in result["advice"][0]
 
 
 def test_gpus_and_models_that_are_none_are_refused(tmp_path: Path):
