@@ -1,4 +1,4 @@
-"""From names to things: every name that leads nowhere is exit 2 and one sentence."""
+"""Loading by name: every wrong name exits with 2 and one sentence."""
 
 from __future__ import annotations
 

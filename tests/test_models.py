@@ -1,4 +1,4 @@
-"""`lfo models`: a folder that is whole or absent, checked by its digest, that says what it is."""
+"""`lfo models`: a folder is complete or absent, checked by its digest, and describes itself."""
 
 from __future__ import annotations
 

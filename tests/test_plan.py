@@ -1,4 +1,4 @@
-"""`lfo plan`: the sizes are those of real models, the sums are right, and its advice leads to a plan that fits."""
+"""`lfo plan`: the sizes of real models, correct sums, and advice that leads to a plan that fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report's payload against hand-computed values, its empty states, its bounds, and `lfo report` itself."""
+"""The payload of the report against values computed by hand, its empty states, its limits, and `lfo report`."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""The interval of a share."""
+"""The interval of a success rate."""
 
 import pytest
 from hypothesis import given
