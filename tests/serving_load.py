@@ -2,8 +2,9 @@
 
     python tests/serving_load.py RUN [TASKS]
 
-starts `lfo serve RUN`, plays tasks of `val` in 64 conversations at once, and prints success and tokens a second beside
-those of the agent itself, then sends 10,000 malformed requests beside a conversation that must not notice.
+starts `lfo serve RUN`, plays tasks of `val` in 64 parallel conversations, and prints success and tokens per second
+beside those of the agent itself. Then it sends 10,000 malformed requests during a conversation that must not be
+affected.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ablations: the cells of each study, and a real grid that is stopped, killed and goes on without repeating itself."""
+"""Ablations: the cells of each study, and a real grid that is stopped, killed and resumed without repeating work."""
 
 import contextlib
 import json

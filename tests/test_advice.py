@@ -1,4 +1,4 @@
-"""Advice: hand-made runs with one trouble each, and their healthy neighbours in which nothing must be seen."""
+"""Advice: made-up runs with one problem each, and healthy runs without a finding."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Environments that misbehave, in a real run: one sentence each, and the run goes on where it can."""
+"""Environments that misbehave in a real run: each gives one sentence, and the run continues if it can."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of the world passes on a good world and finds what is broken in bad ones."""
+"""The check of the phone-call world: it passes on a good world and finds the defects of bad ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: one sentence and an exit code for every failure, and help that answers at once."""
+"""The command line: one sentence and an exit code for every failure, and fast help."""
 
 import ast
 import importlib.util

@@ -1,4 +1,4 @@
-"""The trained agent at work, through the command line: a small real run, read back from its folder alone."""
+"""Commands on a trained agent: a small real run, read back from its folder."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""`lfo demo` with real runs of one small step: it trains, compares, goes on, and says what failed."""
+"""`lfo demo` with real runs of one small step: it trains, compares, resumes and reports failures."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""`lfo init` to a first run, as a new user goes: three commands, each in a process of its own."""
+"""From `lfo init` to a first run, as a new user: three commands, each in its own process."""
 
 from __future__ import annotations
 

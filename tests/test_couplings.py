@@ -1,4 +1,4 @@
-"""A coupling is one row of the table: settings, model, training, files and servers follow from it."""
+"""A coupling is one row of the table: config, model, training, files and servers follow from it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Look-ahead that the policy proposes: what is imagined, what stays in the row, and what leaves it without a trace."""
+"""Look-ahead proposed by the policy: what is imagined, what stays in the row, and what is taken back."""
 
 from __future__ import annotations
 

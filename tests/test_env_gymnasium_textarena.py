@@ -1,4 +1,4 @@
-"""Environments of other libraries in one line: Gymnasium and TextArena, the real libraries."""
+"""Environments of Gymnasium and TextArena, with the real libraries."""
 
 from __future__ import annotations
 

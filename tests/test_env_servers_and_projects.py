@@ -1,4 +1,4 @@
-"""Environments of OpenEnv, verifiers, verl and ScienceWorld in one line, each against the real library where it is."""
+"""Environments of OpenEnv, verifiers, verl and ScienceWorld, with the real libraries if installed."""
 
 from __future__ import annotations
 

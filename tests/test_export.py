@@ -1,4 +1,4 @@
-"""What is exported computes what the run computes, for every coupling and form, loaded as the model card says."""
+"""An export computes the same as the run, for every coupling and form, loaded as the model card says."""
 
 import json
 import runpy

@@ -1,4 +1,4 @@
-"""The calls on which world models are examined: every kind of reply, the same in all runs, and true."""
+"""The held-out calls of world models: every kind of reply, the same in all runs, and true."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lean forward is the modules' own forward: hidden states and every gradient, for all families and couplings."""
+"""The lean forward equals the modules' forward: hidden states and all gradients, for all families and couplings."""
 
 from __future__ import annotations
 

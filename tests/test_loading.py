@@ -1,4 +1,4 @@
-"""From names to things: every name that leads nowhere is exit 2 and one sentence."""
+"""Loading by name: every wrong name exits with 2 and one sentence."""
 
 from __future__ import annotations
 
@@ -205,5 +205,5 @@ def test_a_module_in_the_current_folder_is_found(tmp_path: Path, monkeypatch):
 def test_a_gpu_that_is_not_there_is_a_config_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert pick_device("auto") == torch.device("cpu")
-    with pytest.raises(ConfigError, match="no GPU"):
+    with pytest.raises(ConfigError, match="needs a GPU"):
         pick_device("cuda")

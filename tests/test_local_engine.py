@@ -1,4 +1,4 @@
-"""The local engine: steps of real training, every coupling and every knob, with what each must and must not change."""
+"""The local engine: real training steps with every coupling and option, and what each must and must not change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`init_from` takes any LoRA that PEFT saved: what it computes is what the policy computes at the start."""
+"""`init_from` loads any LoRA of PEFT: at the start, the policy computes the same as the LoRA."""
 
 from __future__ import annotations
 

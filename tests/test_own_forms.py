@@ -1,4 +1,4 @@
-"""Rollouts in each model's own form, with thoughts and with several calls in a message: what was sampled is trained."""
+"""Rollouts in each model's own form, with thoughts and several calls in a message: sampled tokens are trained."""
 
 from __future__ import annotations
 

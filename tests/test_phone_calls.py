@@ -1,4 +1,4 @@
-"""The phone-call world from outside: what tools answer, what counts, what leaks, and that no text breaks it."""
+"""The phone-call world from outside: replies of tools, rewards, leaks, and that no text breaks it."""
 
 from __future__ import annotations
 

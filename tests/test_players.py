@@ -1,4 +1,4 @@
-"""Who must succeed and who must fail, on few tasks; `lfo check-env` plays a thousand a level."""
+"""Which players must succeed and which must fail, on few tasks; `lfo check-env` plays a thousand on each level."""
 
 from __future__ import annotations
 

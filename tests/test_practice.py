@@ -1,4 +1,4 @@
-"""Practice: what is swapped, what is spared, what weighs how much; and that nothing else changes."""
+"""Practice: which words are swapped or kept, the token weights, and that nothing else changes."""
 
 from __future__ import annotations
 

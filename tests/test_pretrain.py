@@ -1,4 +1,4 @@
-"""The recipe builds a base that transformers loads, its practice teaches no rules, and the check can fail."""
+"""The recipe builds a base that transformers loads, its corpus teaches no rules, and the check can fail."""
 
 import json
 import random

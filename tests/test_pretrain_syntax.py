@@ -1,4 +1,4 @@
-"""A base for any tools: it practises how calls are written, on the tokens of calls alone, and nothing else."""
+"""Pretraining for any tools: a base learns only the syntax of calls, on the tokens of calls."""
 
 from __future__ import annotations
 

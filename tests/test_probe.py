@@ -1,4 +1,4 @@
-"""Cases for probing a world model: what the shipped ones ask can be answered, and a bad file is named with its case."""
+"""Cases for a world model: the shipped cases can be answered, and an error names the file and the case."""
 
 from pathlib import Path
 

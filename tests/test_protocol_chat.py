@@ -1,4 +1,4 @@
-"""The chat template in ids: equal to the template's own words for harmless texts, safe for hostile ones."""
+"""The chat template in ids: equal to the rendered template for harmless texts, safe for hostile ones."""
 
 from __future__ import annotations
 

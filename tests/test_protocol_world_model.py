@@ -1,4 +1,4 @@
-"""World-model examples: the text that the mission asks for, what may enter it, and its size."""
+"""World-model examples: their text, their content and their size."""
 
 from __future__ import annotations
 

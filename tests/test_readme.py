@@ -1,4 +1,4 @@
-"""What README.md and docs/ARCHITECTURE.md say is there."""
+"""Everything that README.md and docs/ARCHITECTURE.md name exists."""
 
 import re
 import sys

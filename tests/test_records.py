@@ -1,4 +1,4 @@
-"""Rollouts that others wrote become rollouts that a world model learns from; a bad line is named."""
+"""Rollouts from JSON, for training a world model; an error names the line."""
 
 from __future__ import annotations
 

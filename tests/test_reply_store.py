@@ -1,4 +1,4 @@
-"""The store that answers look-ahead in place of a world model: what it finds, keeps, and may hear."""
+"""The reply store, which answers look-ahead in place of a world model: what it finds, keeps, and may hear."""
 
 from __future__ import annotations
 

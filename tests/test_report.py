@@ -1,4 +1,4 @@
-"""The report's payload against hand-computed values, its empty states, its bounds, and `lfo report` itself."""
+"""The payload of the report against values computed by hand, its empty states, its limits, and `lfo report`."""
 
 import json
 import sys
@@ -531,7 +531,7 @@ def test_folders_of_runs_are_searched_and_the_insides_of_runs_are_not(tmp_path: 
     (tmp_path / "nothing").mkdir()
     found = find_runs_and_studies([tmp_path, tmp_path / "nothing", tmp_path / "b"])
     assert found.runs == (tmp_path / "a" / "run", tmp_path / "b")
-    with pytest.raises(UsageError, match="the folder .* does not exist"):
+    with pytest.raises(UsageError, match=r"the folder .* does not exist"):
         find_runs_and_studies([tmp_path / "missing"])
     with pytest.raises(UsageError, match="there is no run in"):
         find_runs_and_studies([tmp_path / "nothing"])

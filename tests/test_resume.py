@@ -1,4 +1,4 @@
-"""A run survives what happens to runs: kill -9 anywhere, Ctrl-C, a full disk or GPU, a NaN, a broken environment."""
+"""Resuming a run after kill -9 at any point, Ctrl-C, a full disk or GPU, a NaN, or a broken environment."""
 
 from __future__ import annotations
 

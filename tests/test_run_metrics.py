@@ -1,4 +1,4 @@
-"""What a run tells about itself: the world model's examination, warnings, data.json, trackers, learning from logs."""
+"""The outputs of a run: world-model evaluation, warnings, data.json, trackers, learning from logs."""
 
 from __future__ import annotations
 

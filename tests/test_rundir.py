@@ -1,4 +1,4 @@
-"""A run's folder: what is kept, what is refused, and that no death of the writer leaves half a file behind."""
+"""The run folder: what is kept, what is rejected, and that a killed writer leaves no half-written file."""
 
 import errno
 import json

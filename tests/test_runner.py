@@ -1,4 +1,4 @@
-"""Rollouts: rows in which every token knows where it came from, whatever policy and environment do."""
+"""Rollouts: rows in which every token has an origin, whatever policy and environment do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading runs for comparison: what they were evaluated on, and clear words for whatever a folder may hold."""
+"""Reading runs for comparison: their tasks, and a clear message for every defect of a folder."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Comparing runs: every figure by hand, a known ratio recovered, intervals that cover, and refusals with a reason."""
+"""Comparing runs: values computed by hand, a known ratio recovered, coverage of intervals, and clear errors."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""The sampler says what a plain forward of the whole row would say, whatever the batch around a row does."""
+"""The sampler gives the same tokens as a plain forward of the whole row, independent of the batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rollouts and replies as training rows: who gets weight, and a replay buffer that forgets and invents nothing."""
+"""Rollouts and replies as training rows: token weights, and a replay buffer that loses and invents nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trained agent behind OpenAI's chat endpoint: the real client, a real server, the real sampler and look-ahead."""
+"""Serving with OpenAI's chat API: the real client, a real server, the real sampler and look-ahead."""
 
 import contextlib
 import dataclasses

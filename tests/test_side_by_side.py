@@ -1,4 +1,4 @@
-"""Two runs -> a table: what is counted, what is censored, and what the words say."""
+"""The table of two runs: counts, censoring, and the summary."""
 
 import json
 from pathlib import Path

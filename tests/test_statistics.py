@@ -1,4 +1,4 @@
-"""Intervals of a share and of a paired difference."""
+"""Intervals of a success rate and of a paired difference."""
 
 import pytest
 from hypothesis import given

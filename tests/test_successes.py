@@ -1,4 +1,4 @@
-"""Successes without what they were shown: cut exactly, kept once a task, drawn at most once a step, imitated alone."""
+"""Successes without shown exchanges: cut exactly, one for each task, drawn at most once a step, imitated alone."""
 
 from __future__ import annotations
 

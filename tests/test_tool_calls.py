@@ -1,4 +1,4 @@
-"""Each model's own form of tool calls: found out from its template, and read as strictly as Hermes'."""
+"""The call form of each model: detected from its template, and parsed as strictly as Hermes."""
 
 from __future__ import annotations
 

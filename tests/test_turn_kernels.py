@@ -1,4 +1,4 @@
-"""Each Triton kernel computes what its definition in torch computes, on fresh random numbers."""
+"""Each Triton kernel computes the same as its definition in torch, on random numbers."""
 
 from __future__ import annotations
 

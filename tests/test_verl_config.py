@@ -1,4 +1,4 @@
-"""Our settings in verl's words: complete, checked by verl itself, and open to verl's own keys."""
+"""Our config in verl's keys: complete, validated by verl, and open to verl's own keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verl engine computes what the local one computes: losses, gradients, updates; with two ranks as with one."""
+"""The verl engine computes the same as the local one: losses, gradients, updates, with one or two ranks."""
 
 from __future__ import annotations
 

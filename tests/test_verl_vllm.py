@@ -1,4 +1,4 @@
-"""Both adapters in vLLM, as far as its own code can show it without a GPU: what it reads of what the trainer sends."""
+"""Both adapters in vLLM, as far as its code can be tested without a GPU."""
 
 from __future__ import annotations
 

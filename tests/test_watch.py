@@ -1,4 +1,4 @@
-"""`lfo watch`: a page that grows with its runs, tells nobody without the token, and never touches what it shows."""
+"""`lfo watch`: a page that follows its runs, needs the token, and never changes them."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The bench of the world model: replies as the loop hears them, rivals that can be checked by hand, honest shares."""
+"""The world-model bench: replies as in training, rivals checked by hand, correct shares."""
 
 from __future__ import annotations
 

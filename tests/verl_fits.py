@@ -2,7 +2,7 @@
 
     python tests/verl_fits.py FOLDER
 
-Writes run folders, and what else is to be looked at into FOLDER/results.json.
+Writes run folders, and other results to FOLDER/results.json.
 """
 
 from __future__ import annotations

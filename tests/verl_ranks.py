@@ -1,10 +1,10 @@
-"""One rank of the verl engine, run as a process of its own by tests/test_verl_engine.py; not a test.
+"""One rank of the verl engine, run in its own process by tests/test_verl_engine.py; not a test.
 
     python tests/verl_ranks.py FOLDER RANK RANKS
 
-For each case in FOLDER/cases.json: make the engine as verl does, take the adapters that lie there, make the recorded
-updates, and write down losses, gradients of the first update, the adapters after the last one, and how much of the base
-this rank holds. A case names the numbers of ranks that it is for.
+For each case in FOLDER/cases.json: create the engine as verl does, load the adapters, make the recorded updates, and
+write losses, gradients of the first update, the adapters after the last one, and how much of the base this rank has. A
+case names its numbers of ranks.
 """
 
 from __future__ import annotations

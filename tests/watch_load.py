@@ -1,4 +1,4 @@
-"""How fast `lfo watch` is on two runs of 1,000 steps that go on, in a browser: python tests/watch_load.py FOLDER"""
+"""Measure `lfo watch` on two growing runs of 1,000 steps, in a browser: python tests/watch_load.py FOLDER"""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def _note(found: dict[str, float], device: torch.device, name: str) -> None:
 def training_update(
     shape: Shape, case: Case, device: torch.device, note: Callable[[str], None] = lambda name: None
 ) -> Any:
-    """Return an update of both adapters on random rows: policy rows fill the micro-batch, with one short world-model row."""
+    """Return an update of both adapters on random rows: one micro-batch of policy rows and a short world-model row."""
     with torch.device(device):
         base = AutoModelForCausalLM.from_config(model_config(shape), dtype=torch.bfloat16)
     note("weights")
