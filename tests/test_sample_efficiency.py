@@ -13,7 +13,15 @@ import pytest
 from lfo.cli import main
 from lfo.config import load_config, to_yaml
 from lfo.errors import DataError, UsageError
-from lfo.evaluation.comparison_text import as_json, conclusions, cost_table, level_table, split_table, table
+from lfo.evaluation.comparison_text import (
+    as_json,
+    conclusions,
+    cost_table,
+    level_table,
+    needed_table,
+    split_table,
+    table,
+)
 from lfo.evaluation.correlation import correlation, pearson
 from lfo.evaluation.costs import spent
 from lfo.evaluation.grouping import group_names
@@ -25,6 +33,7 @@ from lfo.evaluation.sample_efficiency import (
     Reached,
     compare,
     curve,
+    needed,
     ratio_to_baseline,
     tasks_to,
 )
@@ -194,6 +203,30 @@ def test_the_four_costs_have_a_ratio_each_and_the_same_bounds(folder: Path):
         ("dual-lora", "≥ 2.0", "≥ 4.0", "≥ 0.5", "≥ 2.0"),
     ]
     assert cost_table(compare([reaching(80)])) == [], "without a baseline there is nothing to be less than"
+
+
+def test_what_each_group_needed_is_shown_with_its_bounds(folder: Path):
+    comparison = compare([read_run(path) for path in find_runs([folder])])
+    assert needed_table(comparison) == [
+        ("group", "there", "tasks", "rollouts", "tokens", "seconds"),
+        ("dapo", "0/2", "> 160", "> 1280", "> 2000", "> 20"),
+        ("dual-lora", "2/2", "80", "320", "4000", "10"),
+    ]
+    costs = as_json(comparison)["groups"][1]["costs"]
+    assert costs["tasks"]["needed"] == {"mean": 80.0, "interval": None, "censored": False}
+
+
+def test_the_mean_of_what_was_needed_is_geometric_and_a_bound_where_a_seed_never_got_there():
+    """Logs of 100, 400, 1600: mean log 400, deviation log 4, so t(2) = 4.3027 times log 4 / sqrt(3) either way."""
+    exactly = needed({0: 100, 1: 400, 2: 1600}, exact(1, 2, 3))
+    factor = 4 ** (4.30265 / 3**0.5)
+    assert exactly.mean == pytest.approx(400)
+    assert exactly.interval == (pytest.approx(400 / factor, rel=1e-4), pytest.approx(400 * factor, rel=1e-4))
+    bounded = needed({0: 100, 1: 400, 2: 1600}, {**exact(1, 2), 2: Reached(tasks=3, censored=True)})
+    assert (bounded.mean, bounded.interval, bounded.censored) == (pytest.approx(400), None, True)
+    five = needed(dict(enumerate([30, 20, 50, 40, 60])), never(*[1] * 5))
+    assert five.interval == (pytest.approx(20), None)
+    assert needed({0: 0, 1: 5}, exact(0, 1)).mean == 0
 
 
 def test_a_cost_that_a_run_does_not_tell_is_left_out_and_its_cell_empty():

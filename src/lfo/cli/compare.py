@@ -35,6 +35,9 @@ def compare(
     of = "success" if comparison.ceiling is None else f"the ceiling ({comparison.ceiling:.1%})"
     tables = {
         f"Tasks to a share of {of}": comparison_text.table(comparison),
+        f"What {comparison.target:.0%} on val took: geometric mean and 95 % interval": comparison_text.needed_table(
+            comparison
+        ),
         f"Times less than {comparison.baseline} to {comparison.target:.0%} on val": comparison_text.cost_table(
             comparison
         ),
@@ -43,7 +46,7 @@ def compare(
     }
     for title, rows in tables.items():
         if rows:
-            console.print(figures_table(title, rows, min_width=16, overflow="fold"))
+            console.print(figures_table(title, rows, min_width=12, overflow="fold"))
     blind = [comparison_text.BLIND] if any(group.blind for group in comparison.groups) else []
     for line in (*blind, *comparison_text.conclusions(comparison), *comparison.notes):
         console.print(line, highlight=False, markup=False)

@@ -1,6 +1,6 @@
 """Format a comparison as JSON, tables and sentences.
 
-as_json(comparison), table(comparison), cost_table(comparison), conclusions(comparison)
+as_json(comparison), table(comparison), needed_table(comparison), cost_table(comparison), conclusions(comparison)
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from lfo.evaluation.costs import COSTS
 from lfo.evaluation.intervals import CONFIDENCE
-from lfo.evaluation.sample_efficiency import SHARES, Comparison, Difference, Ratio, Spread
+from lfo.evaluation.sample_efficiency import SHARES, Comparison, Cost, Difference, Ratio, Spread
 
 FEWEST_SEEDS = 3  # for an interval, and to say that two groups cannot be distinguished
 TELLS_NOTHING = 50  # points: with a larger half-width of the interval, show the seeds instead
@@ -48,7 +48,10 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
                 "bound": group.ratio.bound,
                 "paired_seeds": list(group.ratio.seeds),
                 "note": group.ratio.note,
-                "costs": {cost: {"by_seed": each.by_seed, **asdict(each.ratio)} for cost, each in group.costs.items()},
+                "costs": {
+                    cost: {"by_seed": each.by_seed, "needed": asdict(each.needed), **asdict(each.ratio)}
+                    for cost, each in group.costs.items()
+                },
                 "zero_shot": group.zero_shot.success if group.zero_shot else None,
                 "zero_shot_tasks": group.zero_shot.tasks if group.zero_shot else None,
                 "zero_shot_baseline": group.zero_shot.baseline if group.zero_shot else None,
@@ -113,6 +116,39 @@ def table(comparison: Comparison) -> list[tuple[str, ...]]:
             )
         )
     return rows
+
+
+def needed_table(comparison: Comparison) -> list[tuple[str, ...]]:
+    """What the target took of each cost, and how many seeds got there."""
+    rows = [("group", "there", *(cost.removeprefix("sampled_") for cost in COSTS))]
+    for group in comparison.groups:
+        there = sum(not reached.censored for reached in group.by_seed.values())
+        cells = (_needed_in_words(group.costs.get(cost)) for cost in COSTS)
+        rows.append((group.name, f"{there}/{len(group.runs)}", *cells))
+    return rows
+
+
+def _needed_in_words(cost: Cost | None) -> str:
+    if cost is None:
+        return "-"
+    words = f"{'> ' if cost.needed.censored else ''}{_rounded(cost.needed.mean)}"
+    if cost.needed.interval is None:
+        return words
+    low, high = cost.needed.interval
+    return f"{words} (above {_rounded(low)})" if high is None else f"{words} ({_rounded(low)}-{_rounded(high)})"
+
+
+def _rounded(amount: float) -> str:
+    """Three digits.
+
+    >>> _rounded(336.2), _rounded(53_412), _rounded(1_999_999), _rounded(7.25)
+    ('336', '53.4k', '2M', '7.25')
+    """
+    if amount >= 999_500:
+        return f"{amount / 1e6:.3g}M"
+    if amount >= 9_995:
+        return f"{amount / 1e3:.3g}k"
+    return f"{amount:.0f}" if amount >= 100 else f"{amount:.3g}"
 
 
 def cost_table(comparison: Comparison) -> list[tuple[str, ...]]:

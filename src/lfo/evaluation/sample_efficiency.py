@@ -65,10 +65,24 @@ class Ratio:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Needed:
+    """The geometric mean over seeds, and its t-interval on the logarithm.
+
+    Censored, where a seed never got there: more than so much. From five seeds on the interval is then a lower bound on
+    the median, its upper end None.
+    """
+
+    mean: float
+    interval: tuple[float, float | None] | None
+    censored: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
     """The cost to the target of the comparison: tasks, rollouts, sampled tokens or seconds."""
 
     by_seed: Mapping[int, float]  # at the target, or at the end of a censored run
+    needed: Needed
     ratio: Ratio
 
 
@@ -254,13 +268,16 @@ def _costs(runs: Sequence[RunRecord], base: Sequence[RunRecord] | None, target: 
     own, reached = _spent(runs, target), _reached(runs, target)
     if base is None or base is runs:
         itself = Ratio(note="there is no baseline" if base is None else "the baseline itself")
-        return {cost: Cost(by_seed=amounts, ratio=itself) for cost, amounts in own.items()}
-    others, needed = _spent(base, target), _reached(base, target)
+        return {
+            cost: Cost(by_seed=amounts, needed=needed(amounts, reached), ratio=itself) for cost, amounts in own.items()
+        }
+    others, theirs = _spent(base, target), _reached(base, target)
     unknown = Ratio(note="not every run of the two records it")
     return {
         cost: Cost(
             by_seed=amounts,
-            ratio=ratio_to_baseline(needed, reached, (others[cost], amounts)) if cost in others else unknown,
+            needed=needed(amounts, reached),
+            ratio=ratio_to_baseline(theirs, reached, (others[cost], amounts)) if cost in others else unknown,
         )
         for cost, amounts in own.items()
     }
@@ -276,6 +293,23 @@ def _spent(runs: Sequence[RunRecord], target: float) -> dict[str, dict[int, floa
             if amounts[tasks] or not tasks:  # a cost of 0 was not measured
                 found.setdefault(cost, {})[config.seed] = amounts[tasks]
     return {cost: by_seed for cost, by_seed in found.items() if len(by_seed) == len(runs)}
+
+
+def needed(by_seed: Mapping[int, float], reached: Mapping[int, Reached]) -> Needed:
+    """
+    >>> needed({0: 200, 1: 800}, {0: Reached(tasks=1), 1: Reached(tasks=2, censored=True)})
+    Needed(mean=400.0, interval=None, censored=True)
+    """
+    censored = any(reached[seed].censored for seed in by_seed)
+    if min(by_seed.values()) <= 0:  # there before any training
+        return Needed(mean=0.0, interval=None, censored=censored)
+    logs = [math.log(amount) for amount in by_seed.values()]
+    mean, low, high = t_interval(logs)
+    if censored:
+        low, high = median_bound(logs), math.inf
+    known = math.isfinite(low)
+    interval = (math.exp(low), None if censored else math.exp(high)) if known else None
+    return Needed(mean=round(math.exp(mean), 1), interval=interval, censored=censored)
 
 
 def ratio_to_baseline(
