@@ -223,8 +223,10 @@ class Cluster:
 
     # --- learning ----------------------------------------------------------------------------------------------
 
-    def learn(self, samples: Sequence[TrainingSample], *, weight: float, rate_factor: float) -> dict[str, float]:
-        return self._workers.learn(ray.put(list(samples)), weight, rate_factor)[0]
+    def learn(
+        self, samples: Sequence[TrainingSample], *, world_model_weight: float, rate_factor: float
+    ) -> dict[str, float]:
+        return self._workers.learn(ray.put(list(samples)), world_model_weight, rate_factor)[0]
 
     def policy_logprobs(self, samples: Sequence[TrainingSample]) -> list[list[float]]:
         return self._workers.policy_logprobs(ray.put(list(samples)))[0]

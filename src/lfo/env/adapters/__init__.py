@@ -1,7 +1,7 @@
 """Environments of other libraries by name, such as `env=textarena:FrozenLake-v0`: the table of reserved words.
 
-Each word has a module in this package with a class `Adapter`, whose arguments are the text after the colon and the
-run's `env_args`. This module imports none of them, so that a config can be read without the libraries.
+Each word has a module in this package with a class `LibraryEnvironment`, whose arguments are the text after the colon
+and the run's `env_args`. This module imports none of them, so that a config can be read without the libraries.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def adapter_class(env: str) -> Any:
     """Return the class of a name such as `textarena:FrozenLake-v0`; its library is imported only here."""
     word = env.partition(":")[0]
     try:
-        return importlib.import_module(f"{__name__}.{ADAPTERS[word]}").Adapter
+        return importlib.import_module(f"{__name__}.{ADAPTERS[word]}").LibraryEnvironment
     except ImportError as error:
         missing = (error.name or word).partition(".")[0]
         raise ConfigError(

@@ -26,7 +26,7 @@ MOST_NUMBERS = 64  # of an array that is written as text
 _ABOUT_ACTIONS = re.compile(r"##\s*Action Space\s*\n(.+?)(?:\n\s*##|\Z)", re.DOTALL)
 
 
-class Adapter(ForeignEnvironment):
+class LibraryEnvironment(ForeignEnvironment):
     word = "gymnasium"
     shares_global_state = True  # most do not, but it cannot be found out
 

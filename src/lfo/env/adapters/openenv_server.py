@@ -31,7 +31,7 @@ NOT_TOLD = ("done", "reward", "metadata")  # keys of an observation that the pol
 REFUSED = ("VALIDATION_ERROR", "INVALID_JSON")  # codes that mean a bad action
 
 
-class Adapter(ForeignEnvironment):
+class LibraryEnvironment(ForeignEnvironment):
     word = "openenv"
 
     def __init__(self, name: str, **options: Any) -> None:

@@ -40,7 +40,7 @@ class Variation:
     number: int
 
 
-class Adapter(ForeignEnvironment):
+class LibraryEnvironment(ForeignEnvironment):
     word = "scienceworld"
 
     def __init__(

@@ -32,7 +32,7 @@ _TOOL = one_tool(
 )
 
 
-class Adapter(ForeignEnvironment):
+class LibraryEnvironment(ForeignEnvironment):
     word = "textarena"
     shares_global_state = True  # games draw from `random`
 

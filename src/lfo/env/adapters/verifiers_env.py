@@ -46,7 +46,7 @@ class DatasetRow:
     input: Any
 
 
-class Adapter(ForeignEnvironment):
+class LibraryEnvironment(ForeignEnvironment):
     word = "verifiers"
 
     def __init__(

@@ -51,7 +51,7 @@ class Project:
     splits: Mapping[str, Sequence[Prompt]]
 
 
-class Adapter(ForeignEnvironment):
+class LibraryEnvironment(ForeignEnvironment):
     word = "verl"
 
     def __init__(
