@@ -52,7 +52,7 @@ class VerlBackend:
                 "use engine=local"
             )
         verl_config(config)  # settings that verl refuses leave no folder behind, nor does a template that is refused
-        ChatCodec(tokenizer, environment().tools(), thinking=config.rollout.thinking)
+        self._ends = ChatCodec(tokenizer, environment().tools(), thinking=config.rollout.thinking).ends
         self.config = config
         self.environment = environment
         self.tokenizer = tokenizer
@@ -82,7 +82,7 @@ class VerlBackend:
                     stages.end()
                     yield
                 finally:
-                    stages.end()
+                    stages.end(failed=True)  # one that has not ended until here
                     if self.cluster is not None:
                         self.cluster.close()
                         self.cluster = None
@@ -100,7 +100,8 @@ class VerlBackend:
     def complete(
         self, prompts: Sequence[Sequence[int]], uniforms: Sequence[Sequence[float]] | None = None
     ) -> list[tuple[int, ...]]:
-        return self.cluster.complete(prompts, uniforms, limit=self.config.world_model.reply_tokens)
+        limit = self.config.world_model.reply_tokens
+        return self.cluster.complete(prompts, uniforms, limit=limit, ends=self._ends)
 
     def score(self, rows: Sequence[TrainingSample]) -> list[ReplyScore]:
         return self.cluster.reply_scores(rows) if rows else []
@@ -186,6 +187,8 @@ def start_ray(config: DictConfig) -> None:
     runtime = options.pop("runtime_env", None) or {}
     runtime["env_vars"] = variables | dict(runtime.get("env_vars", {}))
     options.setdefault("log_to_driver", False)
+    if not options.get("address") and "RAY_ADDRESS" not in os.environ:
+        options["address"] = "local"  # else Ray would join a cluster that somebody has started here
     try:
         ray.init(**{key: value for key, value in options.items() if value is not None}, runtime_env=runtime)
     except ConnectionError as error:

@@ -9,13 +9,14 @@ not used: what a step does is in `lfo.training`, which calls `lfo.engines.verl.b
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import os
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import msgspec
@@ -40,7 +41,6 @@ from lfo.types import ReplyScore, Rollout, TrainingSample
 
 POLL_SECONDS = 0.05
 RELEASE_SECONDS = 10.0  # Ray gives slots back a little later than it says
-LOGS = f"{os.environ.get('RAY_TMPDIR', '/tmp')}/ray/session_latest/logs"
 # As torch says it, and vLLM where it finds less free than it was promised or too little for its cache.
 OUT_OF_MEMORY = ("CUDA out of memory", "Free memory on device", "No available memory for the cache blocks")
 ALIVE_SECONDS = 5.0  # how often waiting looks whether anybody is still there to wait for
@@ -68,6 +68,11 @@ class _Servers(LLMServerManager):
     """verl's servers, made known to a balancer that was there before them: see `Cluster`."""
 
     balancer: Any = None
+    last: Any = None  # the manager that was made last, also one whose servers failed to start
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        _Servers.last = self
 
     async def _init_global_load_balancer(self) -> None:
         self.global_load_balancer = self.balancer
@@ -81,7 +86,10 @@ class Cluster:
     between servers, the agent loops - starts beside the trainer and its servers, not behind them.
     """
 
+    logs = f"{os.environ.get('RAY_TMPDIR', '/tmp')}/ray/session_latest/logs"  # of the session that ran last
+
     def __init__(self, config: Any) -> None:
+        Cluster.logs = _logs_of_this_session()
         self._config = config
         self._own_queue = not _queue_runs()
         options = config.actor_rollout_ref.rollout
@@ -89,19 +97,24 @@ class Cluster:
             servers={}, router_config_path=options.router_config_path, full_determinism=options.full_determinism
         )
         self._client: Any = LLMServerClient(config=config, load_balancer_handle=self._balancer)
-        beside = ThreadPoolExecutor(1)
-        loops = beside.submit(self._start_loops)
-        beside.shutdown(wait=False)
         self._processes: Any = cast(Any, _Processes)(config)  # verl's class is concrete by its decorator
-        _Servers.balancer = self._balancer
+        _Servers.balancer, _Servers.last = self._balancer, None
         trainer_base.LLMServerManager = _Servers
+        beside = ThreadPoolExecutor(1)
+        self._loops_started: Future[Any] = beside.submit(self._start_loops)
+        beside.shutdown(wait=False)
         try:
             self._processes.init()
-        except ValueError as error:  # too few GPUs, mostly
-            raise WorkError(f"verl cannot start its processes: {error}") from error
-        self._workers = self._processes.actor_rollout_wg
-        stages.begin("agent loops")
-        self._loops: Any = loops.result()
+            self._workers = self._processes.actor_rollout_wg
+            stages.begin("agent loops")
+            self._loops: Any = self._loops_started.result()
+        except BaseException as error:
+            stages.end(failed=True)
+            with suppress(RayError):  # what failed first is told
+                self.close()
+            if isinstance(error, ValueError):  # too few GPUs, mostly
+                raise WorkError(f"verl cannot start its processes: {error}") from error
+            raise
 
     def _start_loops(self) -> Any:
         tq.init(self._config.transfer_queue)  # joins the one that runs in this session of Ray, if any
@@ -112,22 +125,38 @@ class Cluster:
         return loops
 
     def close(self) -> None:
-        """End all processes and give their slots back, so that another run may follow in the same session of Ray."""
-        servers = [
-            server for replica in self._processes.llm_server_manager.get_replicas() for server in replica.servers
-        ]
-        for actor in (*self._loops.agent_loop_workers, self._balancer, *servers, *self._workers.workers):
+        """End all processes and give their slots back, so that another run may follow in the same session of Ray.
+
+        Of a start that failed too, as far as it came.
+        """
+        for actor in (self._balancer, *self._loop_workers(), *self._servers(), *self._ranks()):
             ray.kill(actor)
-        pools = self._processes.resource_pool_manager.resource_pool_dict.values()
+        manager = getattr(self._processes, "resource_pool_manager", None)
+        pools = () if manager is None else manager.resource_pool_dict.values()
         for pool in pools:
             for group in pool.pgs or ():
                 remove_placement_group(group)
         if self._own_queue:
             tq.close()
-        taken = sum(pool.world_size for pool in pools)
+        taken = sum(pool.world_size for pool in pools if pool.pgs)
         deadline = time.monotonic() + RELEASE_SECONDS
         while ray.available_resources().get("GPU", 0) < taken and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
+
+    def _loop_workers(self) -> Sequence[Any]:
+        """Those that are there, after a moment in which they may come."""
+        wait([self._loops_started], RELEASE_SECONDS)
+        if not self._loops_started.done() or self._loops_started.exception():
+            return ()
+        return self._loops_started.result().agent_loop_workers
+
+    def _servers(self) -> Sequence[Any]:
+        manager = getattr(self._processes, "llm_server_manager", None) or _Servers.last
+        replicas = getattr(manager, "rollout_replicas", ())
+        return [server for replica in replicas for server in replica.servers]
+
+    def _ranks(self) -> Sequence[Any]:
+        return getattr(getattr(self._processes, "actor_rollout_wg", None), "workers", ())
 
     # --- rollouts ----------------------------------------------------------------------------------------------
 
@@ -192,9 +221,15 @@ class Cluster:
             time.sleep(POLL_SECONDS)
 
     def complete(
-        self, prompts: Sequence[Sequence[int]], uniforms: Sequence[Sequence[float]] | None, *, limit: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        uniforms: Sequence[Sequence[float]] | None,
+        *,
+        limit: int,
+        ends: Sequence[int],
     ) -> list[tuple[int, ...]]:
-        """What the world model says behind each prompt, greedily or drawn by numbers, in at most `limit` tokens."""
+        """What the world model says behind each prompt, greedily or drawn by numbers: up to one of the tokens `ends`,
+        and at most `limit`."""
         server = self._config.actor_rollout_ref.rollout.name
 
         async def ask(prompt: Sequence[int], numbers: Sequence[float]) -> tuple[int, ...]:
@@ -203,6 +238,7 @@ class Cluster:
                 limit=limit,
                 temperature=float(bool(numbers)),
                 uniforms=numbers,
+                ends=ends,
                 repeatable=self._config.actor_rollout_ref.rollout.full_determinism,
             )
             output = await self._client.generate(
@@ -257,6 +293,10 @@ def _await_all(actors: Sequence[Any]) -> None:
     ray.get([actor.__ray_ready__.remote() for actor in actors])
 
 
+def _logs_of_this_session() -> str:
+    return cast(Any, ray)._private.worker.global_worker.node.get_logs_dir_path()
+
+
 def _queue_runs() -> bool:
     try:
         ray.get_actor("TransferQueueController", namespace="transfer_queue")
@@ -292,6 +332,8 @@ def in_one_sentence(resume: str) -> Iterator[None]:
         cause = getattr(error, "cause", None)
         if isinstance(cause, WorkError):
             raise cause from error
+        if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:  # while the world model goes to the servers
+            raise WorkError(f"the disk is full: {cause}; {way_on}") from error
         if any(words in str(error) for words in OUT_OF_MEMORY):
             raise WorkError(
                 "the GPU is out of memory: lower verl.actor_rollout_ref.rollout.gpu_memory_utilization or "
@@ -300,5 +342,5 @@ def in_one_sentence(resume: str) -> Iterator[None]:
         (reason, *_) = [*str(cause or error).strip().splitlines(), ""]
         raise WorkError(
             f"a process of the run was lost or failed ({type(cause or error).__name__}: {reason[:200]}); "
-            f"its log lies in {LOGS}; {way_on}"
+            f"its log lies in {Cluster.logs}; {way_on}"
         ) from error

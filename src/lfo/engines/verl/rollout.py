@@ -30,7 +30,7 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
 
 from lfo.config import from_mapping
-from lfo.engines.verl.settings import BASE, SAMPLER
+from lfo.engines.verl.settings import BASE, SAMPLER, run_name
 from lfo.engines.verl.starting import stages
 from lfo.loading import load_base, pick_device
 from lfo.model.adapters import DualAdapterModel
@@ -154,7 +154,7 @@ class SamplerServer:
 
 
 def _server_name(config: Any, rank: int) -> str:
-    return f"{config.engine_kwargs[SAMPLER]['servers']}-{rank}"
+    return f"{run_name(config)}-{rank}"
 
 
 class SamplerReplica(RolloutReplica):

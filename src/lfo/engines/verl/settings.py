@@ -42,7 +42,9 @@ AGENT_LOOP = "lfo"
 SAMPLER = "lfo"  # the rollout replica made of our own sampler
 BASE = "base"  # asked of a server by name like an adapter: none at all
 RATE_FLOOR = 0.1
-# Batches for which vLLM captures graphs while it starts, four for each: it would take 51 sizes up to the same 512.
+# Batches for which vLLM captures graphs while it starts: it would take 51 sizes up to the same 512, and each of them
+# again for batches without any LoRA, of which we have few.
+LORA_GRAPHS = {"cudagraph_specialize_lora": False}
 GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 _ACTOR, _SAMPLING, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
@@ -110,6 +112,11 @@ def sampling_parameters(
     if temperature and repeatable:
         parameters["seed"] = int(uniforms[0] * 2**31)
     return parameters
+
+
+def run_name(rollout: Any) -> str:
+    """What the servers of a run are named after: no other run's, on this machine or in this session of Ray."""
+    return str(rollout.engine_kwargs[SAMPLER]["servers"])
 
 
 def world_model_folder(output_dir: Path, step: int) -> Path:
@@ -183,7 +190,7 @@ def _translated(config: RunConfig, tokenizer: str | None) -> dict[str, dict[str,
     return {
         "model": {f"{_MODEL}.path": model_source(config.model), f"{_MODEL}.tokenizer_path": tokenizer},
         "device": {"trainer.device": "cpu" if is_cpu(config) else "cuda"},
-        "seed": {f"{_ACTOR}.fsdp_config.seed": config.seed},
+        "seed": {f"{_ACTOR}.fsdp_config.seed": config.seed, f"{_SAMPLING}.seed": config.seed},
         "steps": {
             f"{_ACTOR}.optim.total_training_steps": config.steps,
             "trainer.total_training_steps": config.steps,
@@ -251,6 +258,7 @@ def _chosen(config: RunConfig) -> dict[str, Any]:
         f"{_SAMPLING}.free_cache_engine": not cpu,
         f"{_SAMPLING}.dtype": "float32" if cpu else "bfloat16",
         f"{_SAMPLING}.cudagraph_capture_sizes": list(GRAPH_SIZES),
+        f"{_SAMPLING}.engine_kwargs.vllm.compilation_config": dict(LORA_GRAPHS),
         f"{_SAMPLING}.tensor_model_parallel_size": 1,
         f"{_SAMPLING}.agent.num_workers": 1 if cpu else 2,  # each plays many rollouts, and imports for seconds
         "trainer.nnodes": 1,

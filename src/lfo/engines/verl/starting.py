@@ -1,8 +1,8 @@
 """What a run is waiting for while its processes start, told on stderr: a part begins, and how long it took.
 
     stages.begin("Ray")
-    stages.begin("trainer ranks")           starting: Ray, 4.1 s
-    stages.end()                            starting: trainer ranks, 18.0 s
+    stages.begin("trainer ranks")           starting: Ray, done in 4.1 s
+    stages.end(failed=True)                 starting: trainer ranks, failed after 18.0 s
 
 Parts are begun wherever they begin on the driver: by the backend, by verl's trainer and by the replicas that it makes.
 """
@@ -34,14 +34,15 @@ class Stages:
         else:
             self._say(f"starting: {name} ...")
 
-    def end(self) -> None:
-        """The last part is done, or what it was part of has failed."""
+    def end(self, *, failed: bool = False) -> None:
+        """The last part is done, or has failed with all that it was part of."""
         if self._status is not None:
             self._status.stop()
             self._status = None
         if self._name:
             self.seconds[self._name] = time.monotonic() - self._started
-            self._say(f"starting: {self._name}, {self.seconds[self._name]:.1f} s")
+            outcome = "failed after" if failed else "done in"
+            self._say(f"starting: {self._name}, {outcome} {self.seconds[self._name]:.1f} s")
             self._name = ""
 
     def _say(self, line: str) -> None:

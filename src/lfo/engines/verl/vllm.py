@@ -12,6 +12,7 @@ lies below, the engine, is told another adapter (`ByAdapter`).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextvars import ContextVar
 from pathlib import Path
@@ -22,8 +23,9 @@ from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout import vllm_async_server
 from verl.workers.rollout.vllm_rollout.utils import VLLM_LORA_INT_ID
 from vllm.lora.request import LoRARequest
+from vllm.sampling_params import RequestOutputKind
 
-from lfo.engines.verl.settings import BASE, world_model_folder
+from lfo.engines.verl.settings import BASE, run_name, world_model_folder
 from lfo.engines.verl.starting import stages
 from lfo.model.couplings import POLICY, coupling_of
 
@@ -55,8 +57,10 @@ class ByAdapter:
         there: weights are synced before the first rollout."""
         return {VLLM_LORA_INT_ID}
 
-    def generate(self, *arguments: Any, lora_request: Any = None, **options: Any) -> Any:
-        return self._engine.generate(*arguments, lora_request=self._lora(lora_request), **options)
+    def generate(self, *, sampling_params: Any, lora_request: Any = None, **options: Any) -> Any:
+        """verl reads the last answer and no text, so vLLM need not make an answer for each token, nor its text."""
+        sampling_params.output_kind, sampling_params.detokenize = RequestOutputKind.FINAL_ONLY, False
+        return self._engine.generate(sampling_params=sampling_params, lora_request=self._lora(lora_request), **options)
 
     def _lora(self, policy: Any) -> Any:
         adapter, run = _wanted.get(), self._server.model_config.lora["run"]
@@ -70,6 +74,10 @@ class ByAdapter:
 
 
 class DualLoraServer(vllm_async_server.vLLMHttpServer):
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        os.environ["VERL_RAY_JOB_ID"] = run_name(self.config)  # in the name of the socket: worker.py, `own_socket`
+
     async def run_server(self, args: Any) -> None:
         await super().run_server(args)
         self.engine: Any = ByAdapter(self.engine, self)
