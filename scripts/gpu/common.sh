@@ -30,6 +30,7 @@ train() {
     local run="$out/$name"; rm -rf "$run" "$run.log" "$run.ray"
     session=$(mktemp -d /tmp/lfo.XXXX)  # short: it becomes part of the names of sockets
     RAY_TMPDIR=$session lfo train "$@" output_dir="$run" > "$run.log" 2>&1 || code=$?
+    [ $code -eq 124 ] && echo "ran past the ${LIMIT:-600} s that it may take" >> "$run.log"
     echo "== $name: exit code $code after $((SECONDS - began)) s, with the end of all processes"
     grep -a "^starting: .* s$" "$run.log"
     if [ $code -ne 0 ]; then
