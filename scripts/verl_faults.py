@@ -54,7 +54,11 @@ def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 def named(process: subprocess.Popen[str], *words: str) -> list[psutil.Process]:
-    return [each for each in family(process) if any(word in " ".join(each.cmdline()) for word in words)]
+    found = []
+    for each in family(process):
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            found += [each] if any(word in " ".join(each.cmdline()) for word in words) else []
+    return found
 
 
 def kill(*words: str) -> Callable[[subprocess.Popen[str], Path], None]:
@@ -103,7 +107,10 @@ def broken(fault: str, run: Path, arguments: tuple[str, ...]) -> dict[str, Any]:
     else:
         return {"code": None, "said": f"no checkpoint came: {ended(process)[-1]}", "left": 0}
     members, started = family(process), time.monotonic()
-    FAULTS[fault](process, run)
+    try:
+        FAULTS[fault](process, run)
+    except (IndexError, psutil.Error):  # nobody there to be killed
+        process.terminate()
     said = ended(process)
     left = left_behind(members)
     (run.parent / "ballast").unlink(missing_ok=True)
