@@ -84,7 +84,7 @@ def interrupt(process: subprocess.Popen[str], run: Path) -> None:
 
 FAULTS: dict[str, Callable[[subprocess.Popen[str], Path], None]] = {
     "worker": kill("WorkerDict"),
-    "server": kill("SamplerServer", "DualLoraServer"),
+    "server": kill("SamplerServer", "VllmServer"),
     "disk": fill_the_disk,
     "interrupt": interrupt,
 }

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import asyncio
+import contextlib
 import importlib
+import importlib.util
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,17 +52,35 @@ def test_a_start_that_fails_gives_back_what_it_took(monkeypatch, error: BaseExce
             self.resource_pool_manager = SimpleNamespace(resource_pool_dict={"pool": pool})
 
         def init(self) -> None:
-            self.actor_rollout_wg = SimpleNamespace(workers=["rank"])
-            cluster._Servers.last = SimpleNamespace(rollout_replicas=[SimpleNamespace(servers=["server"])])
+            group = cluster.trainer_base.RayWorkerGroup(resource_pool=pool, ray_cls_with_init=None, device_name="cpu")
+            assert group.workers == ["rank"]
+            assert started.wait(10), "servers start beside the ranks"
             raise error
 
+    class Servers:
+        def __init__(self, config: Any, worker_group: Any) -> None:
+            self.group, self.rollout_replicas = worker_group, []
+
+        async def start(self) -> None:
+            self.rollout_replicas = [SimpleNamespace(servers=["server"])]
+            started.set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wrap_future(self.group.loaded)  # ranks that do not come
+            ended.append("start of the servers")
+
     ended: list[Any] = []
+    started = threading.Event()
+    place = SimpleNamespace(address="here", port="1")
     loops = SimpleNamespace(agent_loop_workers=["loop"])
     monkeypatch.setattr(cluster, "_logs_of_this_session", lambda: "logs")
     monkeypatch.setattr(cluster, "_queue_runs", lambda: False)
     monkeypatch.setattr(cluster, "get_router_handle", lambda **_: "balancer")
     monkeypatch.setattr(cluster, "LLMServerClient", lambda **_: "client")
     monkeypatch.setattr(cluster, "_Processes", Processes)
+    monkeypatch.setattr(cluster, "_Servers", Servers)
+    monkeypatch.setattr(cluster, "places_of", lambda pool, device: [place])
+    monkeypatch.setattr(cluster, "RayWorkerGroup", lambda **_: SimpleNamespace(workers=["rank"]))
+    monkeypatch.setattr(cluster.trainer_base, "RayWorkerGroup", None)
     monkeypatch.setattr(cluster.Cluster, "_start_loops", lambda self: loops)
     monkeypatch.setattr(cluster, "remove_placement_group", ended.append)
     monkeypatch.setattr(cluster.ray, "kill", ended.append)
@@ -67,7 +91,91 @@ def test_a_start_that_fails_gives_back_what_it_took(monkeypatch, error: BaseExce
     config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=options))
     with pytest.raises(WorkError if isinstance(error, ValueError) else type(error)):
         cluster.Cluster(config)
-    assert sorted(ended) == sorted(["balancer", "loop", "server", "rank", "group", "queue"])
+    assert set(ended) == {"balancer", "loop", "server", "rank", "group", "queue", "start of the servers"}
+
+
+def test_servers_load_when_the_ranks_have(monkeypatch):
+    """And start before that."""
+    from lfo.engines.verl import cluster
+
+    done: list[str] = []
+
+    class Servers:
+        def __init__(self, config: Any, worker_group: Any) -> None:
+            self.group = worker_group
+
+        async def start(self) -> None:
+            done.append("processes")
+            started.set()
+            await asyncio.wrap_future(self.group.loaded)
+            done.append("loaded")
+
+    started = threading.Event()
+    place = SimpleNamespace(address="here", port="1")
+    monkeypatch.setattr(cluster, "_Servers", Servers)
+    monkeypatch.setattr(cluster, "places_of", lambda pool, device: [place])
+    monkeypatch.setattr(cluster, "RayWorkerGroup", lambda **_: SimpleNamespace(workers=["rank"]))
+    rollout = SimpleNamespace(name=SAMPLER)
+    together = cluster._Together(SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout)), "balancer")
+    together.begin(resource_pool="pool", ray_cls_with_init=None, device_name="cpu")
+    assert started.wait(10)
+    assert done == ["processes"]
+    assert together.create().balancer == "balancer"
+    assert done == ["processes", "loaded"]
+
+
+def test_all_that_verl_asks_of_a_vllm_server_is_passed_on():
+    """Read from verl's source, since its module imports vLLM."""
+    from lfo.engines.verl.replicas import VllmServer
+
+    spec = importlib.util.find_spec("verl")
+    assert spec is not None
+    assert spec.origin is not None
+    source = Path(spec.origin).parent / "workers" / "rollout" / "vllm_rollout" / "vllm_async_server.py"
+    (server,) = [
+        each
+        for each in ast.parse(source.read_text()).body
+        if isinstance(each, ast.ClassDef) and each.name == "vLLMHttpServer"
+    ]
+    methods = {
+        each.name
+        for each in server.body
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and not each.decorator_list
+    }
+    inner = {"set_pd_peer", "run_server", "run_headless"}  # for roles that we do not have, and called by itself
+    assert {name for name in methods if not name.startswith("_")} - inner == {
+        name for name in vars(VllmServer) if not name.startswith("_")
+    }
+
+
+LOG = """\
+(VllmServer pid=4711) INFO 11-16 12:31:07 [async_llm.py:120] Initializing a V1 LLM engine
+(EngineCore pid=4985) ERROR 11-16 12:31:40 [core.py:1108] EngineCore failed to start.
+(EngineCore pid=4985) ERROR 11-16 12:31:40 [core.py:1108] Traceback (most recent call last):
+(EngineCore pid=4985) ERROR 11-16 12:31:40 [core.py:1108]     raise ValueError(
+(EngineCore pid=4985) ERROR 11-16 12:31:40 [core.py:1108] ValueError: Free memory on device cuda:0 (26.48/139.8 GiB) \
+on startup is less than desired GPU memory utilization (0.5, 69.9 GiB). Decrease GPU memory utilization or reduce GPU \
+memory used by other processes.
+RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+"""
+
+
+@pytest.mark.parametrize("in_log", [True, False])
+def test_why_vllm_did_not_start_is_told(tmp_path: Path, in_log: bool):
+    """It stands in a log alone; what Ray brings names no cause."""
+    from ray.exceptions import RayTaskError
+
+    from lfo.engines.verl.failures import in_one_sentence
+
+    (tmp_path / "worker-aa-01000000-4711.err").write_text(LOG if in_log else "nothing\n")
+    (tmp_path / "raylet.err").write_text("KeyError: another process")
+    told = RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
+    with pytest.raises(WorkError) as raised, in_one_sentence("runs/x", lambda: str(tmp_path)):
+        raise RayTaskError("launch_server", str(told), told)
+    assert ("(ValueError: Free memory on device cuda:0 (26.48/139.8 GiB)" in str(raised.value)) is in_log
+    assert ("lower verl.actor_rollout_ref.rollout.gpu_memory_utilization" in str(raised.value)) is in_log
+    assert (str(tmp_path) in str(raised.value)) is not in_log
+    assert "lfo train --resume runs/x" in str(raised.value)
 
 
 def test_the_world_model_is_told_where_to_end():

@@ -8,7 +8,8 @@
     worker.py       one rank's process              rollout.py      rollout servers made of our sampler
     agent_loop.py   our runner as an agent loop     vllm.py         both adapters in vLLM
     platform.py     a CPU as a platform of verl's   starting.py     what a run waits for while it starts
-    bare_vllm.py    vLLM by itself, for a bench
+    places.py       where the ranks lie             replicas.py     servers that start beside them
+    failures.py     what a user is told             bare_vllm.py    vLLM by itself, for a bench
 
 How the parts meet, and what is tested where: docs/VERL_INTEGRATION.md. Importing this package imports no verl.
 """

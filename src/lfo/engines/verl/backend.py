@@ -69,10 +69,11 @@ class VerlBackend:
             config = runnable(verl_config(self.config, tokenizer=folder), self.config, self.environment)
             import ray  # verl and Ray are optional, and read their environment while they are imported
 
-            from lfo.engines.verl.cluster import Cluster, in_one_sentence
+            from lfo.engines.verl.cluster import Cluster
+            from lfo.engines.verl.failures import in_one_sentence
 
             started_here = not ray.is_initialized()
-            with in_one_sentence(str(run)):
+            with in_one_sentence(str(run), lambda: Cluster.logs):
                 try:
                     if started_here:
                         stages.begin("Ray")

@@ -15,7 +15,7 @@ from typing import Any
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
 
-from lfo.engines.verl.settings import GRAPH_SIZES, LORA_GRAPHS
+from lfo.engines.verl.settings import GRAPH_SIZES
 
 
 class BareVllm:
@@ -35,10 +35,7 @@ class BareVllm:
             max_num_seqs=rows,
             gpu_memory_utilization=memory,
             enable_prefix_caching=True,
-            compilation_config={
-                "cudagraph_capture_sizes": [size for size in GRAPH_SIZES if size <= max(rows, 8)],
-                **LORA_GRAPHS,
-            },
+            compilation_config={"cudagraph_capture_sizes": [size for size in GRAPH_SIZES if size <= max(rows, 8)]},
         )
 
     def speak(self, prompts: Sequence[Sequence[int]], tokens: int) -> int:

@@ -9,28 +9,29 @@ not used: what a step does is in `lfo.training`, which calls `lfo.engines.verl.b
 from __future__ import annotations
 
 import asyncio
-import errno
 import itertools
 import os
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any, cast
 
 import msgspec
 import ray
 import transfer_queue as tq
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 from ray.util import remove_placement_group
-from safetensors import SafetensorError
+from verl.single_controller.ray import RayWorkerGroup
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ, PPOTrainerSync, trainer_base
 from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.llm_server import LLMServerClient, LLMServerManager
 from verl.workers.rollout.router import get_router_handle
 
+from lfo.engines.verl.failures import Lost, as_if_here
+from lfo.engines.verl.places import places_of
 from lfo.engines.verl.settings import BASE, sampling_parameters
 from lfo.engines.verl.starting import stages
 from lfo.engines.verl.worker import DualLoraWorker
@@ -41,8 +42,7 @@ from lfo.types import ReplyScore, Rollout, TrainingSample
 
 POLL_SECONDS = 0.05
 RELEASE_SECONDS = 10.0  # Ray gives slots back a little later than it says
-# As torch says it, and vLLM where it finds less free than it was promised or too little for its cache.
-OUT_OF_MEMORY = ("CUDA out of memory", "Free memory on device", "No available memory for the cache blocks")
+SERVERS = {"vllm": "rollout servers: vLLM loads the base, compiles and captures graphs"}
 ALIVE_SECONDS = 5.0  # how often waiting looks whether anybody is still there to wait for
 
 
@@ -57,7 +57,7 @@ class _Processes(PPOTrainerSync):
         for role in (Role.ActorRollout, Role.ActorRolloutRef, Role.Actor):
             if role in self.role_worker_mapping:
                 self.role_worker_mapping[role] = ray.remote(DualLoraWorker)
-        stages.begin("trainer ranks")
+        stages.begin("trainer ranks, and the processes of the servers")
 
     def on_init_end(self) -> None:
         stages.begin("weights for the servers")
@@ -67,23 +67,75 @@ class _Processes(PPOTrainerSync):
 class _Servers(LLMServerManager):
     """verl's servers, made known to a balancer that was there before them: see `Cluster`."""
 
-    balancer: Any = None
-    last: Any = None  # the manager that was made last, also one whose servers failed to start
+    balancer: Any
+    rollout_replicas: Sequence[Any] = ()
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        _Servers.last = self
+    async def start(self) -> None:
+        await self._initialize_llm_servers()
+        await self._init_global_load_balancer()
 
     async def _init_global_load_balancer(self) -> None:
         self.global_load_balancer = self.balancer
         await self.balancer.add_servers.remote(dict(zip(self.server_addresses, self.server_handles, strict=True)))
 
 
+class _Together:
+    """Ranks and servers, which start at the same time; verl would start one after the other.
+
+    It stands where verl's trainer looks for the classes of both, and is asked for the ranks first.
+    """
+
+    def __init__(self, config: Any, balancer: Any) -> None:
+        self._config, self._balancer = config, balancer
+        self._ranks_loaded: Future[None] = Future()
+        self._servers: Any = None
+        self._servers_started: Future[None] = Future()
+        self.ranks: Sequence[Any] = ()
+
+    def begin(self, *, resource_pool: Any, ray_cls_with_init: Any, **options: Any) -> RayWorkerGroup:
+        """The processes of ranks and of servers."""
+        places = places_of(resource_pool, options["device_name"])
+        group: Any = RayWorkerGroup(
+            resource_pool=resource_pool,
+            ray_cls_with_init=ray_cls_with_init,
+            master_addr=places[0].address,  # verl would ask a process that imports all of verl before
+            master_port=places[0].port,
+            **options,
+        )
+        self.ranks = group.workers
+        group.places, group.loaded = places, self._ranks_loaded
+        self._servers = _Servers(self._config, worker_group=group)
+        self._servers.balancer = self._balancer
+        self._servers_started = _beside(asyncio.run, self._servers.start())
+        return group
+
+    def create(self, **_: Any) -> LLMServerManager:
+        """The servers, for which verl asks when the ranks have loaded their base."""
+        self._ranks_loaded.set_result(None)
+        stages.begin(SERVERS.get(self._config.actor_rollout_ref.rollout.name, "rollout servers"))
+        self._servers_started.result()
+        return self._servers
+
+    def servers(self) -> list[Any]:
+        replicas = () if self._servers is None else self._servers.rollout_replicas
+        return [server for replica in replicas for server in replica.servers]
+
+    def end(self) -> None:
+        """Also of a start that failed half-way, whose servers may wait for ranks that do not come."""
+        self._ranks_loaded.cancel()
+        for actor in (*self.servers(), *self.ranks):
+            ray.kill(actor)
+        if self._servers is not None:
+            wait([self._servers_started], RELEASE_SECONDS)
+            for late in self.servers():
+                ray.kill(late)
+
+
 class Cluster:
     """What the training loop asks of verl, in our own words.
 
     Every process imports for seconds before it can do anything. So what needs no model - the queue, the balancer
-    between servers, the agent loops - starts beside the trainer and its servers, not behind them.
+    between servers, the agent loops - starts beside the trainer and its servers, and these beside each other.
     """
 
     logs = f"{os.environ.get('RAY_TMPDIR', '/tmp')}/ray/session_latest/logs"  # of the session that ran last
@@ -98,11 +150,9 @@ class Cluster:
         )
         self._client: Any = LLMServerClient(config=config, load_balancer_handle=self._balancer)
         self._processes: Any = cast(Any, _Processes)(config)  # verl's class is concrete by its decorator
-        _Servers.balancer, _Servers.last = self._balancer, None
-        trainer_base.LLMServerManager = _Servers
-        beside = ThreadPoolExecutor(1)
-        self._loops_started: Future[Any] = beside.submit(self._start_loops)
-        beside.shutdown(wait=False)
+        self._together = _Together(config, self._balancer)
+        trainer_base.RayWorkerGroup, trainer_base.LLMServerManager = self._together.begin, self._together
+        self._loops_started: Future[Any] = _beside(self._start_loops)
         try:
             self._processes.init()
             self._workers = self._processes.actor_rollout_wg
@@ -129,8 +179,9 @@ class Cluster:
 
         Of a start that failed too, as far as it came.
         """
-        for actor in (self._balancer, *self._loop_workers(), *self._servers(), *self._ranks()):
+        for actor in (self._balancer, *self._loop_workers()):
             ray.kill(actor)
+        self._together.end()
         manager = getattr(self._processes, "resource_pool_manager", None)
         pools = () if manager is None else manager.resource_pool_dict.values()
         for pool in pools:
@@ -149,14 +200,6 @@ class Cluster:
         if not self._loops_started.done() or self._loops_started.exception():
             return ()
         return self._loops_started.result().agent_loop_workers
-
-    def _servers(self) -> Sequence[Any]:
-        manager = getattr(self._processes, "llm_server_manager", None) or _Servers.last
-        replicas = getattr(manager, "rollout_replicas", ())
-        return [server for replica in replicas for server in replica.servers]
-
-    def _ranks(self) -> Sequence[Any]:
-        return getattr(getattr(self._processes, "actor_rollout_wg", None), "workers", ())
 
     # --- rollouts ----------------------------------------------------------------------------------------------
 
@@ -277,15 +320,23 @@ class Cluster:
         self._processes.checkpoint_manager.update_weights(step)
 
     def save(self, folder: str) -> None:
-        with _as_if_here():
+        with as_if_here():
             self._workers.save_checkpoint(folder)
 
     def save_adapters(self, folder: str) -> None:
-        with _as_if_here():
+        with as_if_here():
             self._workers.save_adapters(folder)
 
     def load(self, folder: str) -> None:
         self._workers.load_checkpoint(folder)
+
+
+def _beside(work: Any, *arguments: Any) -> Future[Any]:
+    """What this returns, when it is done; in a thread of its own."""
+    thread = ThreadPoolExecutor(1)
+    done = thread.submit(work, *arguments)
+    thread.shutdown(wait=False)
+    return done
 
 
 def _await_all(actors: Sequence[Any]) -> None:
@@ -303,44 +354,3 @@ def _queue_runs() -> bool:
     except ValueError:
         return False
     return True
-
-
-class Lost(WorkError):
-    """A process is gone; the run can go on from its last checkpoint."""
-
-
-@contextmanager
-def _as_if_here() -> Iterator[None]:
-    """Let a disk that failed in another process fail here, where it becomes a sentence: `lfo.rundir`."""
-    try:
-        yield
-    except RayTaskError as error:
-        if isinstance(error.cause, OSError | SafetensorError):
-            raise error.cause from error
-        raise
-
-
-@contextmanager
-def in_one_sentence(resume: str) -> Iterator[None]:
-    """Turn what a lost or failed process raises into one sentence with the way on."""
-    way_on = f"continue from the last checkpoint with: lfo train --resume {resume}"
-    try:
-        yield
-    except Lost as error:
-        raise WorkError(f"{error}; {way_on}") from error
-    except RayError as error:
-        cause = getattr(error, "cause", None)
-        if isinstance(cause, WorkError):
-            raise cause from error
-        if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:  # while the world model goes to the servers
-            raise WorkError(f"the disk is full: {cause}; {way_on}") from error
-        if any(words in str(error) for words in OUT_OF_MEMORY):
-            raise WorkError(
-                "the GPU is out of memory: lower verl.actor_rollout_ref.rollout.gpu_memory_utilization or "
-                f"micro_batch_tokens (lfo plan counts what fits); {way_on} and the lower values"
-            ) from error
-        (reason, *_) = [*str(cause or error).strip().splitlines(), ""]
-        raise WorkError(
-            f"a process of the run was lost or failed ({type(cause or error).__name__}: {reason[:200]}); "
-            f"its log lies in {Cluster.logs}; {way_on}"
-        ) from error

@@ -42,9 +42,7 @@ AGENT_LOOP = "lfo"
 SAMPLER = "lfo"  # the rollout replica made of our own sampler
 BASE = "base"  # asked of a server by name like an adapter: none at all
 RATE_FLOOR = 0.1
-# Batches for which vLLM captures graphs while it starts: it would take 51 sizes up to the same 512, and each of them
-# again for batches without any LoRA, of which we have few.
-LORA_GRAPHS = {"cudagraph_specialize_lora": False}
+# Batches for which vLLM captures graphs while it starts: it would take 51 sizes up to the same 512.
 GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 _ACTOR, _SAMPLING, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
@@ -258,7 +256,7 @@ def _chosen(config: RunConfig) -> dict[str, Any]:
         f"{_SAMPLING}.free_cache_engine": not cpu,
         f"{_SAMPLING}.dtype": "float32" if cpu else "bfloat16",
         f"{_SAMPLING}.cudagraph_capture_sizes": list(GRAPH_SIZES),
-        f"{_SAMPLING}.engine_kwargs.vllm.compilation_config": dict(LORA_GRAPHS),
+        f"{_SAMPLING}.engine_kwargs.vllm.distributed_executor_backend": _executor(config),
         f"{_SAMPLING}.tensor_model_parallel_size": 1,
         f"{_SAMPLING}.agent.num_workers": 1 if cpu else 2,  # each plays many rollouts, and imports for seconds
         "trainer.nnodes": 1,
@@ -266,6 +264,16 @@ def _chosen(config: RunConfig) -> dict[str, Any]:
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
         "ray_kwargs.ray_init.include_dashboard": False,
     }
+
+
+def _executor(config: RunConfig) -> str:
+    """Where vLLM runs its model: in its engine's process if one GPU holds it all, which is a process less to start.
+
+    It is vLLM's own default there; verl asks for processes of their own (mp) in any case.
+    """
+    chosen = dict(dotted(config.verl))
+    parts = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
+    return "uni" if all(chosen.get(f"{_SAMPLING}.{part}", 1) == 1 for part in parts) else "mp"
 
 
 def _check_known(tree: DictConfig, name: str) -> None:
@@ -300,8 +308,8 @@ def _validate(tree: DictConfig) -> None:
     from verl.utils.config import validate_config
 
     checked: Any = tree
-    if tree.actor_rollout_ref.rollout.name == "vllm" and importlib.util.find_spec("vllm") is None:
-        # verl's check imports vLLM; everything else can be checked on a machine without it.
+    if tree.actor_rollout_ref.rollout.name == "vllm":
+        # verl would import all of vLLM for the largest rank of a LoRA that it takes, which vLLM itself checks.
         checked = OmegaConf.merge(tree, {"actor_rollout_ref": {"rollout": {"name": SAMPLER}}})
     try:
         with contextlib.redirect_stdout(io.StringIO()):

@@ -18,15 +18,14 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-import ray
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout import vllm_async_server
 from verl.workers.rollout.vllm_rollout.utils import VLLM_LORA_INT_ID
 from vllm.lora.request import LoRARequest
+from vllm.model_executor.models import registry
 from vllm.sampling_params import RequestOutputKind
 
 from lfo.engines.verl.settings import BASE, run_name, world_model_folder
-from lfo.engines.verl.starting import stages
 from lfo.model.couplings import POLICY, coupling_of
 
 FIRST_ID = 1_000  # of the world models, one for each step; verl's own LoRA has the id 123
@@ -40,6 +39,11 @@ def _with_room_for_both(arguments: Mapping[str, Any]) -> Any:
 
 
 vllm_async_server.build_cli_args_from_config = _with_room_for_both
+
+
+# vLLM looks at a model's class in a process of its own, which imports everything again for 17 s, lest CUDA be
+# initialised in this one. It may be: engines are spawned from here, never forked.
+registry._run_in_subprocess = lambda look: look()
 
 
 class ByAdapter:
@@ -92,13 +96,3 @@ class DualLoraServer(vllm_async_server.vLLMHttpServer):
     ) -> TokenOutput:
         _wanted.set(adapter)  # of this task alone: each request of an actor is one
         return await super().generate(prompt_ids, sampling_params, request_id, **options)
-
-
-class DualLoraReplica(vllm_async_server.vLLMReplica):
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.server_class = ray.remote(DualLoraServer)
-
-    async def launch_servers(self) -> None:
-        stages.begin("rollout servers: vLLM loads the base, compiles and captures graphs")
-        await super().launch_servers()
