@@ -11,22 +11,19 @@
     places.py       where the ranks lie             replicas.py     servers that start beside them
     failures.py     what a user is told             bare_vllm.py    vLLM by itself, for a bench
 
-How the parts meet, and what is tested where: docs/VERL_INTEGRATION.md. Importing this package imports no verl.
+How the parts meet, and what is tested where: docs/VERL_INTEGRATION.md. Importing this package imports nothing: every
+process of verl's does, on its way to `platform.py`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import OmegaConf
-
-from lfo.engines.verl.backend import VerlBackend
-from lfo.engines.verl.settings import verl_config
-
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from lfo.config import RunConfig
+    from lfo.engines.verl.backend import VerlBackend
     from lfo.env.interface import EnvironmentFactory
 
 
@@ -35,9 +32,15 @@ def create_backend(
 ) -> VerlBackend:
     if base is not None:
         raise ValueError("verl's processes load the base themselves: name it in the config")
+    from lfo.engines.verl.backend import VerlBackend
+
     return VerlBackend(config, environment, tokenizer)
 
 
 def config_text(config: RunConfig) -> str:
     """The whole config of verl's that a run would have, as YAML."""
+    from omegaconf import OmegaConf
+
+    from lfo.engines.verl.settings import verl_config
+
     return OmegaConf.to_yaml(verl_config(config), resolve=True)
