@@ -78,7 +78,7 @@ def test_a_value_may_stand_for_several_settings():
 @pytest.mark.parametrize(
     ("study", "value", "words"),
     [
-        ("weight", "5", "world_model.weight must be at least 0 and at most 2"),
+        ("weight", "5", "world_model.weight must be less than or equal to 2"),
         ("rank", "big", "a rank is a whole number"),
         ("coupling", "shared+lookback", "a coupling is written shared or shared\\+lookahead"),
         ("coupling", "glued", "coupling must be one of"),
@@ -265,7 +265,7 @@ def test_a_child_ends_with_its_parent():
 
 def test_nothing_starts_when_a_cell_is_wrong(lfo, tmp_path: Path):
     code, _, err = lfo("weight", "--values", "0,9")
-    assert (code, err) == (2, "lfo: world_model.weight must be at least 0 and at most 2, not 9.0\n")
+    assert (code, err) == (2, "lfo: world_model.weight must be less than or equal to 2, not 9\n")
     code, _, err = lfo("rank", "lora.rnak=3")
     assert (code, err) == (2, "lfo: there is no setting 'lora.rnak'; the nearest is lora.rank\n")
     assert list(tmp_path.iterdir()) == []

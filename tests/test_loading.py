@@ -84,9 +84,9 @@ class Lost(OracleCodes):
     ("settings", "words"),
     [
         (["lora.rnak=3"], "there is no setting 'lora.rnak'; the nearest is lora.rank"),
-        (["steps=many"], "steps must be a whole number (int), not 'many'"),
-        (["lora.rank=0"], "lora.rank must be at least 1, not 0"),
-        (["rollout.prompts=8", "rollout.mini_batch_prompts=3"], "does not divide rollout.prompts=8"),
+        (["steps=many"], "steps must be a valid integer, not 'many'"),
+        (["lora.rank=0"], "lora.rank must be greater than or equal to 1, not 0"),
+        (["rollout.mini_batch_prompts=3"], "must divide rollout.prompts"),
         (["model=./nowhere"], "model=./nowhere: there is no such folder"),
         (["model=/nowhere/at/all"], "there is no such folder"),
         (["env=no_such_module:World"], "env=no_such_module:World cannot be imported"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from functools import partial
 
-from lfo.config import RunConfig, validate
+from lfo.config import RunConfig
 from lfo.env.interface import DescribesReplies, EnvironmentFactory, OffersLookahead, flaw_of, predicted_tools, tasks_of
 from lfo.errors import ConfigError
 from lfo.rollout.predictors import imagined_tools
@@ -17,7 +17,6 @@ logger = logging.getLogger(__name__)
 
 def check_run(config: RunConfig, environment: EnvironmentFactory) -> None:
     """Raise an error of one sentence for the first thing that would make this run fail or learn nothing."""
-    validate(config)
     require_trackers(config)
     # An environment that raises or hangs here is not refused: that costs a rollout, which reports it.
     watch = Watch(config.rollout.environment_timeout)

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from lfo.config import BESIDE_THE_EXPERIMENT, LEAVES, RunConfig, differences, experiment, load_config
+from lfo.config import BESIDE_THE_EXPERIMENT, KNOBS, RunConfig, differences, experiment, load_config
 from lfo.errors import UsageError
 from lfo.evaluation.runs import RunRecord
 
@@ -70,7 +70,7 @@ def _short(name: str) -> str:
     last = name.rpartition(".")[2]
     if name == "world_model.weight":
         return last
-    return last if sum(leaf.rpartition(".")[2] == last for leaf in LEAVES) == 1 else name
+    return last if sum(leaf.rpartition(".")[2] == last for leaf in KNOBS) == 1 else name
 
 
 def _in_words(value: Any) -> str:
