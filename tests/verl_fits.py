@@ -143,7 +143,7 @@ def two_ranks_in_another_world() -> None:
         "lookahead=environment",
         "coupling=shared",
         "world_model.predict=all",
-        "policy.dynamic_sampling=false",  # every group trains, so that log-probs are compared in every step
+        "policy.max_resamples=-1",  # every group trains, so that log-probs are compared in every step
         "eval.every=1",
         "steps=2",
         "verl.trainer.n_gpus_per_node=2",

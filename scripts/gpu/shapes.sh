@@ -17,7 +17,7 @@ for shape in "${shapes[@]}"; do
         lfo train "${vllm[@]}" model="$model" env=lfo.env.scripted:ScriptedCalls env_args.levels=[2] \
             coupling="$coupling" lookahead="$lookahead" \
             rollout.max_turns=6 rollout.max_turn_tokens=64 rollout.max_context=4096 micro_batch_tokens=8192 \
-            policy.dynamic_sampling=false policy.max_resamples=0 steps="${STEPS:-4}" eval.every=0 checkpoint_every=100 \
+            policy.max_resamples=-1 steps="${STEPS:-4}" eval.every=0 checkpoint_every=100 \
             verl.actor_rollout_ref.rollout.gpu_memory_utilization="${SHARE:-0.5}" output_dir="$run" \
             > "$run.log" 2>&1 || tail -3 "$run.log"
     done

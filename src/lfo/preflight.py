@@ -6,9 +6,8 @@ import logging
 from functools import partial
 
 from lfo.config import RunConfig
-from lfo.env.interface import DescribesReplies, EnvironmentFactory, OffersLookahead, flaw_of, predicted_tools, tasks_of
+from lfo.env.interface import EnvironmentFactory, OffersLookahead, flaw_of, predicted_tools, tasks_of
 from lfo.errors import ConfigError
-from lfo.rollout.predictors import imagined_tools
 from lfo.rollout.watch import Watch
 from lfo.tracking import require_trackers
 
@@ -31,12 +30,6 @@ def check_run(config: RunConfig, environment: EnvironmentFactory) -> None:
             f"the environment {type(made).__name__} has no lookahead_query, so nothing would ever be "
             "imagined; write one, or set lookahead=policy"
         )
-    if config.imagine.certainty and not isinstance(made, DescribesReplies):
-        raise ConfigError(
-            f"the environment {type(made).__name__} has no describe_reply, so nobody can tell whether replies "
-            "agree; write one, or set imagine.certainty=false"
-        )
     predicted_tools(made, config.world_model.predict)
-    imagined_tools(made, config)
     for split in config.eval.final_splits:
         tasks_of(made, split)  # an unknown split is better found now than after the last step

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,11 +23,12 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
 
 from lfo.config.knobs import KNOBS, PARTS, SHIPPED_ENVIRONMENTS, RunConfig, by_name, flatten, marked
-from lfo.config.older import modern, unsaid
+from lfo.config.older import GONE, OLD_NAMES, modern, unsaid
 from lfo.config.presets import ALGORITHMS, PRESETS
 from lfo.errors import ConfigError
 from lfo.settings import assign, did_you_mean, dotted, nearest, parse, read_yaml
 
+logger = logging.getLogger(__name__)
 _RUN = TypeAdapter(RunConfig)
 LEVELS = "levels"  # short for env_args.levels
 BESIDE_THE_EXPERIMENT = marked("beside")
@@ -40,10 +42,13 @@ def load_config(overrides: Sequence[str] = ()) -> RunConfig:
         name, equals, text = override.partition("=")
         if not equals or not name:
             raise ConfigError(f"a setting is written name=value, which {override!r} is not")
-        if name == "config":
-            files += _read(Path(text))
+        if name == "config":  # what no run has today was told, and is left out
+            files += [each for each in _read(Path(text)) if not each[0].startswith("older")]
         else:
-            typed += modern([(name, parse(text, _type_of(name)))])
+            typed.append((name, parse(text, _type_of(name))))
+    typed, lost = modern(typed)
+    for name in lost:
+        raise ConfigError(f"{name} is no longer a setting; it is {GONE.get(name, 'made from others')} in every run")
     return _resolve(files, typed)
 
 
@@ -64,7 +69,8 @@ def from_mapping(settings: Mapping[str, Any]) -> RunConfig:
 
 
 def to_yaml(config: RunConfig) -> str:
-    return OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config)))
+    settings = {name: value for name, value in dataclasses.asdict(config).items() if name != "older" or value}
+    return OmegaConf.to_yaml(OmegaConf.create(settings))
 
 
 def differences(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
@@ -126,9 +132,12 @@ def _spelled_out(settings: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any
 def _read(path: Path, *, known_only: bool = False) -> list[tuple[str, Any]]:
     """The settings in a file, as they are called today."""
     tree = read_yaml(path)
-    settings = modern(by_name(tree), saved=tree)
+    settings, lost = modern(by_name(tree), saved=True)
+    for name, value in lost.items():
+        logger.warning("%s: %s=%s is no longer a setting, and runs of today do without it", path, name, value)
+        settings.append((f"older.{name}", value))
     if known_only:
-        settings = [(name, value) for name, value in settings if name in KNOBS or name == LEVELS]
+        settings = [each for each in settings if each[0] in KNOBS or each[0] == LEVELS or each[0].startswith("older")]
     else:  # settings of verl one by one, so that a file adds to those of its preset, as the command line does
         settings = [
             each for name, value in settings for each in (dotted({name: value}) if name == "verl" else [(name, value)])
@@ -147,7 +156,7 @@ def _type_of(name: str) -> Any:
         return KNOBS[name].annotation
     if name == LEVELS:
         return tuple[int, ...]
-    if name.startswith(("env_args.", "verl.")):
+    if name in OLD_NAMES or name.startswith(("env_args.", "verl.", "older")):
         return Any
     if name in PARTS:
         inner = ", ".join(leaf for leaf in KNOBS if leaf.startswith(f"{name}."))

@@ -16,10 +16,12 @@ from pydantic.fields import FieldInfo
 
 from lfo.config import checks
 from lfo.env.shipped import SHIPPED
+from lfo.settings import dotted
 
 # The arguments that an environment of the package has where a config names none.
 SHIPPED_ENVIRONMENTS: Mapping[str, Mapping[str, Any]] = {name: each.arguments for name, each in SHIPPED.items()}
 
+SCHEDULE = r"^(joint|alternating|(world_model_first|hierarchical):[1-9]\d*)$"
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 Count = Annotated[int, Field(ge=1)]
@@ -41,8 +43,12 @@ class LoraConfig:
     """Both adapters have the same shape. There is no dropout: sampled and trained log-probs would not agree."""
 
     rank: Count = knob(16, "rank of each adapter", main=True)
-    alpha: Above0 = knob(32.0, "the update is scaled by alpha / rank")
     targets: str = knob("all-linear", "which layers have adapters: `all-linear`, or names with commas")
+
+    @property
+    def alpha(self) -> float:
+        """The update is scaled by alpha / rank, which is 2."""
+        return 2.0 * self.rank
 
     @property
     def target_modules(self) -> str | list[str]:
@@ -56,28 +62,23 @@ class RolloutConfig:
     group_size: int = knob(8, "rollouts of each task", main=True, ge=2)
     mini_batch_prompts: Count = knob(2, "tasks in one optimizer update; divides `rollout.prompts`")
     max_turns: Count = knob(16, "messages of the policy in one rollout", main=True)
-    temperature: Above0 = knob(1.0, "of sampling")
     max_context: Count = knob(1024, "tokens of a whole rollout; more ends it", main=True)
     max_turn_tokens: Count = knob(160, "tokens of one message, its thought included; more ends the rollout", main=True)
     thinking: bool = knob(False, "let the model think before it speaks, where its chat template knows thoughts")
     environment_timeout: Above0 = knob(30.0, "seconds that one reset or step of an environment may take")
-    environment_retries: Whole = knob(2, "how often one reset or step that raised is tried again; a late one is not")
-    environment_workers: Count = knob(16, "environments that step at the same time")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
 class PolicyConfig:
     learning_rate: Rate = knob(1e-4, "of the policy adapter; with `coupling=shared` of the one adapter", main=True)
     frozen: bool = knob(False, "train the world model alone: the control that shows what RL adds", main=True)
-    clip_low: Rate = knob(0.2, "the ratio is clipped to [1 - clip_low, 1 + clip_high]")
-    clip_high: Above0 = knob(0.28, "the ratio is clipped to [1 - clip_low, 1 + clip_high]")
-    entropy: Factor = knob(0.0, "coefficient of the entropy bonus")
-    entropy_share: Rate = knob(1.0, "share of the sampled tokens, the most uncertain first, that get the bonus")
-    kl: Factor = knob(0.0, "coefficient of the KL divergence from the base model")
-    scale_by_std: bool = knob(True, "divide advantages by the standard deviation of their group")
-    dynamic_sampling: bool = knob(True, "replace groups whose rewards are all equal")
-    max_resamples: Whole = knob(1, "how often a step may draw tasks anew for groups that teach the policy nothing")
+    max_resamples: int = knob(1, "draws of further tasks for groups that teach nothing; -1 uses such groups", ge=-1)
     overlong_buffer: Whole = knob(0, "tokens before `rollout.max_context` over which reward is taken away; 0 is off")
+
+    @property
+    def draws(self) -> int:
+        """How often a step may draw tasks."""
+        return max(1, self.max_resamples + 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
@@ -89,14 +90,11 @@ class WorldModelConfig:
     predict: str = knob("default", "whose replies: what the environment says, `all`, `none`, or tools with commas")
     state_tokens: int = knob(512, "a larger state is cut to what concerns the call, then further", ge=32)
     reply_tokens: Count = knob(96, "a predicted reply ends there at the latest: see Long replies")
-    target_tokens: Count = knob(512, "of a reply the first so many are learned, never fewer than reply_tokens")
     replay: bool = knob(True, "keep every reply heard and train on it again")
     examples_per_mini_batch: Count = knob(32, "most world-model examples in one update, new and replayed", main=True)
     swap_names: Share = knob(0.0, "chance that a rare word of a state is swapped for another when it is practised")
     wording: Share = knob(1.0, "weight of a reply's token that all replies hold, where one that few hold weighs 1")
-    schedule: Literal["joint", "alternating", "world_model_first", "hierarchical"] = knob("joint", "see Schedules")
-    first_steps: Whole = knob(0, "world_model_first: steps before the policy begins to learn")
-    every: Count = knob(1, "hierarchical: the world model learns in every so many-th step")
+    schedule: str = knob("joint", "when each of the two learns: see Schedules", pattern=SCHEDULE)
     adaptive_weight: bool = knob(False, "let prediction accuracy and success set the weight: see Schedules")
     from_logs: str | None = knob(None, "with `policy.frozen`: a file of rollouts to learn from: see From logs")
 
@@ -105,17 +103,13 @@ class WorldModelConfig:
 class ImagineConfig:
     """Look-ahead that the policy proposes."""
 
-    tools: str = knob("default", "whose calls may be imagined: whose replies are predicted, `all`, or with commas")
-    most: int = knob(2, "imagined exchanges that stay in one rollout", ge=1, le=8)
     drafts: int = knob(1, "candidates for a turn, until the expected reply to one changes what is said", ge=1, le=16)
-    certainty: bool = knob(False, "say in words how sure the world model is of what it expects")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
 class ExplorationConfig:
     blind_share: Share = knob(0.5, "share of each group that explores: imagines less than the others, or nothing")
     blind_steps: Whole = knob(0, "first steps in which every rollout explores")
-    inquiries: bool = knob(True, "explorers take turns in really making the first, second, ... imagined call")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
@@ -123,12 +117,9 @@ class InternaliseConfig:
     """Successes become part of the policy's weights, with all that was shown to them cut out."""
 
     rows: Whole = knob(0, "successes in one mini-batch that the policy imitates; 0 is off: see Into the weights")
-    weight: Above0 = knob(1.0, "of the imitation loss")
     learning_rate: Rate = knob(1e-3, "of the policy adapter in updates that imitate")
-    first_tasks: Count = knob(24, "begin when so many tasks have succeeded")
     until: Whole = knob(0, "steps after which look-ahead and world model end, and DAPO alone goes on; 0 is never")
-    hindsight: bool = knob(False, "imitate what failures said after their first call, as if they had known its reply")
-    teacher: Literal["base", "policy"] = knob("base", "who acts until then; policy: but for explorers")
+    teacher: Literal["base", "policy", "hindsight"] = knob("base", "who gives what is imitated: see Into the weights")
 
     def over(self, step: int) -> bool:
         """Whether DAPO alone goes on."""
@@ -137,9 +128,6 @@ class InternaliseConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
 class OptimizerConfig:
-    betas: tuple[Share, Share] = knob((0.9, 0.95), "of AdamW")
-    weight_decay: Factor = knob(0.1, "of AdamW")
-    clip: Above0 = knob(1.0, "largest gradient norm of each adapter")
     warmup_steps: Whole = knob(10, "linear; then a cosine to a tenth of the rate at `steps`")
     constant: bool = knob(False, "keep the rates after the warm-up, so that a run does not depend on `steps`")
     separate: bool = knob(False, "one AdamW for each adapter instead of one for both")
@@ -154,6 +142,7 @@ class EvalConfig:
 
 
 Preset = Literal["default", "tiny", "smollm2-135m", "documents", "qwen3-8b-8x24gb", "qwen3-1.7b-1gpu"]
+Feedback = Literal["off", "own", "other_task"]
 Source = Literal["world_model", "truth", "shuffled", "memory"]
 Tracker = Literal["tensorboard", "wandb"]
 
@@ -175,8 +164,7 @@ class RunConfig:
     coupling: str = knob("separate", "how the adapters meet: `separate`, `shared` or `stacked`", main=True)
     lookahead: Literal["policy", "environment", "off"] = knob("policy", "who proposes what to imagine", main=True)
     lookahead_source: Source = knob("world_model", "who answers what is imagined; all but world_model are controls")
-    feedback: bool = knob(False, "show half of each group what the other half heard on the same task")
-    feedback_source: Literal["own", "other_task"] = knob("own", "whose replies these are; other_task is a control")
+    feedback: Feedback = knob("off", "show half of each group what the others heard; `other_task` is a control")
     surprise: Factor = knob(0.0, "coefficient of a reward for prediction error, relative to the group")
     steps: Count = knob(100, "steps to train", main=True)
     seed: int = knob(0, "names all random numbers of the run", main=True, beside=True, ge=0, le=2**32 - 1)
@@ -202,6 +190,8 @@ class RunConfig:
     eval: EvalConfig = EvalConfig()
     verl: dict[str, Any] = knob({}, "settings of verl itself, beside those made of these, as `verl.trainer.nnodes=2`")
 
+    older: dict[str, Any] = Field(default_factory=dict)  # what a run of an older version had and no run has today
+
     def __post_init__(self) -> None:
         checks.check(self)
 
@@ -214,6 +204,10 @@ class RunConfig:
         return self.lookahead != "off"
 
     @property
+    def has_feedback(self) -> bool:
+        return self.feedback != "off"
+
+    @property
     def leaves_policy_alone(self) -> bool:
         """Whether the policy is to act without look-ahead in the end, and is judged by that."""
         return self.looks_ahead and (self.internalise.rows > 0 or self.internalise.until > 0)
@@ -221,19 +215,19 @@ class RunConfig:
     @property
     def is_plain_dapo(self) -> bool:
         """The baseline: nothing beside DAPO."""
-        return not self.has_world_model and not self.feedback and not self.internalise.rows
+        return not self.has_world_model and not self.has_feedback and not self.internalise.rows
 
     @property
     def looks_ahead_untrained(self) -> bool:
         """Whether the base looks ahead, without the policy adapter: the policy learns to act without look-ahead."""
-        return self.looks_ahead and self.internalise.rows > 0 and self.internalise.teacher == "base"
+        return self.looks_ahead and self.internalise.rows > 0 and self.internalise.teacher != "policy"
 
 
 def _knobs(part: Any, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     for name, info in part.__pydantic_fields__.items():
         if dataclasses.is_dataclass(info.annotation):
             yield from _knobs(info.annotation, f"{name}.")
-        else:
+        elif info.description:
             yield prefix + name, info
 
 
@@ -249,6 +243,7 @@ def marked(mark: str) -> tuple[str, ...]:
 def flatten(config: RunConfig) -> dict[str, Any]:
     """Every setting under the dotted name that a user types, the short one where there is one."""
     settings = dict(by_name(dataclasses.asdict(config)))
+    settings |= dotted(settings.pop("older"))
     if "levels" in settings["env_args"]:
         settings["levels"] = tuple(settings["env_args"].pop("levels"))
     return settings

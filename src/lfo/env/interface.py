@@ -105,9 +105,7 @@ def tasks_of(environment: Environment, split: str) -> Sequence[Any]:
     return tasks
 
 
-def predicted_tools(
-    environment: Environment, setting: str = "default", *, name_of_setting: str = "world_model.predict"
-) -> frozenset[str] | None:
+def predicted_tools(environment: Environment, setting: str = "default") -> frozenset[str] | None:
     """The tools that a setting means here: `default`, `all`, `none` or names with commas; None is all."""
     if setting in ("all", "none"):
         return None if setting == "all" else frozenset()
@@ -122,7 +120,7 @@ def predicted_tools(
         if name not in tools:
             close = get_close_matches(name, tools, n=1, cutoff=0.0)[0]
             raise ConfigError(
-                f"{name_of_setting}={setting}: the environment {type(environment).__name__} has no tool {name!r}; "
+                f"world_model.predict={setting}: the environment {type(environment).__name__} has no tool {name!r}; "
                 f"the nearest is {close}"
             )
     return frozenset(names)

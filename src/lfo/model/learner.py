@@ -28,13 +28,10 @@ from lfo.model.adapters import DualAdapterModel
 from lfo.model.couplings import POLICY
 from lfo.objectives.losses import (
     clip_gradients_per_adapter,
-    entropy_bonus,
     fused_token_hits,
     fused_token_logprobs,
     imitation_loss,
-    kl_to_base,
     policy_loss,
-    top_entropy_mask,
     total_loss,
     weighted_mean,
     world_model_loss,
@@ -42,6 +39,9 @@ from lfo.objectives.losses import (
 from lfo.types import ReplyScore, TrainingSample
 
 LOGITS_AT_ONCE = 1 << 27  # numbers: predictions times vocabulary
+CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # of DAPO: the ratio to the policy that sampled is clipped to [1 - low, 1 + high]
+BETAS, WEIGHT_DECAY = (0.9, 0.95), 0.1  # of AdamW
+MAX_NORM = 1.0  # of each adapter's gradient
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,7 +147,7 @@ class Learner:
         }
         groups = [group for name in self.parameters for group in self._groups_of(name)]
         settings = config.optimizer
-        options = {"lr": 0.0, "betas": settings.betas, "weight_decay": settings.weight_decay, "fused": True}
+        options = {"lr": 0.0, "betas": BETAS, "weight_decay": WEIGHT_DECAY, "fused": True}
         parts = [self._groups_of(name) for name in self.parameters] if settings.separate else [groups]
         self.optimizers = [torch.optim.AdamW(part, **options) for part in parts]
         self._optimizer_of = {
@@ -192,7 +192,7 @@ class Learner:
             self._backward(batch, tokens, weight, sums)
         watched = {name: float(value) for name, value in sums.items()}
         self._gather(watched)
-        norms = clip_gradients_per_adapter(self.parameters, self.config.optimizer.clip)
+        norms = clip_gradients_per_adapter(self.parameters, MAX_NORM)
         if not all(map(math.isfinite, (*norms.values(), *watched.values()))):
             raise WorkError(
                 f"the loss or its gradient is not a finite number (gradient norms {norms}); go on in another folder "
@@ -236,8 +236,7 @@ class Learner:
         if batch.has_policy:
             policy = self._policy_loss(hidden_BTD, batch, tokens.policy, sums)
         if batch.has_imitation:
-            imitated = self._imitation_loss(hidden_BTD, batch, tokens.imitation, sums)
-            policy = policy + self.config.internalise.weight * imitated
+            policy = policy + self._imitation_loss(hidden_BTD, batch, tokens.imitation, sums)
         if has_world:
             world = self._world_model_loss(hidden_BTD, batch, tokens.world_model, sums)
         if has_policy and has_world and spared:
@@ -249,41 +248,24 @@ class Learner:
             total_loss(policy, world, weight=weight).backward()
 
     def _policy_loss(self, hidden_BTD: Tensor, batch: Batch, tokens: float, sums: dict[str, Any]) -> Tensor:
-        """The clipped loss, less the entropy bonus, plus the KL divergence from the base, where they are wanted."""
-        settings, weights_BT = self.config.policy, batch.policy_weights_BT
-        # The policy is judged at the temperature it sampled with, the world model always at 1.
+        weights_BT = batch.policy_weights_BT
         logprobs_BT, entropies_BT = fused_token_logprobs(
-            hidden_BTD,
-            self.model.head,
-            batch.tokens_BT,
-            positions_BT=weights_BT > 0,
-            temperature=self.config.rollout.temperature,
-            chunk=self.chunk,
+            hidden_BTD, self.model.head, batch.tokens_BT, positions_BT=weights_BT > 0, chunk=self.chunk
         )
         result = policy_loss(
             logprobs_BT,
             batch.logprobs_BT,
             batch.advantages_BT,
             weights_BT,
-            clip_low=settings.clip_low,
-            clip_high=settings.clip_high,
+            clip_low=CLIP_LOW,
+            clip_high=CLIP_HIGH,
             normalizer=tokens,
         )
-        loss = result.loss
-        sums["policy_loss"] += loss.detach()
+        sums["policy_loss"] += result.loss.detach()
         sums["clip_fraction"] += result.clip_fraction
         sums["policy_kl"] += result.approx_kl
         sums["entropy"] += weighted_mean(entropies_BT.detach(), weights_BT, normalizer=tokens)
-        if settings.entropy:
-            chosen_BT = weights_BT * top_entropy_mask(entropies_BT, weights_BT, settings.entropy_share)
-            share = tokens * settings.entropy_share
-            loss = loss - settings.entropy * entropy_bonus(entropies_BT, chosen_BT, normalizer=share)
-        if settings.kl:
-            base_BT = self._base_logprobs(batch, weights_BT > 0)
-            kl = kl_to_base(logprobs_BT, base_BT, weights_BT, normalizer=tokens)
-            sums["base_kl"] += kl.detach()
-            loss = loss + settings.kl * kl
-        return loss
+        return result.loss
 
     def _world_model_loss(self, hidden_BTD: Tensor, batch: Batch, tokens: float, sums: dict[str, Any]) -> Tensor:
         weights_BT = batch.world_model_weights_BT
@@ -302,14 +284,6 @@ class Learner:
         sums["imitation_loss"] += loss.detach()
         sums["imitation_accuracy"] += weighted_mean(hits_BT, weights_BT, normalizer=tokens)
         return loss
-
-    @torch.no_grad()
-    def _base_logprobs(self, batch: Batch, positions_BT: Tensor) -> Tensor:
-        hidden_BTD = self.model.hidden(batch.tokens_BT, (), lengths=batch.lengths)
-        temperature = self.config.rollout.temperature
-        return fused_token_logprobs(
-            hidden_BTD, self.model.head, batch.tokens_BT, positions_BT=positions_BT, temperature=temperature
-        )[0]
 
     @torch.no_grad()
     def reply_scores(self, samples: Sequence[TrainingSample]) -> list[ReplyScore]:

@@ -19,7 +19,6 @@ def group_advantages(
     rewards: Sequence[float],
     *,
     conditions: Sequence[Hashable] | None = None,
-    scale_by_std: bool = True,
     eps: float = 1e-6,
 ) -> tuple[float, ...]:
     """How much better each rollout did than its peers: (reward - mean) / (std + eps).
@@ -27,7 +26,7 @@ def group_advantages(
     Peers are the whole group, or those under the same of the `conditions`: what a rollout was shown and others were
     not is no merit of its actions, and must not be taken for one.
     The standard deviation is the population's, so a group that is half right gives exactly +1 and -1,
-    whatever its size. Without `scale_by_std` hard and easy tasks keep their smaller spread.
+    whatever its size.
 
     >>> [round(advantage, 3) for advantage in group_advantages((1.0, 0.0, 0.0, 0.0))]
     [1.732, -0.577, -0.577, -0.577]
@@ -42,7 +41,7 @@ def group_advantages(
         mean = fmean(among)
         std = math.sqrt(fmean((reward - mean) ** 2 for reward in among))
         for place in places:
-            advantages[place] = (rewards[place] - mean) / (std + eps if scale_by_std else 1.0)
+            advantages[place] = (rewards[place] - mean) / (std + eps)
     return tuple(advantages)
 
 

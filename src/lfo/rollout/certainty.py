@@ -18,9 +18,6 @@ from lfo.env.interface import Environment, same_meaning
 
 SAMPLES = 8  # replies by whose agreement certainty is measured
 ROWS = 64  # sampled at a time: what `lfo plan` counts for the world model
-EXPECTED = "(expected) "  # how an imagined reply is marked
-# How sure one must be at least for which words; what is unsure and nevertheless likeliest is said as well.
-WORDS = ((0.85, "almost sure"), (0.5, "fairly sure"), (0.0, "unsure"))
 
 
 class Complete(Protocol):
@@ -55,15 +52,3 @@ def certainty(environment: Environment, expected: str, sampled: Iterable[str]) -
     """The share of sampled replies that mean what the expected one means; None where nobody can tell what it means."""
     agree = [same_meaning(environment, each, expected) for each in sampled]
     return None if not agree or None in agree else fmean(map(bool, agree))
-
-
-def label_of(sure: float | None) -> str:
-    """How an imagined reply of this certainty is marked; of an unknown one, as all are that have no certainty.
-
-    >>> label_of(1.0), label_of(0.5), label_of(0.1), label_of(None)
-    ('(expected, almost sure) ', '(expected, fairly sure) ', '(expected, unsure) ', '(expected) ')
-    """
-    if sure is None:
-        return EXPECTED
-    words = next(words for least, words in WORDS if sure >= least)
-    return f"{EXPECTED.rstrip(') ')}, {words}) "

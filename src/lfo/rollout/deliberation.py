@@ -29,10 +29,10 @@ from lfo.errors import EnvironmentFailed
 from lfo.protocol.chat import ChatCodec, Tokens
 from lfo.protocol.hermes import format_tool_call, read_tool_call
 from lfo.protocol.world_model import WorldModelState, state_of
-from lfo.rollout.certainty import EXPECTED
-from lfo.rollout.row import Dictated, Mark, Row, Rows, Speech
+from lfo.rollout.row import MOST_IMAGINED, Dictated, Mark, Row, Rows, Speech
 from lfo.types import Message, Origin, Rollout, StopReason, ToolCall, Turn
 
+EXPECTED = "(expected) "  # how an imagined reply is marked
 MAX_IMAGINED = 8  # exchanges before one turn: a cap for environments that never stop asking
 
 CallAll = Callable[[Sequence[Callable[[], Any]]], list[Any]]
@@ -58,11 +58,6 @@ class Question:
 
 
 Predictor = Callable[[Sequence[Question]], Sequence[str]]
-Labels = Callable[[Sequence[Question], Sequence[str]], Sequence[str]]  # questions, replies -> what stands before these
-
-
-def all_alike(questions: Sequence[Question], replies: Sequence[str]) -> list[str]:
-    return [EXPECTED] * len(questions)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,10 +65,9 @@ class LookAhead:
     """How the rollouts of a run look ahead."""
 
     predictor: Predictor
-    labels: Labels = all_alike  # what stands before an expected reply
     proposed_by: Literal["policy", "environment"] = "policy"
     tools: Container[str] | None = None  # whose calls the policy may imagine; None: all
-    most: int = 2  # exchanges in one rollout, proposed by the policy
+    most: int = MOST_IMAGINED  # exchanges in one rollout, proposed by the policy
     drafts: int = 1  # candidates for a turn, tried one after the other until one is worth imagining
 
 
@@ -161,12 +155,12 @@ class Deliberation:
             for row, call in asking:
                 tried[row.index].append(call)
             questions = [_question(row, call) for row, call in asking if call is not None]
-            replies = self._expect(questions)
+            replies = self._lookahead.predictor(questions)
             marks = {row.index: row.mark() for row, _ in asking}
             shown = [
                 (row, call)
-                for (row, call), (reply, label) in zip(asking, replies, strict=True)
-                if call is not None and self._show(row, call, reply, label)
+                for (row, call), reply in zip(asking, replies, strict=True)
+                if call is not None and self._show(row, call, reply)
             ]
             speeches = self._decode([row for row, _ in shown], (turn, first + look), temperature)
             batch = []
@@ -181,11 +175,6 @@ class Deliberation:
                 if row.watch is not None:
                     row.watch(row.turns[-1])
         return unchanged
-
-    def _expect(self, questions: Sequence[Question]) -> list[tuple[str, str]]:
-        """What is expected after each question, and what stands before it."""
-        replies = self._lookahead.predictor(questions)
-        return list(zip(replies, self._lookahead.labels(questions, replies), strict=True))
 
     def _imaginable(self, row: Row) -> ToolCall | None:
         """The call that a row has drafted, if it may be imagined."""
@@ -230,10 +219,10 @@ class Deliberation:
     def _calls(self, speech: Speech | None) -> tuple[ToolCall, ...]:
         return self._codec.read(speech.tokens).calls if speech is not None and speech.stopped else ()
 
-    def _show(self, row: Row, call: ToolCall, reply: str, label: str) -> bool:
+    def _show(self, row: Row, call: ToolCall, reply: str) -> bool:
         """Write the expected reply to a row's draft behind it; False where there is no room, and nothing changes."""
         assert row.speech is not None
-        said, observation = self._codec.read(row.speech.tokens), label + reply
+        said, observation = self._codec.read(row.speech.tokens), EXPECTED + reply
         piece = self._codec.after_action(observation, stopped=True, origin=Origin.PREDICTED)
         end = len(row.tokens)
         start = row.write(piece)
@@ -300,9 +289,9 @@ class Deliberation:
                     questions.append((row, outcome))
             if not questions:
                 return
-            replies = self._expect([question for _, question in questions])
-            for (row, question), (reply, label) in zip(questions, replies, strict=True):
-                if not show_exchange(row, self._codec, format_tool_call(question.call), reply, label=label):
+            replies = self._lookahead.predictor([question for _, question in questions])
+            for (row, question), reply in zip(questions, replies, strict=True):
+                if not show_exchange(row, self._codec, format_tool_call(question.call), reply):
                     row.stop = StopReason.CONTEXT_OVERFLOW
             asking = [row for row, _ in questions if row.stop is None]
 
@@ -335,14 +324,12 @@ def _words(*texts: str) -> set[str]:
     return {word for text in texts for word in re.findall(r"[^\W_]+", text.casefold())}
 
 
-def show_exchange(
-    row: Row, codec: ChatCodec, action: str, reply: str, *, label: str = EXPECTED, feedback: bool = False
-) -> bool:
+def show_exchange(row: Row, codec: ChatCodec, action: str, reply: str, *, feedback: bool = False) -> bool:
     """Write an exchange that did not happen in this rollout at the end of a row; False where there is no room.
 
     Feedback is marked as what is expected, too: it is what this rollout would hear, and has not heard.
     """
-    observation, call = label + reply, read_tool_call(action)
+    observation, call = EXPECTED + reply, read_tool_call(action)
     piece = codec.imagined(action, observation)
     start = row.write(piece)
     if start is None:

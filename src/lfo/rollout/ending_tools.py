@@ -17,7 +17,7 @@ OFTEN = 0.1  # share of a tool's calls that end a task; a look-up does, too, whe
 
 def learns_tools(environment: Environment, config: RunConfig) -> bool:
     """Whether a run must find out which calls may be imagined: neither its settings nor its environment say so."""
-    unnamed = config.imagine.tools == "default" and predicted_tools(environment, config.world_model.predict) is None
+    unnamed = predicted_tools(environment, config.world_model.predict) is None
     # With logs nothing is rolled out, so nothing would ever be found.
     return config.lookahead == "policy" and unnamed and config.world_model.from_logs is None
 

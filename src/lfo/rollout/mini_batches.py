@@ -13,6 +13,8 @@ from lfo.rollout.samples import ReplayBuffer, deal, inline_rows, policy_rows, wo
 from lfo.rollout.successes import SuccessBuffer, imitation_sample
 from lfo.types import Rollout, RolloutGroup, TrainingSample
 
+FIRST_TASKS = 24  # imitation begins when so many tasks have succeeded
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
@@ -42,20 +44,20 @@ class MiniBatches:
     def keep_to_imitate(self, rollouts: Sequence[Rollout]) -> None:
         """Keep what the policy is to imitate of these rollouts."""
         self.successes.add(rollouts)
-        if self.config.internalise.hindsight:
+        if self.config.internalise.teacher == "hindsight":
             self.successes.add_in_hindsight(rollouts, self.predicted_tools)
 
     def phase(self, step: int) -> Phase:
         """What this step is for, with the successes that are known by now."""
         settings = self.config.internalise
-        begun = settings.rows > 0 and len(self.successes) >= settings.first_tasks
+        begun = settings.rows > 0 and len(self.successes) >= FIRST_TASKS
         return phase_of(step, begun=begun, until=settings.until)
 
     def learns_by_dapo(self, step: int) -> bool:
         """Whether the policy learns from its own rollouts. While it imitates it does not: with both losses in one step
         blind success grew half as fast. While the base acts in its place it has none."""
         settings, phase = self.config.internalise, self.phase(step)
-        taught = phase == "internalise" or (phase == "ask" and settings.rows > 0 and settings.teacher == "base")
+        taught = phase == "internalise" or (phase == "ask" and settings.rows > 0 and settings.teacher != "policy")
         return not self.config.policy.frozen and not taught
 
     def update(
@@ -72,7 +74,7 @@ class MiniBatches:
         `weight` is that of the world model's loss in steps that have one.
         """
         config, world, phase = self.config, self.config.world_model, self.phase(step)
-        active = active_losses(world.schedule, step, first_steps=world.first_steps, every=world.every)
+        active = active_losses(world.schedule, step)
         # The policy's own rows carry what they heard where the world model is trained inline.
         inline = self.predicted_tools if world.input == "inline" and weight else frozenset()
         trains_world = active.world_model and world.predict != "none" and phase != "reinforce"
@@ -104,8 +106,7 @@ class MiniBatches:
     def _policy_rows(
         self, kept: Mapping[int, RolloutGroup], inline: Collection[str] | None
     ) -> list[list[TrainingSample]]:
-        scale, adapters = self.config.policy.scale_by_std, self.policy_adapters
-        rows = [policy_rows(group, scale_by_std=scale, adapters=adapters, inline=inline) for group in kept.values()]
+        rows = [policy_rows(group, adapters=self.policy_adapters, inline=inline) for group in kept.values()]
         return deal(rows, self.count)
 
     def _world_rows(

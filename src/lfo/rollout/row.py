@@ -24,6 +24,9 @@ class Speech(Protocol):
     def stopped(self) -> bool: ...
 
 
+MOST_IMAGINED = 2  # exchanges that stay in one rollout
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dictated:
     """What was said for a row."""

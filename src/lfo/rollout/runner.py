@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -31,19 +31,24 @@ from lfo.types import Message, ReplyFacts, Rollout, StepResult, StopReason, Tool
 BROKEN_OFF = frozenset({StopReason.ENVIRONMENT_ERROR, StopReason.ENVIRONMENT_TIMEOUT})  # not the policy's fault
 
 
+RETRIES = 2  # how often a call of an environment that raised is made again; a late one is not
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunnerSettings:
     max_turns: int = 16
     max_turn_tokens: int = 160
-    temperature: float = 1.0
     environment_timeout: float = 30.0
-    environment_retries: int = 2
-    environment_workers: int = 16
+    temperature: float = 1.0
+    environment_retries: int = RETRIES
+    environment_workers: int = 16  # environments that step at the same time
 
     @classmethod
     def of_run(cls, config: RunConfig, **others: Any) -> RunnerSettings:
         """The settings of a run's rollouts, with `others` in place of some."""
-        return cls(**({field.name: getattr(config.rollout, field.name) for field in fields(cls)} | others))
+        own = ("max_turns", "max_turn_tokens", "environment_timeout")
+        settings = {name: getattr(config.rollout, name) for name in own} | {"environment_retries": RETRIES}
+        return cls(**(settings | others))
 
     def call_all(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
         """Run calls of environments: each result, in order, or the `EnvironmentFailed` that stands for it."""

@@ -86,7 +86,7 @@ def _what_it_is(agent: Agent, name: str, form: str) -> str:
         "look-ahead in training": f"yes, from {config.lookahead_source}" if config.looks_ahead else "no",
         "LoRA": f"rank {config.lora.rank}, alpha {config.lora.alpha:g}, targets {config.lora.targets}",
         "world-model weight": f"{config.world_model.weight:g}, `world_model.predict={config.world_model.predict}`",
-        "sampling temperature": f"{config.rollout.temperature:g}",
+        "sampling temperature": "1",
         "seed": str(config.seed),
     }
     table = "\n".join(f"| {setting} | {value} |" for setting, value in rows.items())

@@ -92,7 +92,7 @@ class RankedLearner(Learner):
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.micro_batch_tokens = micro_batch_tokens
         # Whether some rank has rows that do so, in the round that is being computed.
-        self._round_has_policy_loss = self._round_trains_policy = False
+        self._round_trains_policy = False
 
     def update(self, samples: Sequence[TrainingSample], *, weight: float, rate_factor: float) -> dict[str, float]:
         # Parts that nobody computes would be rounds in which only idle ranks make a pass.
@@ -104,7 +104,6 @@ class RankedLearner(Learner):
         samples = without_both(samples) if self.model.policy_detached else samples
         for parts in rounds(samples, ranks=self.ranks, tokens=self.micro_batch_tokens):
             rows = [row for part in parts for row in part]
-            self._round_has_policy_loss = any(any(row.policy_weights) for row in rows)
             self._round_trains_policy = any(map(trains_the_policy, rows))
             yield collate(parts[self.rank], self.model.device)
 
@@ -115,8 +114,6 @@ class RankedLearner(Learner):
         # The passes of the other ranks, with the adapters that they spare: a gradient of zeros is one to AdamW.
         spared = self.model.policy_detached if self._round_trains_policy else ()
         hidden_BTD = self.model.hidden(batch.tokens_BT, batch.adapters, spared)
-        if self.config.policy.kl and self._round_has_policy_loss:
-            self._base_logprobs(batch, batch.policy_weights_BT > 0)
         (hidden_BTD.sum() * 0.0).backward()
 
     @torch.no_grad()
@@ -156,7 +153,6 @@ class RankedLearner(Learner):
                 self.model.head,
                 batch.tokens_BT,
                 positions_BT=batch.policy_weights_BT > 0,
-                temperature=self.config.rollout.temperature,
                 chunk=self.chunk,
             )
             for row, logprobs_T in zip(rows, logprobs_BT.cpu(), strict=True):
