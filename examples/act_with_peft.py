@@ -1,10 +1,10 @@
-"""Play tasks with an exported policy and nothing but transformers and PEFT: no look-ahead, no world model.
+"""Play tasks with an exported policy, using only transformers and PEFT, without look-ahead and world model.
 
     lfo train preset=tiny algo=internalise output_dir=runs/x
     lfo export runs/x --out served
     python examples/act_with_peft.py served --tasks 100
 
-With the limits of the run below, the rate that it prints is the one on the card of the export (`served/README.md`).
+With the limits of the run below, it prints the success rate of the card of the export (`served/README.md`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_CONTEXT = 1024
 
 
 def load(folder: Path, tools: Sequence[Mapping[str, Any]]) -> tuple[Any, ChatCodec]:
-    """The model that `lfo export` has written, and how it speaks."""
+    """Load the model that `lfo export` wrote, and its codec."""
     base = AutoModelForCausalLM.from_pretrained(folder / "base", dtype="float32")
     model = PeftModel.from_pretrained(base, str(folder / "policy")).eval()
     return model, ChatCodec(AutoTokenizer.from_pretrained(folder / "base"), tools)
@@ -36,7 +36,7 @@ def load(folder: Path, tools: Sequence[Mapping[str, Any]]) -> tuple[Any, ChatCod
 
 @torch.inference_mode()
 def play(model: Any, codec: ChatCodec, environment: Environment, task: Any) -> float:
-    """The reward of one task, played greedily."""
+    """Play one task greedily and return its reward."""
     row, reward = list(codec.opening(environment.reset(task)).ids), 0.0
     for _ in range(MAX_TURNS):
         prompt = torch.tensor([row])
@@ -48,7 +48,7 @@ def play(model: Any, codec: ChatCodec, environment: Environment, task: Any) -> f
             eos_token_id=list(codec.ends),
             pad_token_id=codec.end_of_turn,
         )[0, len(row) :].tolist()
-        if said[-1] not in codec.ends:  # a message without an end is a failure, as in training
+        if said[-1] not in codec.ends:  # a message without an end token fails, as in training
             break
         heard = []
         for message in codec.read(said).messages:  # one for each call
@@ -65,7 +65,7 @@ def play(model: Any, codec: ChatCodec, environment: Environment, task: Any) -> f
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Play tasks of the phone-call world with an exported policy.")
-    parser.add_argument("folder", type=Path, help="what lfo export has written")
+    parser.add_argument("folder", type=Path, help="the folder of lfo export")
     parser.add_argument("--tasks", type=int, default=100)
     parser.add_argument("--split", default="val")
     parser.add_argument("--level", type=int, default=2)

@@ -1,10 +1,10 @@
-"""One of our worlds in TRL's GRPOTrainer, on the embedded base: a few real steps.
+"""Train one of our environments with TRL's GRPOTrainer, on the embedded base, for a few real steps.
 
     pip install 'learn-from-observation[trl]'
     python examples/train_with_trl.py
 
-TRL wants a chat template that writes an assistant's tool calls, and a schema by which it reads them; the embedded base
-has neither, since `lfo` reads calls from text. Both are added here. TRL trains one policy and has no world model.
+TRL needs a chat template that writes the tool calls of an assistant, and a schema to parse them. The embedded base has
+neither, because `lfo` parses calls from text. Both are added here. TRL trains one policy and has no world model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lfo.env.interface import EnvironmentFactory
 from lfo.env.oracle import OracleCodes
 from lfo.loading import load_tokenizer, model_source
 
-# What the base's own template writes of a message, and the same with each call behind it, as the base writes calls.
+# The part of the base's template that writes a message, and the same with its calls, in the format of the base.
 CONTENT = "message.content"
 CONTENT_AND_CALLS = "(message.content or '') + '\\n'.join(calls.written)"
 COLLECT_CALLS = (
@@ -30,7 +30,7 @@ COLLECT_CALLS = (
     "{% set calls.written = calls.written + ['<tool_call>\\n{\"name\": ' + (call.function.name | tojson) + "
     "', \"arguments\": ' + (call.function.arguments | tojson) + '}\\n</tool_call>'] %}{% endfor %}"
 )
-# How TRL reads a call from what was sampled: Hermes' form.
+# How TRL parses a sampled call: Hermes format.
 RESPONSE_SCHEMA = {
     "x-regex": (
         r"^(?P<content>.*?)(?=(?:<tool_call>|<\|im_end\|>|$))"
@@ -72,8 +72,8 @@ def tokenizer_for_trl() -> Any:
     return tokenizer
 
 
-def train(environment: EnvironmentFactory = OracleCodes, *, steps: int = 1) -> list[dict[str, Any]]:
-    """The rows of TRL's log."""
+def train(make_environment: EnvironmentFactory = OracleCodes, *, steps: int = 1) -> list[dict[str, Any]]:
+    """Train and return the rows of TRL's log."""
     arguments = GRPOConfig(
         output_dir=tempfile.mkdtemp(),
         max_steps=steps,
@@ -90,15 +90,15 @@ def train(environment: EnvironmentFactory = OracleCodes, *, steps: int = 1) -> l
         AutoModelForCausalLM.from_pretrained(model_source("tiny")),
         args=arguments,
         processing_class=tokenizer_for_trl(),
-        environment_factory=trl_environment(environment),
-        train_dataset=Dataset.from_list(trl_rows(environment, count=16)),
+        environment_factory=trl_environment(make_environment),
+        train_dataset=Dataset.from_list(trl_rows(make_environment, count=16)),
     )
     trainer.train()
     return trainer.state.log_history
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="GRPO by TRL in a world of lfo.")
+    parser = argparse.ArgumentParser(description="Train an environment of lfo with TRL's GRPO.")
     parser.add_argument("--steps", type=int, default=1)
     for row in train(steps=parser.parse_args().steps):
         print(row)

@@ -1,25 +1,24 @@
-"""Train an agent in an environment of your own, on a CPU, in a few minutes:
+"""Train an agent in your own environment, on a CPU, in a few minutes:
 
     python examples/train_your_own_environment.py --steps 60
 
-The environment here is `OracleCodes` (src/lfo/env/oracle.py), which ships as the second example: an oracle tells
-its order, then a door takes two code words, and only a wrong try is told which words it wanted. The words follow
-from order and colour by a law that is written nowhere. An agent has one try in each task, so what it hears comes
-too late for this task; the world model carries it to the next one and tells the policy by look-ahead.
+The environment here is `OracleCodes` (src/lfo/env/oracle.py), the second shipped example: an oracle names its order,
+then a door takes two code words, and only a wrong try reveals the right words. A hidden law gives the words from order
+and colour. An agent has one try in each task, so the reply comes too late for this task; the world model learns from it
+and tells the policy in later tasks by look-ahead.
 
-What you write is a class with four methods:
+You write a class with four methods:
 
     tasks(split)    the tasks, each with an `id`; at least "train" and "val"
-    tools()         the tool schemas, in OpenAI form
+    tools()         the tool schemas, in OpenAI format
     reset(task)     the opening messages, system and user
-    step(message)   the policy's whole message in, StepResult(observation, reward, done) out
+    step(message)   takes a message of the policy, returns StepResult(observation, reward, done)
 
-Look-ahead needs nothing more: the policy proposes what to imagine.
+Look-ahead needs nothing else: the policy proposes which calls to imagine.
 
-`lfo.env.tool_environment.ToolEnvironment` writes `tools`, `reset` and `step` for you from typed methods; read
-`OracleCodes` to see how.
+`lfo.env.tool_environment.ToolEnvironment` implements `tools`, `reset` and `step` from typed methods; see `OracleCodes`.
 
-What it reached when it was measured: docs/LOG.md, section 8.
+Measured results: docs/LOG.md, section 8.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from lfo.loading import load_tokenizer
 
 SETTINGS = (
     "preset=tiny",
-    "world_model.predict=all",  # who an oracle is, beside what its door says
-    "world_model.learning_rate=3e-3",  # thirty laws over sixty pairs of words must be told apart
+    "world_model.predict=all",  # the oracle's order and the reply of the door
+    "world_model.learning_rate=3e-3",  # thirty rules with different pairs of words must be learned
     "world_model.examples_per_mini_batch=12",
     "rollout.mini_batch_prompts=1",
     "rollout.max_context=512",
@@ -51,12 +50,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train the oracle world on the embedded base.")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--output-dir", default="runs/oracle-codes")
-    parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="more settings, as for lfo train")
+    parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="config overrides, as for lfo train")
     options = parser.parse_args()
 
     config = load_config([*SETTINGS, f"steps={options.steps}", f"output_dir={options.output_dir}", *options.settings])
-    # One environment plays one rollout, so the trainer is given what makes them: a class, or a function of no
-    # arguments. The same by names alone: lfo train env=oracle-codes, or env=your_package.module:YourClass.
+    # One environment plays one rollout, so the trainer gets a factory: a class, or a function without arguments.
+    # The same by name: lfo train env=oracle-codes, or env=your_package.module:YourClass.
     create_trainer(config, OracleCodes, load_tokenizer(config.model)).fit()
 
     print("tasks seen   val   unseen oracles   look-ahead right")

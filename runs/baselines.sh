@@ -4,22 +4,23 @@
 #   imitation     of own successes, in hindsight and with feedback, three rates
 #   runs/baselines.sh            level 6, two runs at a time; LEVELS=2 runs/baselines.sh 16 the sparse regime
 #   ARMS='echo.*' runs/baselines.sh 8
+#   DEVICE=cuda HOURS=0.167 STEPS=300 runs/baselines.sh 4     on a GPU: each run ended after ten minutes
 # Runs land in runs/tuning-levelsN/ARM-SEED. The setting with the highest mean of `val` over its seeds at the last evaluation is
 # what runs/learnable.sh takes (RATE, ECHO_RATE, ECHO, and IMITATION_RATE for all that imitates there); copy metrics.jsonl and config.yaml of all of them into results/tuning.
 # Outside the agent, what is learnable from the same replies (lookup, memory, linear classifier):
 #   lfo bench world-model --json seed=S
 set -euo pipefail
 cd "$(dirname "$0")/.."
-levels=${LEVELS:-6}
+levels=${LEVELS:-6} mini=${MINI:-1}
 export FOLDER=${FOLDER:-runs/tuning-levels${levels//,/}} LFO=${LFO:-.venv/bin/lfo} HOURS=${HOURS:-12} OMP_NUM_THREADS=1
-export COMMON="preset=tiny threads=1 levels=$levels eval.tasks=200 eval.every=20 steps=${STEPS:-60} checkpoint_every=50 ${EXTRA:-}"
+export COMMON="preset=tiny device=${DEVICE:-cpu} threads=1 levels=$levels eval.tasks=200 eval.every=20 steps=${STEPS:-60} checkpoint_every=50 ${EXTRA:-}"
 arms() {
-  local shared="coupling=shared lookahead=off exploration.blind_share=0 optimizer.constant=true"
+  local shared="coupling=shared lookahead=off exploration.blind_share=0 optimizer.constant=true rollout.mini_batch_prompts=$mini"
   local imitate="algo=dapo internalise.rows=8"
   for seed in ${SEEDS:-10 11}; do
     for rate in 5e-4 1e-3 2e-3; do
       for group in 8 64 128; do
-        echo "dapo-$group-$rate-$seed seed=$seed algo=dapo optimizer.constant=true policy.learning_rate=$rate rollout.group_size=$group"
+        echo "dapo-$group-$rate-$seed seed=$seed algo=dapo optimizer.constant=true policy.learning_rate=$rate rollout.group_size=$group rollout.mini_batch_prompts=$mini"
       done
       echo "imitation-$rate-$seed seed=$seed $imitate internalise.teacher=policy internalise.learning_rate=$rate"
       echo "hindsight-$rate-$seed seed=$seed $imitate internalise.teacher=hindsight internalise.learning_rate=$rate"

@@ -2,7 +2,7 @@
 # One run of an experiment: trains $FOLDER/NAME with $COMMON and what follows the name; goes on where it was
 # interrupted, and does nothing where it has ended. With HOURS it is ended so many hours after its last start, for good:
 # on a core of its own these are core-hours, and what it has not reached by then is censored. Called by the scripts beside it.
-set -euo pipefail
+set -euof pipefail  # no file name stands for a setting in brackets
 name=${1:?a name}; shift
 run=$FOLDER/$name
 if [ -f "$run/out-of-time" ]; then exit; fi

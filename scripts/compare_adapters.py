@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""How far the adapters of two runs lie apart, beside how far they have moved: scripts/compare_adapters.py RUN RUN
+"""Compare the adapters of two runs: scripts/compare_adapters.py RUN RUN
 
-Exit code 1 where they differ by more than rounding.
+Exit with 1 if they differ by more than rounding.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> int:
     for file in files:
         mine, theirs = load_file(file), load_file(other / file.relative_to(one))
         gap = max(float((mine[name] - theirs[name]).abs().max()) for name in mine)
-        moved = max(float(tensor.abs().max()) for name, tensor in mine.items() if "lora_B" in name)  # B begins at 0
+        moved = max(float(tensor.abs().max()) for name, tensor in mine.items() if "lora_B" in name)  # B starts at 0
         print(f"{file.parent.name}: largest difference {gap:.2g}, largest weight of B {moved:.2g}")
         worst = max(worst, gap)
     return int(worst > CLOSE)

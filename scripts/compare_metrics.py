@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Check that a change of the code changes no result: train six steps of many variants before and after, compare.
+"""Check that a code change does not change results: train six steps of many variants before and after, and compare.
 
     scripts/compare_metrics.py record ../before/src /tmp/before        trains with the code in that folder
     scripts/compare_metrics.py record src /tmp/after
-    scripts/compare_metrics.py compare /tmp/before /tmp/after          exit code 1 where any figure differs
+    scripts/compare_metrics.py compare /tmp/before /tmp/after          exits with 1 if a metric differs
 
-Rows of `metrics.jsonl` must be equal bit for bit, but for what measures time. Both recordings must be made on the same
-machine. `--only NAME,NAME` trains some of the variants.
+Rows of `metrics.jsonl` must be bit-equal, except for times. Make both recordings on the same machine. `--only
+NAME,NAME` trains some of the variants.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _START = "import sys; from lfo.cli import main; sys.argv = sys.argv[1:]; main()"
 
 
 def rows_of(run: Path) -> list[dict[str, Any]]:
-    """The rows of a run without what measures time."""
+    """Return the rows of a run without times."""
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [
         {key: value for key, value in json.loads(line).items() if not key.startswith(("seconds/", "tokens_per_second"))}
@@ -65,7 +65,7 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 
 
 def compare(before: Path, after: Path, only: list[str]) -> bool:
-    """Print the verdict on each variant; whether all are equal."""
+    """Print the result of each variant; return whether all are equal."""
     equal = True
     for name in only:
         one, other = rows_of(before / name), rows_of(after / name)

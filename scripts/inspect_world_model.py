@@ -1,8 +1,8 @@
-"""Predicted beside actual replies of a checkpoint; the same as `lfo inspect`, under the names of the documents.
+"""Show predicted and actual replies of a checkpoint: `lfo inspect` with the option names of the documents.
 
 python scripts/inspect_world_model.py --checkpoint runs/x --rollout rollouts.jsonl
 
-`--checkpoint` is a run's folder or one checkpoint in it; without `--rollout`, the run's newest rollouts are shown.
+`--checkpoint` is a run folder or one of its checkpoints. The default of `--rollout` is the newest file of the run.
 """
 
 import argparse
@@ -13,6 +13,6 @@ from lfo.cli import main
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", required=True)
-    options, others = parser.parse_known_args()  # the others are those of `lfo inspect`
+    options, others = parser.parse_known_args()  # other options go to `lfo inspect`
     sys.argv = ["lfo", "inspect", options.checkpoint, *others]
     main()

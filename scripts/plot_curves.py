@@ -1,10 +1,10 @@
-"""Draw the learning curves of runs as one SVG: success on val against tasks seen, a thin line a seed, a thick mean.
+"""Draw the learning curves of runs as one SVG: success on val by tasks seen, thin lines for seeds, a thick mean.
 
 python scripts/plot_curves.py docs/level2.svg "with look-ahead=results/few-replies/policy-*" \
     "policy alone, blind=results/internalise/lookahead-*" "feedback instead=results/internalise/feedback-*" \
     "plain DAPO=results/level2/dapo-*"
 
-A group whose name ends in "blind" is drawn by its success without look-ahead.
+A group whose name ends in "blind" shows its success without look-ahead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main(output: str, groups: list[str]) -> None:
             sys.exit(f"no run matches the pattern of {name}")
         for run in runs:
             if run.problem or run.data is None:
-                sys.exit(run.problem or f"nobody can tell on which tasks {run.path} was evaluated")
+                sys.exit(run.problem or f"the tasks of the evaluation of {run.path} are unknown")
     first = next(iter(named.values()))[0]
     assert first.config is not None
     assert first.data is not None

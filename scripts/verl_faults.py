@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What a user of engine=verl sees when something breaks: a worker or a server killed in a step, a full disk, Ctrl-C.
+"""Test the faults of engine=verl: a worker or a server killed in a step, a full disk, Ctrl-C.
 
     scripts/verl_faults.py FOLDER                                        on a CPU, about five minutes on two cores
     scripts/verl_faults.py FOLDER device=cuda verl.actor_rollout_ref.rollout.name=vllm
 
-One run is broken again and again, and resumed each time. For each fault: the exit code, the last line on stderr, how
-many processes are left behind. At the end its metrics are compared with those of a run that nothing happened to:
-equal with our own servers; vLLM draws by itself, so there only steps and tasks are compared. The full disk is
-a small tmpfs, which only root can mount; elsewhere that fault is left out.
+One run is broken by each fault in turn and resumed each time. For each fault, the script prints the exit code, the last
+line on stderr and the number of remaining processes. At the end it compares the metrics with those of an undisturbed
+run: equal with our own servers; with vLLM, which uses its own random numbers, only steps and tasks are compared. The
+full disk is a small tmpfs, which only root can mount; otherwise that fault is skipped.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CLOSE = 1e-4
 
 def lfo(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-W", "ignore", "-c", "from lfo.cli import main; main()", "train", *arguments]
-    # A group of its own, as a terminal makes one: Ctrl-C goes to all of it.
+    # A separate process group, as in a terminal: Ctrl-C goes to all of it.
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
@@ -84,13 +84,13 @@ FAULTS: dict[str, Callable[[subprocess.Popen[str], Path], None]] = {
 
 
 def left_behind(before: list[psutil.Process]) -> int:
-    """How many of these live on, after a moment in which they may end."""
+    """Return how many of these processes are alive after a short wait."""
     _, alive = psutil.wait_procs(before, timeout=20)
     return len([each for each in alive if each.is_running() and each.status() != psutil.STATUS_ZOMBIE])
 
 
 def broken(fault: str, run: Path, arguments: tuple[str, ...]) -> dict[str, Any]:
-    """Start or resume, wait for a checkpoint of this start, and break it."""
+    """Start or resume the run, wait for a new checkpoint, and break it."""
     first = checkpoint.step if (checkpoint := latest_checkpoint(run)) else 0
     process = lfo(*arguments)
     deadline = time.monotonic() + PATIENCE
@@ -113,7 +113,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def differences(run: Path, whole: Path, *, sampled_alike: bool) -> list[str]:
-    """Where the broken run's rows are not those of the whole one."""
+    """Return where the rows of the broken run differ from those of the undisturbed one."""
     rows, others = read_metrics(run), read_metrics(whole)
     found = [] if len(rows) == len(others) else [f"{len(rows)} rows instead of {len(others)}"]
     for row, other in zip(rows, others, strict=False):

@@ -1,4 +1,4 @@
-"""A headless Chromium for tests, driven through a pipe by the DevTools protocol: no driver and no package is needed.
+"""A headless Chromium for tests, controlled through a pipe by the DevTools protocol, without a driver or package.
 
     with Browser() as browser:
         page = browser.open(Path("report.html"), width=360)

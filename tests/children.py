@@ -1,4 +1,4 @@
-"""Processes that a test starts as a terminal would."""
+"""Start processes in tests as a terminal does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run folders with made-up contents, for tests of what reads runs; nothing is trained.
+"""Run folders with made-up contents, for tests of readers of runs; nothing is trained.
 
 `python tests/made_runs.py FOLDER` writes 20 runs of 500 steps with 200 rollouts each and times the report of them.
 """

@@ -2,8 +2,9 @@
 
     python tests/serving_load.py RUN [TASKS]
 
-starts `lfo serve RUN`, plays tasks of `val` in 64 conversations at once, and prints success and tokens a second beside
-those of the agent itself, then sends 10,000 malformed requests beside a conversation that must not notice.
+starts `lfo serve RUN`, plays tasks of `val` in 64 parallel conversations, and prints success and tokens per second
+beside those of the agent itself. Then it sends 10,000 malformed requests during a conversation that must not be
+affected.
 """
 
 from __future__ import annotations
@@ -167,11 +168,11 @@ def main() -> None:
     with served(run) as (url, token, number):
         client = openai.OpenAI(base_url=url, api_key=token, max_retries=0)
         model = client.models.list().data[0].id
-        options = {"max_turns": agent.settings.max_turns, "temperature": 0}
-        play(client, model, agent.environment(), tasks[0], **options)
+        options = {"max_turns": agent.runner_config.max_turns, "temperature": 0}
+        play(client, model, agent.make_environment(), tasks[0], **options)
 
         def one(task: Any) -> tuple[float, list[str], list[str]]:
-            return play(client, model, agent.environment(), task, **options)
+            return play(client, model, agent.make_environment(), task, **options)
 
         started, before = time.monotonic(), _processor_seconds(number)
         with ThreadPoolExecutor(AT_ONCE) as pool:

@@ -24,6 +24,7 @@ SMALL = (
     "rollout.group_size=4",
     "rollout.mini_batch_prompts=1",
     "rollout.max_turns=6",
+    "rollout.temperature=1",
     "rollout.max_context=1024",
     "policy.max_resamples=0",
     "policy.learning_rate=1e-3",

@@ -1,4 +1,4 @@
-"""Small real tokenizers, with the chat templates of the families that the protocol must speak."""
+"""Small real tokenizers with the chat templates of the supported model families."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ablations: the cells of each study, and a real grid that is stopped, killed and goes on without repeating itself."""
+"""Ablations: the cells of each study, and a real grid that is stopped, killed and resumed without repeating work."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ from lfo.cli import main
 from lfo.cli.ablate import _defaults
 from lfo.config import differences, load_config
 from lfo.errors import ConfigError, UsageError
-from lfo.evaluation.ablation import STUDIES, Cell, done_before, grid, results, settings_of, table
+from lfo.evaluation.ablation import STUDIES, Cell, done_before, grid, overrides_of, results, table
 from lfo.report.picture import draw_curves, mean_curve, spread_out
 from lfo.rundir import read_metrics
 
@@ -48,7 +48,7 @@ def test_every_cell_of_every_study_is_a_valid_run_and_only_its_own_settings_vary
         "schedule": {"world_model.schedule"},
         "coupling": {"coupling", "lookahead"},
     }[study]
-    configs = [load_config(settings_of(study, cell, BASE)) for cell in grid(study, None, 2)]
+    configs = [load_config(overrides_of(study, cell, BASE)) for cell in grid(study, None, 2)]
     found = {name for one in configs for other in configs for name in differences(one, other)}
     assert found == varied | {"seed"}
     assert len({str(config) for config in configs}) == len(configs)
@@ -62,7 +62,7 @@ def test_a_study_of_another_world_asks_for_none_of_this_ones_splits():
 
 def test_a_value_may_stand_for_several_settings():
     def config(study: str, value: str):
-        return load_config(settings_of(study, Cell(value=value, seed=3, run=""), BASE))
+        return load_config(overrides_of(study, Cell(value=value, seed=3, run=""), BASE))
 
     assert config("rank", "64").lora.alpha == 128
     assert config("schedule", "world_model_first").world_model.schedule == "world_model_first:12"
@@ -79,14 +79,14 @@ def test_a_value_may_stand_for_several_settings():
     ("study", "value", "words"),
     [
         ("weight", "5", "world_model.weight must be less than or equal to 2"),
-        ("rank", "big", "a rank is a whole number"),
-        ("coupling", "shared+lookback", "a coupling is written shared or shared\\+lookahead"),
+        ("rank", "big", "a rank must be a whole number"),
+        ("coupling", "shared+lookback", "a coupling must be written as shared or shared\\+lookahead"),
         ("coupling", "glued", "coupling must be one of"),
     ],
 )
 def test_a_value_that_means_nothing_is_refused(study: str, value: str, words: str):
     with pytest.raises(ConfigError, match=words):
-        load_config(settings_of(study, Cell(value=value, seed=0, run=""), BASE))
+        load_config(overrides_of(study, Cell(value=value, seed=0, run=""), BASE))
 
 
 def test_a_grid_refuses_what_cannot_name_a_folder():
@@ -203,7 +203,7 @@ def test_a_grid_that_is_stopped_and_killed_goes_on_and_a_failed_cell_does_not_st
     process.send_signal(signal.SIGINT)
     out, err = process.communicate()
     assert (process.returncode, out) == (130, "")
-    assert "interrupted after 0 of 2 cells; the same command goes on" in err
+    assert "interrupted after 0 of 2 cells; the same command resumes" in err
     wait_for(lambda: not is_alive(child))
     assert [cell["status"] for cell in read_cells(study)] == ["missing", "missing"]
 

@@ -1,4 +1,4 @@
-"""The dual-adapter model: who gets a gradient, who is active, and that folders are ordinary PEFT folders."""
+"""The dual-adapter model: gradients, active adapters, and ordinary PEFT folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Advice: hand-made runs with one trouble each, and their healthy neighbours in which nothing must be seen."""
+"""Advice: made-up runs with one problem each, and healthy runs without a finding."""
 
 import json
 import sys
@@ -397,4 +397,4 @@ def test_the_command_says_what_it_sees(lfo, tmp_path: Path):
 
 def test_the_command_has_words_for_a_folder_that_is_no_run(lfo, tmp_path: Path):
     code, out, err = lfo(str(tmp_path))
-    assert (code, out, err) == (2, "", f"lfo: {tmp_path} holds no run: there is no config.yaml in it\n")
+    assert (code, out, err) == (2, "", f"lfo: {tmp_path} is not a run folder: it has no config.yaml\n")

@@ -1,4 +1,4 @@
-"""Environments that misbehave, in a real run: one sentence each, and the run goes on where it can."""
+"""Environments that misbehave in a real run: each gives one sentence, and the run continues if it can."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_an_environment_that_prints_and_wanders_is_told_once_and_trained(tmp_pat
     assert Path.cwd() == tmp_path
     told = [record.getMessage() for record in caplog.records if "Noisy" in record.getMessage()]
     assert told == [
-        "the environment Noisy: it draws from the global random state, so rollouts side by side are not repeatable",
+        "the environment Noisy: it draws from the global random state, so parallel rollouts are not repeatable",
         "the environment Noisy: it changes the working directory of the process",
         "the environment Noisy: it prints: 'noise of the environment'",
     ]
@@ -107,7 +107,7 @@ def test_an_environment_that_raises_at_times_costs_those_rollouts(monkeypatch, c
     code, _, _ = train("RaisesAtTimes", monkeypatch, capsys)
     assert code == 0
     assert row()["stops"]["environment_error"] == 4
-    assert any("broken off by their environment" in warning for warning in row()["warnings"])
+    assert any("the environment failed in some rollouts" in warning for warning in row()["warnings"])
 
 
 def test_an_environment_that_always_raises_is_one_sentence(monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""The benches measure what they say: all keys, honest counts, the same work for every variant."""
+"""The benches: all keys, correct counts, the same work for every variant."""
 
 import json
 import sys

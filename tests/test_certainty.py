@@ -1,4 +1,4 @@
-"""Certainty by hand: agreement of meanings, bins, and the calibration error."""
+"""Certainty, bins and the calibration error, against values computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: one sentence and an exit code for every failure, and help that answers at once."""
+"""The command line: one sentence and an exit code for every failure, and fast help."""
 
 import ast
 import importlib.util
@@ -90,7 +90,7 @@ def test_resume_takes_the_saved_settings_and_the_folder_where_they_lie_now(lfo, 
 
 
 def test_resuming_what_is_no_run_is_exit_2(lfo, engine, tmp_path: Path):
-    assert lfo("train", "--resume", str(tmp_path)) == (2, "", f"lfo: {tmp_path} holds no run to resume\n")
+    assert lfo("train", "--resume", str(tmp_path)) == (2, "", f"lfo: {tmp_path} contains no run to resume\n")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_resuming_what_is_no_run_is_exit_2(lfo, engine, tmp_path: Path):
         (
             torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 282.00 MiB."),
             1,
-            "lfo: the GPU is out of memory; wait until others have left it, or ask `lfo plan` what fits\n",
+            "lfo: the GPU is out of memory; wait until it is free, or run `lfo plan` to see what fits\n",
         ),
         (
             KeyboardInterrupt(),

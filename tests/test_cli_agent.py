@@ -1,4 +1,4 @@
-"""The trained agent at work, through the command line: a small real run, read back from its folder alone."""
+"""Commands on a trained agent: a small real run, read back from its folder."""
 
 import dataclasses
 import json
@@ -99,6 +99,26 @@ def test_eval_for_people(lfo, run: Path):
         assert words in out
 
 
+def test_eval_against_another_run_pairs_the_tasks(lfo, run: Path, plain: Path):
+    """A run against itself differs nowhere; with look-ahead against blind it is what two separate evaluations say."""
+    itself = json.loads(lfo("eval", run, "--tasks", "2", "--k", "1", "--json", "--against", run)[1])
+    assert (itself["against"]["only_first"], itself["against"]["only_second"]) == (0, 0)
+    assert itself["against"]["rate"] == itself["greedy"]["success"]["rate"]
+    other = json.loads(lfo("eval", run, "--tasks", "2", "--k", "1", "--json", "--against", plain)[1])["against"]
+    alone = json.loads(lfo("eval", plain, "--tasks", "2", "--k", "1", "--json")[1])
+    assert (other["rate"], other["lookahead"]) == (alone["greedy"]["success"]["rate"], False)
+    code, out, _ = lfo("eval", run, "--tasks", "2", "--k", "1", "--against", run)
+    assert code == 0
+    assert "+0.0 points" in " ".join(out.split())
+
+
+def test_eval_against_a_run_with_other_tasks_is_refused(lfo, run: Path, tmp_path: Path):
+    shutil.copytree(run, other := tmp_path / "other")
+    config = other / "config.yaml"
+    config.write_text(config.read_text().replace("env_args:", "env_args:\n  law: 3", 1))
+    fails_with_one_sentence(lfo("eval", run, "--tasks", "2", "--against", other), "different tasks")
+
+
 def test_the_adapters_and_the_seed_matter(run: Path):
     trained, bare = load_agent(run), load_agent(run, adapter="none")
     tasks = trained.tasks("val")[:1]
@@ -136,13 +156,13 @@ def fails_with_one_sentence(answer: tuple[int, str, str], words: str) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_folder_that_is_no_run(lfo, tmp_path: Path, command: tuple[str, ...]):
-    fails_with_one_sentence(lfo(*command, tmp_path), f"{tmp_path} holds no run")
+    fails_with_one_sentence(lfo(*command, tmp_path), f"{tmp_path} is not a run folder")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_run_without_weights_yet(lfo, run: Path, tmp_path: Path, command: tuple[str, ...]):
     shutil.copytree(run, tmp_path / "young", ignore=shutil.ignore_patterns("checkpoints", "adapters"))
-    fails_with_one_sentence(lfo(*command, tmp_path / "young"), "holds no adapters")
+    fails_with_one_sentence(lfo(*command, tmp_path / "young"), "has no adapters")
 
 
 def test_a_corrupt_adapter(lfo, run: Path, tmp_path: Path):
@@ -167,7 +187,7 @@ def test_a_world_of_ones_own_is_given_in_python(run: Path):
 
 def test_one_checkpoint_can_be_named(run: Path):
     named = load_agent(run / "checkpoints" / "step-000001")
-    assert named.weights == run / "checkpoints" / "step-000001"
+    assert named.adapters_folder == run / "checkpoints" / "step-000001"
     assert named.config.output_dir == str(run)
 
 
@@ -183,14 +203,14 @@ def test_rollouts_are_shown_and_saved(lfo, run: Path, tmp_path: Path):
     assert f"saved in {file}" in out.replace("\n", " ")
     agent = load_agent(run)
     played = agent.roll_out(agent.tasks("val")[:2], greedy=False)
-    read = read_rollouts(file, agent.environment())
+    read = read_rollouts(file, agent.make_environment())
     assert [each.task_id for each in read] == [each.task_id for each in played]
     for one, other in zip(read, played, strict=True):
         real = [turn for turn in other.turns if not turn.predicted]
         assert [(t.action, t.observation, t.call, t.asked, t.facts) for t in one.turns if not t.predicted] == [
             (t.action, t.observation, t.call, t.asked, t.facts) for t in real
         ]
-    fails_with_one_sentence(lfo("rollouts", run, "--output", file), "exists already")
+    fails_with_one_sentence(lfo("rollouts", run, "--output", file), "already exists")
 
 
 def test_rollouts_as_json_lines(lfo, run: Path):
@@ -202,7 +222,7 @@ def test_rollouts_as_json_lines(lfo, run: Path):
 
 
 def test_more_rollouts_than_tasks(lfo, run: Path):
-    fails_with_one_sentence(lfo("rollouts", run, "--num", "301"), "has 300 tasks")
+    fails_with_one_sentence(lfo("rollouts", run, "--num", "301"), "has only 300 tasks")
 
 
 def test_run_shows_a_task_turn_by_turn(lfo, run: Path):
@@ -304,7 +324,7 @@ def test_text_that_takes_several_tokens_a_character_is_put_together(run: Path):
     agent = load_agent(run)
     action = '<tool_call>{"name": "make_phone_call", "arguments": {}}</tool_call>'
     text = "Ünïcode: 数字 🙂 <|csr|>"
-    rollout = rollout_from_texts(agent.environment(), task_id="", opening=(), exchanges=[(action, text)])
+    rollout = rollout_from_texts(agent.make_environment(), task_id="", opening=(), exchanges=[(action, text)])
     (seen,) = observed_calls(rollout, predict=None)
     (reply,) = inspect_calls(agent, [seen])
     assert "".join(token.text for token in reply.tokens) == text
@@ -333,13 +353,13 @@ def test_inspect_reads_another_file(lfo, run: Path, tmp_path: Path):
     fails_with_one_sentence(lfo("inspect", run, "--rollout", file), f"{file}, line 1")
     fails_with_one_sentence(lfo("inspect", run, "--rollout", tmp_path / "none"), "cannot read")
     file.write_text("")
-    fails_with_one_sentence(lfo("inspect", run, "--rollout", file), "holds no reply")
+    fails_with_one_sentence(lfo("inspect", run, "--rollout", file), "contains no reply")
 
 
 def test_inspect_needs_a_world_model_and_rollouts(lfo, run: Path, plain: Path, tmp_path: Path):
     fails_with_one_sentence(lfo("inspect", plain), "has no world model")
     shutil.copytree(run, tmp_path / "quiet", ignore=shutil.ignore_patterns("rollouts"))
-    fails_with_one_sentence(lfo("inspect", tmp_path / "quiet"), "holds no rollouts")
+    fails_with_one_sentence(lfo("inspect", tmp_path / "quiet"), "contains no rollouts")
 
 
 # --- probe -----------------------------------------------------------------------------------------------------------
@@ -366,7 +386,7 @@ def test_a_failed_case_is_an_error_only_when_strict(lfo, run: Path, tmp_path: Pa
     cases.write_text(f"cases: [{case.format('not: no rep ever says this')}]")
     assert lfo("probe", run, "--cases", cases, "--strict")[0] == 0
     cases.write_text(f"cases: [{case.format('reply: (')}]")
-    fails_with_one_sentence(lfo("probe", run, "--cases", cases), "case 1 (n): reply is no regular expression")
+    fails_with_one_sentence(lfo("probe", run, "--cases", cases), "case 1 (n): reply is not a valid regular expression")
 
 
 def test_probe_needs_a_world_model(lfo, plain: Path):

@@ -1,4 +1,4 @@
-"""`lfo demo` with real runs of one small step: it trains, compares, goes on, and says what failed."""
+"""`lfo demo` with real runs of one small step: it trains, compares, resumes and reports failures."""
 
 import json
 import re
@@ -74,7 +74,7 @@ def test_a_failed_arm_is_exit_1_with_its_own_words(demo):
     code, out, err = demo("model=./nowhere")
     assert (code, out) == (1, "")
     assert err.splitlines()[-1] in (
-        f"lfo: {name} failed: model=./nowhere: there is no such folder" for name in ("plain DAPO", "dual-LoRA")
+        f"lfo: {name} failed: model=./nowhere: this folder does not exist" for name in ("plain DAPO", "dual-LoRA")
     )
 
 

@@ -1,4 +1,4 @@
-"""`lfo generate`, `lfo check-env`, `lfo play` and `lfo bench env`, as a person runs them."""
+"""`lfo generate`, `lfo check-env`, `lfo play` and `lfo bench env`, as a user runs them."""
 
 from __future__ import annotations
 

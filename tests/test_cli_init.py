@@ -1,4 +1,4 @@
-"""`lfo init` to a first run, as a new user goes: three commands, each in a process of its own."""
+"""From `lfo init` to a first run, as a new user: three commands, each in its own process."""
 
 from __future__ import annotations
 
@@ -60,5 +60,5 @@ def test_a_folder_that_is_there_is_not_touched(tmp_path: Path, monkeypatch, caps
     with pytest.raises(SystemExit) as exit_:
         main()
     assert exit_.value.code == 2
-    assert capsys.readouterr().err == "lfo: mine exists already and is not empty; name a new folder\n"
+    assert capsys.readouterr().err == "lfo: mine already exists and is not empty; name a new folder\n"
     assert (tmp_path / "mine" / "world.py").read_text() == "precious"

@@ -39,7 +39,7 @@ def test_without_overrides_the_defaults_hold():
 
 def test_algo_internalise_is_a_plan_of_three_phases_that_the_command_line_can_change():
     config = load_config(["preset=tiny", "algo=internalise"])
-    assert (config.internalise.rows, config.internalise.until, config.steps, config.imagine.drafts) == (8, 120, 160, 4)
+    assert (config.internalise.rows, config.internalise.until, config.steps, config.imagine.drafts) == (8, 0, 160, 4)
     assert (config.looks_ahead_untrained, config.leaves_policy_alone, config.has_world_model) == (True, True, True)
     assert load_config(["preset=tiny", "algo=internalise", "internalise.until=5"]).internalise.until == 5
     assert not load_config(["algo=dapo"]).has_world_model

@@ -1,4 +1,4 @@
-"""A coupling is one row of the table: settings, model, training, files and servers follow from it."""
+"""A coupling is one row of the table: config, model, training, files and servers follow from it."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import torch
 
 from lfo.agent import load_agent
 from lfo.config import load_config, to_yaml
-from lfo.engines.verl.settings import _translated
+from lfo.engines.verl.config import _translated
 from lfo.errors import ConfigError, UsageError
 from lfo.model import couplings
 from lfo.model.adapters import DualAdapterModel
@@ -64,7 +64,7 @@ def test_each_loss_moves_the_adapters_of_its_row(new: str, tmp_path: Path):
         before = {name: weights(model, name) for name in model.adapter_names}
         assert list(before) == [POLICY, WORLD_MODEL]
         used = row.policy if trains_policy else row.world_model
-        Learner(model, config).update([sample(used, policy=trains_policy)], weight=1.0, rate_factor=1.0)
+        Learner(model, config).update([sample(used, policy=trains_policy)], world_model_weight=1.0, rate_factor=1.0)
         assert {name for name in before if not torch.equal(before[name], weights(model, name))} == set(used)
 
         model.save(tmp_path)

@@ -1,4 +1,4 @@
-"""Look-ahead that the policy proposes: what is imagined, what stays in the row, and what leaves it without a trace."""
+"""Look-ahead proposed by the policy: what is imagined, what stays in the row, and what is taken back."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from lfo.rollout.deliberation import EXPECTED, MAX_IMAGINED, Deliberation, LookA
 from lfo.rollout.predictors import make_lookahead
 from lfo.rollout.records import rollout_record
 from lfo.rollout.row import Feedback, RolloutRequest, Row
-from lfo.rollout.runner import Runner, RunnerSettings
+from lfo.rollout.runner import Runner, RunnerConfig
 from lfo.rollout.samples import mark_imagined, policy_sample
 from lfo.rollout.tasks import draw_requests
 from lfo.types import Message, Origin, Rollout, RolloutGroup, StepResult, StopReason, ToolCall, Turn
@@ -175,12 +175,12 @@ def play(
     runner = Runner(
         partial(environment, heard),
         codec,
-        settings=RunnerSettings(max_turns=turns, max_turn_tokens=LIMIT, environment_retries=0),
+        config=RunnerConfig(max_turns=turns, max_turn_tokens=LIMIT, environment_retries=0),
         lookahead=LookAhead(predictor=predict, **lookahead),
     )
     rows = Script(codec, said, room=room)
     request = RolloutRequest(task=Chore(), seeds=seeds, blind=blind, imagine=imagine, picks=picks, feedback=feedback)
-    (rollout,) = runner.run([request], rows, temperature=temperature, watch=watched.append)
+    (rollout,) = runner.run([request], rows, temperature=temperature, on_turn=watched.append)
     return Played(rollout=rollout, rows=rows, heard=heard, asked=asked, watched=watched)
 
 
@@ -466,10 +466,10 @@ def test_rows_decide_for_themselves():
     codec = ChatCodec(tokenizer(), TOOLS)
     heard: list[str] = []
     lookahead = LookAhead(predictor=lambda questions: ["Well."] * len(questions), most=1, drafts=2)
-    settings = RunnerSettings(max_turns=1, max_turn_tokens=LIMIT)
+    settings = RunnerConfig(max_turns=1, max_turn_tokens=LIMIT)
     said = ((A, A, B, B), (NO_CALL, NO_CALL), (A, A, B, C), (A, B), (D,))
     requests = [RolloutRequest(task=Chore(), seeds=(number,), blind=number == 4) for number in range(5)]
-    runner = Runner(partial(Listener, heard), codec, settings=settings, lookahead=lookahead)
+    runner = Runner(partial(Listener, heard), codec, config=settings, lookahead=lookahead)
     rows = Script(codec, *said)
     rollouts = runner.run(requests, rows)
     assert [[(turn.action, turn.predicted) for turn in rollout.turns] for rollout in rollouts] == [
@@ -741,7 +741,7 @@ def test_an_environment_that_says_nothing_of_look_ahead_has_it(world: str, tmp_p
     )
     assert lookahead is not None
     assert (lookahead.proposed_by, lookahead.tools) == ("policy", None)
-    runner = Runner(environment, codec, settings=RunnerSettings(max_turns=2), lookahead=lookahead)
+    runner = Runner(environment, codec, config=RunnerConfig(max_turns=2), lookahead=lookahead)
     request = RolloutRequest(task=made.tasks("train")[0], seeds=(0,))
     (rollout,) = runner.run([request], Script(codec, (guess, answer)))
     assert [(turn.action, turn.predicted) for turn in rollout.turns] == [(guess, True), (answer, False)]

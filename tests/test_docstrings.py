@@ -1,4 +1,4 @@
-"""What docstrings show is what happens."""
+"""Run the examples in docstrings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose calls may be imagined where nobody says so: those that end tasks."""
+"""The tools that may be imagined if nobody names them: those that end tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environments of other libraries in one line: Gymnasium and TextArena, the real libraries."""
+"""Environments of Gymnasium and TextArena, with the real libraries."""
 
 from __future__ import annotations
 
@@ -313,7 +313,7 @@ def test_textarena_pays_1_for_the_goal_and_nothing_for_a_hole(textarena):
     ("game", "words"),
     [
         ("FrozenLak-v0", "TextArena has no game FrozenLak-v0; the nearest is"),
-        ("TicTacToe-v0", "no game for one player"),
+        ("TicTacToe-v0", "not a game for one player"),
     ],
 )
 def test_games_that_cannot_be_played_are_one_sentence(game, words, textarena):

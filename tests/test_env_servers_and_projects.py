@@ -1,4 +1,4 @@
-"""Environments of OpenEnv, verifiers, verl and ScienceWorld in one line, each against the real library where it is."""
+"""Environments of OpenEnv, verifiers, verl and ScienceWorld, with the real libraries if installed."""
 
 from __future__ import annotations
 
@@ -135,9 +135,9 @@ def test_an_incomplete_verl_project_is_one_sentence(missing: str, words: str, ve
 
 def test_a_damaged_parquet_file_is_named(verl_project: Path):
     (verl_project / "train.parquet").write_text("no parquet")
-    with pytest.raises(DataError, match=r"train\.parquet is no parquet file"):
+    with pytest.raises(DataError, match=r"train\.parquet is not a readable parquet file"):
         make(f"env=verl:{verl_project}")
-    with pytest.raises(ConfigError, match="there is no such folder"):
+    with pytest.raises(ConfigError, match="this folder does not exist"):
         make(f"env=verl:{verl_project / 'nowhere'}")
 
 

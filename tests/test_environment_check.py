@@ -1,4 +1,4 @@
-"""`lfo check-env` for any environment: what is wrong with one is found and said in a sentence."""
+"""`lfo check-env` for any environment: it finds each defect and reports it in one sentence."""
 
 from __future__ import annotations
 

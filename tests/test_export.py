@@ -1,4 +1,4 @@
-"""What is exported computes what the run computes, for every coupling and form, loaded as the model card says."""
+"""An export computes the same as the run, for every coupling and form, loaded as the model card says."""
 
 import json
 import runpy
@@ -172,7 +172,7 @@ def test_the_example_says_with_peft_alone_what_the_run_says_blind(tmp_path: Path
 
     example = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "act_with_peft.py"))
     said: list[str] = []
-    environment = agent.environment()
+    environment = agent.make_environment()
     step = environment.step
     monkeypatch.setattr(environment, "step", lambda message: said.append(message) or step(message))
     example["play"](*example["load"](tmp_path / "out", environment.tools()), environment, task)
@@ -205,7 +205,7 @@ def test_nothing_is_overwritten_and_nothing_half_written(run_of, tmp_path: Path,
     agent = load_agent(run_of("separate"))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("x")
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists"):
         export(agent, tmp_path / "full", run=run_of("separate"))
     assert (tmp_path / "full" / "mine").read_text() == "x"
     with pytest.raises(UsageError, match="--stacked is for coupling=stacked"):
@@ -236,11 +236,11 @@ def test_export_through_the_command_line(run_of, tmp_path: Path, monkeypatch, ca
     assert {"model.safetensors", "tokenizer.json", "chat_template.jinja", "README.md"} <= set(result["files"])
 
     for arguments, words in [
-        ((run, "--out", out), "exists already"),
+        ((run, "--out", out), "already exists"),
         ((run, "--out", tmp_path / "y", "--merged", "--stacked"), "choose one"),
-        ((run, "--out", tmp_path / "y", "--adapter", "none"), "nothing to export"),
+        ((run, "--out", tmp_path / "y", "--adapter", "none"), "no adapters to export"),
         ((run, "--out", tmp_path / "y", "--stacked"), "coupling=separate"),
-        ((tmp_path, "--out", tmp_path / "y"), "holds no run"),
+        ((tmp_path, "--out", tmp_path / "y"), "is not a run folder"),
     ]:
         code, said, err = lfo(*arguments)
         assert (code, said, err.count("\n")) == (2, "", 1)

@@ -1,4 +1,4 @@
-"""Our worlds as TRL environments: what TRL reads of them, and one real step of its trainer where it is installed."""
+"""Our environments in TRL, and one real step of its trainer if it is installed."""
 
 from __future__ import annotations
 

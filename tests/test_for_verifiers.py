@@ -1,4 +1,4 @@
-"""Our worlds as verifiers environments, and there and back again: our adapter plays what our wrapper offers."""
+"""Our environments in verifiers, and a round trip: our adapter plays our wrapper."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def test_a_broken_line_is_named(folder: Path, name: str, line: bytes) -> None:
         ({"errands": []}, "errands must not be empty"),
         ({"errands": [1]}, "errands: must be an object"),
         ({"errands": [{"kind": "billing", "service": "x"}]}, "key 'requires' is missing"),
-        ({"profile": {"pin": "1"}}, "profile holds an unknown field"),
+        ({"profile": {"pin": "1"}}, "profile contains an unknown field"),
         ({"profile": {"account_number": 1}}, "profile: account_number: must be a string"),
         ({"profile": []}, "profile: must be an object"),
         ({"company": 99}, "no company 99"),
@@ -246,7 +246,7 @@ def test_a_damaged_manifest_is_named(folder: Path, damage: Any, words: str) -> N
 
 
 def test_no_data_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds no data"):
+    with pytest.raises(DataError, match="contains no data"):
         load(tmp_path / "nowhere")
 
 

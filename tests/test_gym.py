@@ -1,4 +1,4 @@
-"""Our environments under Gymnasium: its own checker, determinism, and texts that lie in their spaces."""
+"""Our environments in Gymnasium: its own checker, determinism, and texts inside their spaces."""
 
 from __future__ import annotations
 

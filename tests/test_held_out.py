@@ -1,4 +1,4 @@
-"""The calls on which world models are examined: every kind of reply, the same in all runs, and true."""
+"""The held-out calls of world models: every kind of reply, the same in all runs, and true."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lfo.env.phone_calls import PhoneCalls
 from lfo.env.reps import describe
 from lfo.evaluation.held_out import CALLS, _evenly, asked_calls, held_out_calls
 from lfo.protocol.world_model import ObservedCall, WorldModelState
-from lfo.rollout.runner import RunnerSettings
+from lfo.rollout.runner import RunnerConfig
 from lfo.types import ReplyFacts, ToolCall
 
 
@@ -20,8 +20,8 @@ def nobody(tasks):
     raise AssertionError("the phone-call world has players of its own")
 
 
-def pool(*levels: int, settings: RunnerSettings | None = None) -> list[ObservedCall]:
-    return held_out_calls(partial(PhoneCalls, levels=levels), settings or RunnerSettings(), nobody)
+def pool(*levels: int, settings: RunnerConfig | None = None) -> list[ObservedCall]:
+    return held_out_calls(partial(PhoneCalls, levels=levels), settings or RunnerConfig(), nobody)
 
 
 @pytest.mark.parametrize("levels", [(1,), (2,), (5,), (1, 2, 3, 4, 5)])
@@ -41,7 +41,7 @@ def test_every_kind_of_reply_of_a_level_is_asked_for(levels):
 
 def test_the_pool_is_a_function_of_the_environment_alone_and_no_call_is_in_it_twice():
     first = pool(2)
-    assert pool(2, settings=RunnerSettings(environment_workers=1, temperature=0.3, max_turns=2)) == first
+    assert pool(2, settings=RunnerConfig(environment_workers=1, temperature=0.3, max_turns=2)) == first
     assert pool(3) != first
     assert len({repr((call.state, call.call)) for call in first}) == CALLS
 
@@ -75,12 +75,12 @@ def test_kinds_take_turns_and_an_asked_call_is_not_counted_again():
 
 
 def test_of_each_task_look_ahead_asks_about_one_call():
-    calls = asked_calls(partial(PhoneCalls, levels=(2,)), RunnerSettings(), nobody, count=30)
+    calls = asked_calls(partial(PhoneCalls, levels=(2,)), RunnerConfig(), nobody, count=30)
     tasks = PhoneCalls(levels=(2,)).tasks("val")[:30]
     assert [call.state.task for call in calls] == [task.goal for task in tasks]
     assert all(call.asked and call.call.arguments["auth_info"] == {} for call in calls)
     assert [set(call.facts.facts) for call in calls] == [set(task.errands[0].requires) for task in tasks]
-    assert asked_calls(Silent, RunnerSettings(), nobody) == []
+    assert asked_calls(Silent, RunnerConfig(), nobody) == []
 
 
 class Silent(OracleCodes):
@@ -99,7 +99,7 @@ class Flaky(PhoneCalls):
 
 
 def test_an_environment_that_sometimes_fails_gives_the_calls_that_it_answered():
-    settings = RunnerSettings(environment_retries=0)
+    settings = RunnerConfig(environment_retries=0)
     calls = held_out_calls(partial(Flaky, levels=(2,)), settings, nobody)
     assert 20 < len(calls) <= CALLS
 
@@ -121,7 +121,7 @@ def test_elsewhere_the_base_policy_plays_and_look_ahead_is_asked_for_too():
             rollouts.append(rollout_from_texts(environment, task_id=task.id, opening=opening, exchanges=exchanges))
         return rollouts
 
-    calls = held_out_calls(OracleCodes, RunnerSettings(), knows_nothing)
+    calls = held_out_calls(OracleCodes, RunnerConfig(), knows_nothing)
     kinds = Counter((call.facts.category, call.asked) for call in calls if call.facts)
     assert set(kinds) >= {("introduction", False), ("refusal", False), ("refusal", True)}
     asked = next(call for call in calls if call.asked)

@@ -1,4 +1,4 @@
-"""The import graph of the package points one way. Read from the source, nested imports included; nothing is run.
+"""The import graph of the package points one way. It is read from the source, including nested imports.
 
 types, errors <- env, protocol <- rollout <- backend <- evaluation <- training <- engines <- cli
 """

@@ -1,4 +1,4 @@
-"""What an environment tells about itself: the tools whose replies are worth predicting."""
+"""What an environment declares about itself: the tools whose replies are worth predicting."""
 
 from __future__ import annotations
 

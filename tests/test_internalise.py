@@ -1,4 +1,4 @@
-"""A run that trains what look-ahead or feedback achieves into the policy: phases, teachers, waves, resuming."""
+"""Runs that train what look-ahead or feedback achieves into the policy: phases, teachers, waves, resuming."""
 
 from __future__ import annotations
 

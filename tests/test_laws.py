@@ -1,4 +1,4 @@
-"""Laws drawn by seed: law 0 is what it was, the others deal the same fields anew, and all keep the world's bounds."""
+"""Laws by seed: law 0 is unchanged, the others shuffle the same fields, and all keep the bounds of the world."""
 
 from __future__ import annotations
 

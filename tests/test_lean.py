@@ -1,4 +1,4 @@
-"""The lean forward is the modules' own forward: hidden states and every gradient, for all families and couplings."""
+"""The lean forward equals the modules' forward: hidden states and all gradients, for all families and couplings."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_an_update_of_mixed_rows_is_that_of_separate_ones(monkeypatch: pytest.Mo
         monkeypatch.setattr(DualAdapterModel, "mixes_rows", mixed)
         rows = [row(model.policy_adapters, length, 5, 0) for length in (17, 30, 22)]
         rows += [row(model.world_model_adapters, length, 0, 4) for length in (12, 9)]
-        watched = Learner(model, load_config([])).update(rows, weight=0.7, rate_factor=1.0)
+        watched = Learner(model, load_config([])).update(rows, world_model_weight=0.7, rate_factor=1.0)
         # The gradients that AdamW was given: next to zero, rounding decides which way it moves a weight.
         grads = [w.grad for name in model.adapter_names for w in model.adapter_parameters(name) if w.grad is not None]
         learned.append((watched, grads))

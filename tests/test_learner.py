@@ -72,7 +72,7 @@ def train(learner: Learner, groups: list[RolloutGroup], weight: float, *, inline
         rows = policy_rows(learner.model, group, inline=inline)
         if not inline and learner.model.world_model_adapters:
             rows += world_rows(learner.model, group)
-        learner.update(rows, weight=weight, rate_factor=1.0)
+        learner.update(rows, world_model_weight=weight, rate_factor=1.0)
     return learner
 
 
@@ -126,7 +126,9 @@ def test_weight_zero_is_plain_dapo_bit_for_bit(groups, trained, coupling: str):
 def test_the_world_model_loss_reaches_the_policy_adapter_only_where_they_meet(groups, coupling, inline, reaches):
     learner = used(coupling)
     before = weights(learner.model, "policy").clone()
-    watched = learner.update(world_rows(learner.model, groups[0], inline=inline), weight=1.0, rate_factor=1.0)
+    watched = learner.update(
+        world_rows(learner.model, groups[0], inline=inline), world_model_weight=1.0, rate_factor=1.0
+    )
     assert watched["world_model_loss"] > 0
     assert "policy_loss" not in watched
     reached = gradient(learner.model, "policy")
@@ -145,7 +147,7 @@ def test_the_policy_loss_spares_the_world_model(groups, coupling: str, inline: b
     learner = used(coupling)
     before = weights(learner.model, "world_model").clone()
     rows = policy_rows(learner.model, groups[0], inline=inline and coupling == "stacked")
-    learner.update(rows, weight=0.0, rate_factor=1.0)
+    learner.update(rows, world_model_weight=0.0, rate_factor=1.0)
     assert gradient(learner.model, "world_model") is None
     assert torch.equal(weights(learner.model, "world_model"), before)
     policy = gradient(learner.model, "policy")
@@ -154,7 +156,7 @@ def test_the_policy_loss_spares_the_world_model(groups, coupling: str, inline: b
 
 
 def gradients_of(learner: Learner, rows: list[TrainingSample], weight: float) -> dict[str, torch.Tensor | None]:
-    learner.update(rows, weight=weight, rate_factor=0.0)
+    learner.update(rows, world_model_weight=weight, rate_factor=0.0)
     found = {name: gradient(learner.model, name) for name in learner.model.adapter_names}
     return {name: None if grad is None else grad.clone() for name, grad in found.items()}
 
@@ -198,8 +200,8 @@ def test_an_adapter_that_did_not_train_has_no_gradient_norm(groups):
     """A 0 would count in a step's mean, as if the policy had hardly learned from the other mini-batches."""
     learner = used("separate")
     world = world_rows(learner.model, groups[0])
-    both = learner.update(policy_rows(learner.model, groups[0]) + world, weight=1.0, rate_factor=1.0)
-    alone = learner.update(world, weight=1.0, rate_factor=1.0)
+    both = learner.update(policy_rows(learner.model, groups[0]) + world, world_model_weight=1.0, rate_factor=1.0)
+    alone = learner.update(world, world_model_weight=1.0, rate_factor=1.0)
     assert {"gradient_norm/policy", "gradient_norm/world_model"} <= set(both)
     assert "gradient_norm/policy" not in alone
     assert alone["gradient_norm/world_model"] > 0
@@ -208,11 +210,11 @@ def test_an_adapter_that_did_not_train_has_no_gradient_norm(groups):
 def test_an_idle_adapter_stays_where_it_is_in_spite_of_its_momentum(groups):
     learner = train(used("separate"), groups[:2], 1.0)
     policy, world = (weights(learner.model, name).clone() for name in ("policy", "world_model"))
-    learner.update(policy_rows(learner.model, groups[2]), weight=1.0, rate_factor=1.0)
+    learner.update(policy_rows(learner.model, groups[2]), world_model_weight=1.0, rate_factor=1.0)
     assert torch.equal(weights(learner.model, "world_model"), world)
     assert not torch.equal(weights(learner.model, "policy"), policy)
     policy = weights(learner.model, "policy").clone()
-    learner.update(world_rows(learner.model, groups[2]), weight=1.0, rate_factor=1.0)
+    learner.update(world_rows(learner.model, groups[2]), world_model_weight=1.0, rate_factor=1.0)
     assert torch.equal(weights(learner.model, "policy"), policy)
     assert not torch.equal(weights(learner.model, "world_model"), world)
 
@@ -225,14 +227,14 @@ def test_an_idle_adapter_stays_where_it_is_in_spite_of_its_momentum(groups):
     ("coupling", "inline"), [("separate", False), ("shared", False), ("shared", True), ("stacked", True)]
 )
 def test_the_size_of_micro_batches_does_not_change_the_gradient(groups, monkeypatch, coupling: str, inline: bool):
-    learner = used(coupling)
+    learner = used(coupling, "rollout.temperature=1.4")
     model = learner.model
     # Some rows of one group, and of another only what was heard: rows of both losses, of either, of all lengths.
     rows = policy_rows(model, groups[0], inline=inline) + world_rows(model, groups[1], inline=inline)
     results = []
     for tokens in (1, 1_000_000):
         monkeypatch.setattr(learner_module, "micro_batches", partial(micro_batches, tokens=tokens))
-        watched = learner.update(rows, weight=0.7, rate_factor=0.0)
+        watched = learner.update(rows, world_model_weight=0.7, rate_factor=0.0)
         results.append((watched, {name: gradient(model, name) for name in model.adapter_names}))
     for watched, grads in results[1:]:
         assert watched == pytest.approx(results[0][0], rel=1e-3, abs=1e-6)
@@ -275,7 +277,7 @@ def test_padding_has_no_weight(groups):
 def test_at_the_first_update_the_ratio_is_one(groups):
     learner = fresh("separate")
     rows = [row for group in groups for row in policy_rows(learner.model, group)]
-    watched = learner.update(rows, weight=0.0, rate_factor=1.0)
+    watched = learner.update(rows, world_model_weight=0.0, rate_factor=1.0)
     assert watched["clip_fraction"] == 0.0
     assert watched["policy_kl"] < 1e-6
     expected = -sum(sum(row.advantages) for row in rows) / sum(sum(row.policy_weights) for row in rows)
@@ -297,7 +299,7 @@ def test_the_world_model_loss_is_the_mean_over_its_tokens_whatever_the_policy_ro
                 hits += float(logprobs[place - 1].argmax() == row.tokens[place])
                 count += 1
     losses = [score.loss / score.tokens for score in learner.reply_scores(rows)]
-    watched = learner.update([*policy_rows(model, groups[2]), *rows], weight=2.0, rate_factor=0.0)
+    watched = learner.update([*policy_rows(model, groups[2]), *rows], world_model_weight=2.0, rate_factor=0.0)
     assert watched["world_model_loss"] == pytest.approx(total / count, rel=1e-4)
     assert watched["world_model_accuracy"] == pytest.approx(hits / count)
     sizes = [sum(row.world_model_weights) for row in rows]
@@ -331,7 +333,7 @@ def test_learning_goes_the_right_way(groups):
     model = learner.model
     (best, *_) = sorted(policy_rows(model, groups[0]), key=lambda row: -max(row.advantages))
     rows = [best, *world_rows(model, groups[0])]
-    watched = [learner.update(rows, weight=1.0, rate_factor=1.0) for _ in range(4)]
+    watched = [learner.update(rows, world_model_weight=1.0, rate_factor=1.0) for _ in range(4)]
     assert watched[-1]["world_model_loss"] < watched[0]["world_model_loss"]
     assert watched[-1]["policy_loss"] < watched[0]["policy_loss"], "what did well becomes more likely"
 
@@ -339,8 +341,8 @@ def test_learning_goes_the_right_way(groups):
 def test_nothing_to_learn_from_moves_nothing(groups):
     learner = used("separate")
     before = weights(learner.model, "world_model").clone()
-    assert learner.update([], weight=1.0, rate_factor=1.0) == {}
-    assert learner.update(world_rows(learner.model, groups[0]), weight=0.0, rate_factor=1.0) == {}
+    assert learner.update([], world_model_weight=1.0, rate_factor=1.0) == {}
+    assert learner.update(world_rows(learner.model, groups[0]), world_model_weight=0.0, rate_factor=1.0) == {}
     assert torch.equal(weights(learner.model, "world_model"), before)
 
 

@@ -1,4 +1,4 @@
-"""From names to things: every name that leads nowhere is exit 2 and one sentence."""
+"""Loading by name: every wrong name exits with 2 and one sentence."""
 
 from __future__ import annotations
 
@@ -87,11 +87,14 @@ class Lost(OracleCodes):
         (["steps=many"], "steps must be a valid integer, not 'many'"),
         (["lora.rank=0"], "lora.rank must be greater than or equal to 1, not 0"),
         (["rollout.mini_batch_prompts=3"], "must divide rollout.prompts"),
-        (["model=./nowhere"], "model=./nowhere: there is no such folder"),
-        (["model=/nowhere/at/all"], "there is no such folder"),
+        (["model=./nowhere"], "model=./nowhere: this folder does not exist"),
+        (["model=/nowhere/at/all"], "this folder does not exist"),
         (["env=no_such_module:World"], "env=no_such_module:World cannot be imported"),
         (["env=lfo.env.oracle:Oracle"], "the module lfo.env.oracle has no Oracle"),
-        (["env=test_loading:NoEnvironment"], "is no environment: it needs the methods tasks, tools, reset and step"),
+        (
+            ["env=test_loading:NoEnvironment"],
+            "is not an environment: it needs the methods tasks, tools, reset and step",
+        ),
         (["env=oracle-codes", "env_args.sead=1"], "env=oracle-codes cannot be made with env_args={'sead': 1}"),
         (["levels=0"], "levels must be some of [1, 2, 3, 4, 5, 6], each once, not [0]"),
         (["levels=2,7"], "levels must be some of [1, 2, 3, 4, 5, 6], each once, not [2, 7]"),
@@ -109,16 +112,16 @@ class Lost(OracleCodes):
         (["env=test_loading:Mistaken"], "world_model.predict=default: the environment Mistaken has no tool 'door'"),
         (
             ["env=test_loading:Unimaginative", "lookahead=environment"],
-            "has no lookahead_query, so nothing would ever be imagined; write one, or set lookahead=policy",
+            "has no method lookahead_query, which lookahead=environment needs; write one, or set lookahead=policy",
         ),
-        (["env=test_loading:Nameless"], "a task must have an id, which dict has not"),
-        (["env=test_loading:Generous"], "tasks() must answer a sequence, such as a list"),
-        (["env=test_loading:Terse"], "must open with a list of Message"),
-        (["env=test_loading:Dreamer"], "must answer None or a ToolCall of one of its tools, not ToolCall(name='fly'"),
+        (["env=test_loading:Nameless"], "each task needs an attribute id, which dict does not have"),
+        (["env=test_loading:Generous"], "tasks() must return a sequence, such as a list"),
+        (["env=test_loading:Terse"], "must return a list of Message"),
+        (["env=test_loading:Dreamer"], "must return None or a ToolCall of one of its tools, not ToolCall(name='fly'"),
         (["env=test_loading:Lost"], "the environment Lost has no split 'val'"),
         (["env=test_loading:Empty"], "the environment Empty has no tasks in its split 'val'"),
         (["eval.splits=exam"], "There is no split 'exam'"),
-        (["init_from=nowhere"], "nowhere holds no adapters"),
+        (["init_from=nowhere"], "nowhere has no adapters"),
         (["world_model.input=inline", "coupling=separate"], "needs coupling=shared or coupling=stacked"),
         (["lora.targets=w_proj"], "do not fit this model"),
     ],
@@ -198,5 +201,5 @@ def test_a_module_in_the_current_folder_is_found(tmp_path: Path, monkeypatch):
 def test_a_gpu_that_is_not_there_is_a_config_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert pick_device("auto") == torch.device("cpu")
-    with pytest.raises(ConfigError, match="no GPU"):
+    with pytest.raises(ConfigError, match="needs a GPU"):
         pick_device("cuda")

@@ -1,4 +1,4 @@
-"""The local engine: steps of real training, every coupling and every knob, with what each must and must not change."""
+"""The local engine: real training steps with every coupling and option, and what each must and must not change."""
 
 from __future__ import annotations
 
@@ -171,8 +171,8 @@ class Recorder:
         self.updates: list[tuple[list, float]] = []
         monkeypatch.setattr(Learner, "update", self.update)
 
-    def update(self, samples, *, weight: float, rate_factor: float) -> dict[str, float]:
-        self.updates.append((list(samples), weight))
+    def update(self, samples, *, world_model_weight: float, rate_factor: float) -> dict[str, float]:
+        self.updates.append((list(samples), world_model_weight))
         return {}
 
     def losses(self) -> str:
@@ -485,7 +485,7 @@ def test_a_run_can_start_from_the_adapters_of_another(separate, saved: Path, tmp
         trainer = small_trainer(*BLIND, f"init_from={folder}", "seed=5")
         for name in ("policy", "world_model"):
             assert torch.equal(weights(model_of(trainer), name), weights(model_of(separate[0]), name))
-    with pytest.raises(DataError, match="holds no adapters"):
+    with pytest.raises(DataError, match="has no adapters"):
         small_trainer(f"init_from={tmp_path}")
     with pytest.raises(DataError, match="another rank"):
         small_trainer(f"init_from={saved}", "lora.rank=4")

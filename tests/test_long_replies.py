@@ -1,5 +1,5 @@
-"""A world that talks much: the beginning of each reply is learned and expected, what is lost is counted, and rows stay
-as short as for any other world."""
+"""An environment with long replies: the beginning of each is learned and predicted, lost tokens are counted, and rows
+stay short."""
 
 from __future__ import annotations
 

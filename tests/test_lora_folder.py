@@ -1,4 +1,4 @@
-"""`init_from` takes any LoRA that PEFT saved: what it computes is what the policy computes at the start."""
+"""`init_from` loads any LoRA of PEFT: at the start, the policy computes the same as the LoRA."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_run_starts_from_the_policy_of_plain_dapo(tmp_path: Path):
     ("settings", "words"),
     [
         ({"r": 32}, "has rank 32: set lora.rank=32 or more"),
-        ({"use_dora": True}, "is no plain LoRA, which is all that init_from reads: use_dora is True"),
+        ({"use_dora": True}, "cannot be loaded by init_from, which reads plain LoRA only: its use_dora is True"),
         ({"bias": "all"}, "bias is all"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern is"),
     ],
@@ -102,5 +102,5 @@ def test_damaged_folders_are_named(tmp_path: Path):
     with pytest.raises(DataError, match="is not valid JSON"):
         small_trainer(f"init_from={tmp_path}")
     (tmp_path / "adapter_config.json").write_text(json.dumps([]))
-    with pytest.raises(DataError, match="is no mapping"):
+    with pytest.raises(DataError, match="must be a mapping"):
         small_trainer(f"init_from={tmp_path}")

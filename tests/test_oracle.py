@@ -1,4 +1,4 @@
-"""The second environment: who must win, who must fail, and that nothing leaks."""
+"""The second environment: which players must win or fail, and that nothing leaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What environments print, also those that come back late."""
+"""The output of environments, also of calls that return late."""
 
 from __future__ import annotations
 

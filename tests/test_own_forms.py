@@ -1,4 +1,4 @@
-"""Rollouts in each model's own form, with thoughts and with several calls in a message: what was sampled is trained."""
+"""Rollouts in each model's own form, with thoughts and several calls in a message: sampled tokens are trained."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lfo.rollout.deliberation import EXPECTED, LookAhead, Question
 from lfo.rollout.feedback import told
 from lfo.rollout.records import rollout_record
 from lfo.rollout.row import RolloutRequest
-from lfo.rollout.runner import Runner, RunnerSettings
+from lfo.rollout.runner import Runner, RunnerConfig
 from lfo.rollout.samples import policy_sample
 from lfo.rollout.successes import without_shown
 from lfo.types import Message, Origin, Rollout, StopReason, ToolCall
@@ -149,8 +149,8 @@ def play(
         environments.append(Rooms())
         return environments[-1]
 
-    settings = RunnerSettings(max_turns=len(said[0]), max_turn_tokens=400, environment_workers=1)
-    runner = Runner(environment, codec, settings=settings, lookahead=lookahead)
+    settings = RunnerConfig(max_turns=len(said[0]), max_turn_tokens=400, environment_workers=1)
+    runner = Runner(environment, codec, config=settings, lookahead=lookahead)
     requests = [RolloutRequest(task=Hunt(), seeds=(place,), **request) for place in range(len(said))]
     return Played(codec, model, runner.run(requests, rows), environments)
 

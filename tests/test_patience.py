@@ -1,4 +1,4 @@
-"""Many calls of somebody else's code: none of them can hold up, break or be mistaken for another."""
+"""Parallel calls of foreign code: none can block, break or be confused with another."""
 
 from __future__ import annotations
 

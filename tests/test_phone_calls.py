@@ -1,4 +1,4 @@
-"""The phone-call world from outside: what tools answer, what counts, what leaks, and that no text breaks it."""
+"""The phone-call world from outside: replies of tools, rewards, leaks, and that no text breaks it."""
 
 from __future__ import annotations
 
@@ -182,13 +182,16 @@ def test_on_level_6_the_first_detail_decides() -> None:
         accepted = errand.accepted(industry, 0)
         lawful = law(industry, errand.kind, sensitive=False).identifier
         assert {errand.requires[0], lawful} <= accepted & task.profile.keys()
+        assert task.profile.keys() == FIELDS.keys()
         other = next(name for name in task.profile if name not in accepted | {*errand.requires})
         for name, value in task.profile.items():
             first = phone(start(task), number_of(task), {name: value, other: task.profile[other]})
             assert first.reward == (name in accepted)
             assert phone(start(task), number_of(task), {name: value + "0"}).reward == 0.0
-        second = phone(start(task), number_of(task), {other: task.profile[other], lawful: task.profile[lawful]})
+        all_that_is_asked = {name: task.profile[name] for name in (other, lawful, *errand.requires)}
+        second = phone(start(task), number_of(task), all_that_is_asked)
         assert second.reward == 0.0
+        assert second.info["requested"] == errand.requires
         assert phone(start(task), number_of(task), {}).info["requested"] == errand.requires
 
 

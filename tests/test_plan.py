@@ -1,4 +1,4 @@
-"""`lfo plan`: the sizes are those of real models, the sums are right, and its advice leads to a plan that fits."""
+"""`lfo plan`: the sizes of real models, correct sums, and advice that leads to a plan that fits."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_advice_leads_to_a_plan_that_fits(model: str, gpus: str):
 def test_what_no_knob_can_help_is_said():
     result = plan(SHAPES["qwen3-8b"], Gpus.parse("16GB"), Work())
     assert not result["fits"]
-    assert "take more or larger GPUs" in result["advice"][0]
+    assert "use more or larger GPUs" in result["advice"][0]
 
 
 def test_gpus_and_models_that_are_none_are_refused(tmp_path: Path):

@@ -1,6 +1,8 @@
-"""Who must succeed and who must fail, on few tasks; `lfo check-env` plays a thousand a level."""
+"""Which players must succeed and which must fail, on few tasks; `lfo check-env` plays a thousand on each level."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 import pytest
 
@@ -59,11 +61,9 @@ def test_the_constant_form_is_as_good_as_any_of_its_neighbours() -> None:
     assert covered(form) == max(map(covered, swaps))
 
 
-def test_on_level_6_the_constant_form_wins_more_than_any_field_alone() -> None:
+def test_on_level_6_no_constant_form_is_better_than_a_guess() -> None:
     tasks = TaskStream(levels=(6,)).take(500)
-
-    def met(name: str) -> int:
-        return sum(name in task.profile and name in task.errands[0].accepted(industry_of(task), 0) for task in tasks)
-
-    assert len(best_constant_form(PhoneCalls().world, 6)) == 3
-    assert sum(play(PLAYERS["constant"], OPTIONS, tasks)) > max(map(met, FIELDS))
+    enough = Counter(name for task in tasks for name in task.errands[0].accepted(industry_of(task), 0))
+    assert set(enough) == set(FIELDS)
+    assert 0.12 < min(enough.values()) / 500 <= max(enough.values()) / 500 < 0.21  # a sixth
+    assert sum(play(PLAYERS["constant"], OPTIONS, tasks)) == max(enough.values())

@@ -1,4 +1,4 @@
-"""Practice: what is swapped, what is spared, what weighs how much; and that nothing else changes."""
+"""Practice: which words are swapped or kept, the token weights, and that nothing else changes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_practice_swaps_names_in_the_prompt_and_leaves_the_reply(codec):
             assert after.tokens[after.reply_start :] == before.tokens[before.reply_start :]
             assert after.key == before.key
             assert after.asked == before.asked
-            assert sum(after.weights) == sum(before.weights)
+            assert sum(after.token_weights) == sum(before.token_weights)
             here, there = words(codec.prompt_text(before)), words(codec.prompt_text(after))
             assert {"Bank", "Call", "555", "make", "phone"} <= there
             assert there - here <= {*NAMES, *(f"40{place}" for place in range(8))}
@@ -111,13 +111,17 @@ def test_the_fact_weighs_more_than_the_wording_and_the_prompt_nothing(codec):
     same, other = heard(codec), heard(codec, reply="I need your passport number.")[:1]
     *_, odd = practised(codec, [*same[1:], *other], wording=0.05)
     start = odd.reply_start
-    assert set(odd.weights[:start]) == {0.0}
-    assert min(odd.weights[start:]) > 0.0
+    assert set(odd.token_weights[:start]) == {0.0}
+    assert min(odd.token_weights[start:]) > 0.0
     common = set(same[0].tokens[same[0].reply_start :])
     told = [
-        weight for token, weight in zip(odd.tokens[start:], odd.weights[start:], strict=True) if token not in common
+        weight
+        for token, weight in zip(odd.tokens[start:], odd.token_weights[start:], strict=True)
+        if token not in common
     ]
-    said = [weight for token, weight in zip(odd.tokens[start:], odd.weights[start:], strict=True) if token in common]
+    said = [
+        weight for token, weight in zip(odd.tokens[start:], odd.token_weights[start:], strict=True) if token in common
+    ]
     assert told
     assert said
     assert min(told) > max(said)

@@ -1,4 +1,4 @@
-"""Predicted replies beside the true ones: every metric against a case computed by hand."""
+"""Metrics of predicted replies, each against a case computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipe builds a base that transformers loads, its practice teaches no rules, and the check can fail."""
+"""The recipe builds a base that transformers loads, its corpus teaches no rules, and the check can fail."""
 
 import json
 import random
@@ -21,9 +21,9 @@ from lfo.errors import ConfigError
 from lfo.loading import load_tokenizer, model_source
 from lfo.rollout.deliberation import EXPECTED
 from lfo.tools.pretrain.check import BlindForm, broken_promises, rule_knowledge
-from lfo.tools.pretrain.corpus import Rows, converse, practice_task
+from lfo.tools.pretrain.corpus import CorpusRows, converse, practice_task
 from lfo.tools.pretrain.recipe import (
-    Practice,
+    PretrainConfig,
     Recipe,
     build_corpus,
     build_model,
@@ -64,7 +64,7 @@ def test_the_recipe_builds_a_folder_that_transformers_loads(tmp_path: Path):
 
 
 def test_a_base_that_exists_is_warmed_up_with_its_own_tokenizer(tmp_path: Path):
-    practice = Practice(conversations=40, row=512, batch=2, steps=2, learning_rate=1e-3, warmup=1)
+    practice = PretrainConfig(conversations=40, row=512, batch=2, steps=2, learning_rate=1e-3, warmup=1)
     work = {"device": "cpu", "workers": 1, "progress": silent}
     warm_up("tiny", practice, tmp_path / "warm", **work)
     before, after = (AutoModelForCausalLM.from_pretrained(each) for each in (model_source("tiny"), tmp_path / "warm"))
@@ -103,7 +103,7 @@ def test_packing_keeps_documents_whole():
 
 
 def test_practice_shows_no_look_ahead_and_is_the_same_every_time():
-    rows = Rows(load_tokenizer("tiny"))
+    rows = CorpusRows(load_tokenizer("tiny"))
     tokenizer = load_tokenizer("tiny")
     for number in range(40):
         written = rows.chat(converse(number), random.Random(number))
@@ -179,7 +179,7 @@ def test_promises():
     ("arguments", "words"),
     [
         ((), "needs --output-dir"),
-        (("--output-dir", "."), "exists already"),
+        (("--output-dir", "."), "already exists"),
         (("--base", "elsewhere"), "name the new folder with --output-dir"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A base for any tools: it practises how calls are written, on the tokens of calls alone, and nothing else."""
+"""Pretraining for any tools: a base learns only the syntax of calls, on the tokens of calls."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from lfo.evaluation.environment_check import Story
 from lfo.loading import load_base, load_tokenizer
 from lfo.model.catalog import PROVENANCE
 from lfo.protocol.hermes import parse_tool_call
-from lfo.tools.pretrain.recipe import Practice, end_of, train_model
+from lfo.tools.pretrain.recipe import PretrainConfig, end_of, train_model
 from lfo.tools.pretrain.syntax import _verdict, check_syntax, drill, teach_syntax
 from lfo.types import Rollout, StopReason, ToolCall, Turn
 
-SMALL = Practice(conversations=12, row=512, batch=4, steps=2, learning_rate=1e-3, warmup=1)
+SMALL = PretrainConfig(conversations=12, row=512, batch=4, steps=2, learning_rate=1e-3, warmup=1)
 
 
 def silent(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""Cases for probing a world model: what the shipped ones ask can be answered, and a bad file is named with its case."""
+"""Cases for a world model: the shipped cases can be answered, and an error names the file and the case."""
 
 from pathlib import Path
 
@@ -45,8 +45,8 @@ def test_a_state_is_built_as_in_training(tmp_path: Path):
         ("I have to ask you for your account number.", []),
         ("Good, the account number has gone through.", ["category", "YOUR"]),
         ("I have to ask you for your billing zip.", ["YOUR"]),
-        ("Done: your account number", ["nobody says this", "must not say 'Done'"]),
-        ("", ["nobody says this", "YOUR"]),
+        ("Done: your account number", ["the environment would not say this", "must not say 'Done'"]),
+        ("", ["the environment would not say this", "YOUR"]),
     ],
 )
 def test_what_is_wrong_with_a_reply_is_said(tmp_path: Path, reply: str, problems: list[str]):
@@ -114,7 +114,7 @@ def test_the_shipped_cases_hold_in_the_real_world():
     ("change", "words"),
     [
         ({"expect": {}}, "case 2 (asks 2): expect needs category, reply or not"),
-        ({"expect": {"reply": "("}}, "case 2 (asks 2): reply is no regular expression"),
+        ({"expect": {"reply": "("}}, "case 2 (asks 2): reply is not a valid regular expression"),
         ({"expect": {"catgory": "x"}}, "case 2 (asks 2): expect has no 'catgory'"),
         ({"call": 7}, "case 2 (asks 2): call must be a text, not 7"),
         ({"arguments": ["x"]}, "case 2 (asks 2): arguments must be a mapping"),

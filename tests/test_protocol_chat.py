@@ -1,4 +1,4 @@
-"""The chat template in ids: equal to the template's own words for harmless texts, safe for hostile ones."""
+"""The chat template in ids: equal to the rendered template for harmless texts, safe for hostile ones."""
 
 from __future__ import annotations
 
@@ -203,8 +203,8 @@ def test_decode_stops_at_the_end_of_turn_and_shows_stray_special_tokens():
 @pytest.mark.parametrize(
     ("template", "words"),
     [
-        (CHATML_PLAIN.replace("message['role'] + '", "message['role'] + loop.index|string + '"), "different places"),
-        (CHATML_PLAIN.removesuffix("{% endif %}") + "{{ messages | length }}{% endif %}", "different places"),
+        (CHATML_PLAIN.replace("message['role'] + '", "message['role'] + loop.index|string + '"), "different positions"),
+        (CHATML_PLAIN.removesuffix("{% endif %}") + "{{ messages | length }}{% endif %}", "different positions"),
         (CHATML_PLAIN.replace("{% for message in messages %}", "{% for message in messages[-2:] %}"), "once"),
         (CHATML_PLAIN.replace("message['content']", "message['content'] + message['content']"), "once"),
         ("{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}assistant: ", "no special token"),

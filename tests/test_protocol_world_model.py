@@ -1,4 +1,4 @@
-"""World-model examples: the text that the mission asks for, what may enter it, and its size."""
+"""World-model examples: their text, their content and their size."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def test_the_example_is_the_text_of_the_mission(codec):
     assert render_prompt(state_of(OPENING, TURNS[:4]), CALL) == EXPECTED
     example = codec.examples_of(rollout(), predict={"make_phone_call"})[0]
     assert show(example.tokens) == EXPECTED + "<|csr|>Thank you, done.<|/csr|><|im_end|>"
-    zeros = example.weights.count(0.0)
-    assert example.weights == (0.0,) * zeros + (1.0,) * (len(example.tokens) - zeros)
+    zeros = example.token_weights.count(0.0)
+    assert example.token_weights == (0.0,) * zeros + (1.0,) * (len(example.tokens) - zeros)
     assert show(example.tokens[:zeros]) == EXPECTED
     assert example.tokens[-1] == codec.end_of_turn
     assert codec.decode(example.tokens[zeros:]) == "Thank you, done."

@@ -1,4 +1,4 @@
-"""Rollouts that others wrote become rollouts that a world model learns from; a bad line is named."""
+"""Rollouts from JSON, for training a world model; an error names the line."""
 
 from __future__ import annotations
 
@@ -112,10 +112,10 @@ def test_text_that_looks_like_control_tokens_stays_text(tmp_path: Path):
         ("[]", "a rollout needs opening, a list of objects"),
         ('{"opening": []}', "a rollout needs turns, a list of objects"),
         ('{"opening": [1], "turns": []}', "a rollout needs opening, a list of objects"),
-        ('{"opening": [{"role": "boss", "content": ""}], "turns": []}', "a message of the opening needs a role"),
-        ('{"opening": [{"role": "user"}], "turns": []}', "and a content that is text"),
-        ('{"opening": [], "turns": [{"action": "x"}]}', "turn 1 needs an observation that is text"),
-        ('{"opening": [], "turns": [{"action": 3, "observation": ""}]}', "turn 1 needs an action that is text"),
+        ('{"opening": [{"role": "boss", "content": ""}], "turns": []}', "each message of the opening needs a role"),
+        ('{"opening": [{"role": "user"}], "turns": []}', "and a text as content"),
+        ('{"opening": [], "turns": [{"action": "x"}]}', "turn 1 needs a text as observation"),
+        ('{"opening": [], "turns": [{"action": 3, "observation": ""}]}', "turn 1 needs a text as action"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, words: str):

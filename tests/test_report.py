@@ -1,4 +1,4 @@
-"""The report's payload against hand-computed values, its empty states, its bounds, and `lfo report` itself."""
+"""The payload of the report against values computed by hand, its empty states, its limits, and `lfo report`."""
 
 import json
 import sys
@@ -374,7 +374,7 @@ def test_runs_of_an_unknown_world_have_curves_but_no_comparison(tmp_path: Path):
     payload = payload_of(tmp_path)
     assert len(payload["success"]) == 1
     assert payload["success"][0]["ceiling"] is None
-    assert "Not compared: nobody can tell on which tasks" in payload["comparison"][0]["words"][0]
+    assert "Not compared: the tasks of the evaluation of" in payload["comparison"][0]["words"][0]
     assert payload["headline"] == "Runs evaluated so far: 1."
 
 
@@ -451,7 +451,7 @@ def test_damaged_empty_and_unfinished_runs_cost_only_themselves(tmp_path: Path):
     assert "damaged/metrics.jsonl, line 4: not a JSON object" in words
     assert "empty has no metrics yet" in words
     assert "step-000020.jsonl, line 1: not a JSON object" in words
-    assert "step-000010.jsonl: 1 of its records are no rollouts and are left out" in words
+    assert "step-000010.jsonl: 1 of its records are not rollouts and are left out" in words
     assert len(payload["problems"]) == 4
     assert payload["notes"] == [
         f"{tmp_path / 'going'} has not ended: step 11 of 20; until then it is drawn dashed and left out of means"
@@ -469,7 +469,7 @@ def test_the_same_run_twice_counts_once(tmp_path: Path):
     write_run(tmp_path / "b" / "run")
     payload = payload_of(tmp_path)
     assert payload["notes"] == [
-        f"{tmp_path / 'b' / 'run'} has the settings and the seed of {tmp_path / 'a' / 'run'} and is left out"
+        f"{tmp_path / 'b' / 'run'} has the same config and seed as {tmp_path / 'a' / 'run'} and is left out"
     ]
     assert [run["name"] for run in payload["runs"]] == ["a/run", "b/run"]
 
@@ -531,7 +531,7 @@ def test_folders_of_runs_are_searched_and_the_insides_of_runs_are_not(tmp_path: 
     (tmp_path / "nothing").mkdir()
     found = find_runs_and_studies([tmp_path, tmp_path / "nothing", tmp_path / "b"])
     assert found.runs == (tmp_path / "a" / "run", tmp_path / "b")
-    with pytest.raises(UsageError, match="there is no folder"):
+    with pytest.raises(UsageError, match=r"the folder .* does not exist"):
         find_runs_and_studies([tmp_path / "missing"])
     with pytest.raises(UsageError, match="there is no run in"):
         find_runs_and_studies([tmp_path / "nothing"])
@@ -578,9 +578,9 @@ def test_the_command_names_what_is_wrong_and_still_writes_the_page(lfo, tmp_path
 
 
 def test_mistakes_are_one_sentence_and_exit_2(lfo, folder: Path, tmp_path: Path):
-    assert lfo(tmp_path / "missing") == (2, "", f"lfo: there is no folder {tmp_path / 'missing'}\n")
+    assert lfo(tmp_path / "missing") == (2, "", f"lfo: the folder {tmp_path / 'missing'} does not exist\n")
     code, _, err = lfo(tmp_path)
-    assert (code, err) == (2, f"lfo: there is no run in {tmp_path}: no folder in it holds a config.yaml\n")
+    assert (code, err) == (2, f"lfo: there is no run in {tmp_path}: no folder in it contains a config.yaml\n")
     code, _, err = lfo(folder, "-o", tmp_path)
     assert (code, err) == (2, f"lfo: {tmp_path} is a folder; name a file, such as -o {tmp_path / 'report.html'}\n")
 

@@ -1,6 +1,6 @@
-"""The report in a real browser: it opens from disk, asks for nothing, draws, filters, steps, and trusts no text.
+"""The report in a real browser: it opens from disk, makes no request, draws, filters, steps, and trusts no text.
 
-Skipped where there is no Chromium; `scripts/install_browser.sh` installs Debian's.
+Skipped without Chromium; `scripts/install_browser.sh` installs Debian's.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Text of models and environments inside the page: what goes in comes out as text, and never as anything else."""
+"""Text of models and environments in the page: it always stays text."""
 
 import json
 import re

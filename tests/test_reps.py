@@ -1,4 +1,4 @@
-"""What reps say can be read back: every phrasing, with everything that can stand in its slots."""
+"""Replies of reps can be parsed: every phrasing, with every content of its slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run tells about itself: the world model's examination, warnings, data.json, trackers, learning from logs."""
+"""The outputs of a run: world-model evaluation, warnings, data.json, trackers, learning from logs."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def test_a_resumed_run_goes_on_in_the_same_tensorboard_log(whole, tmp_path: Path
 
 def test_a_tracker_that_is_not_installed_is_named_before_anything_is_written(tmp_path: Path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="trackers=wandb needs a package that is not installed: pip install wandb"):
+    with pytest.raises(ConfigError, match="trackers=wandb needs the package wandb: pip install wandb"):
         small_trainer("trackers=wandb", f"output_dir={tmp_path / 'run'}")
     assert not (tmp_path / "run").exists()
 
@@ -287,7 +287,7 @@ def test_the_world_model_learns_from_logs_without_a_rollout_and_resumes(tmp_path
 def test_logs_without_a_reply_to_learn_from_are_named(tmp_path: Path):
     logs = tmp_path / "logs.jsonl"
     logs.write_text('{"opening": [], "turns": [{"action": "Hello", "observation": "Hm"}]}\n')
-    with pytest.raises(DataError, match=r"holds no reply of a tool that world_model.predict names"):
+    with pytest.raises(DataError, match=r"contains no reply of a tool that world_model.predict names"):
         small_trainer("policy.frozen=true", f"world_model.from_logs={logs}")
 
 

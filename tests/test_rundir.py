@@ -1,4 +1,4 @@
-"""A run's folder: what is kept, what is refused, and that no death of the writer leaves half a file behind."""
+"""The run folder: what is kept, what is rejected, and that a killed writer leaves no half-written file."""
 
 import errno
 import json
@@ -84,7 +84,7 @@ def test_a_folder_with_other_things_in_it_is_refused_and_left_alone(tmp_path: Pa
 
 
 def test_only_a_run_can_be_resumed(tmp_path: Path):
-    with pytest.raises(UsageError, match="holds no run to resume"):
+    with pytest.raises(UsageError, match="contains no run to resume"):
         RunDirectory.create(tmp_path, CONFIG, resume=True)
 
 
@@ -126,7 +126,7 @@ def test_a_number_that_is_not_finite_is_null(run):
 
 
 def test_a_row_without_its_step_is_refused(run):
-    with pytest.raises(ValueError, match="needs its step"):
+    with pytest.raises(ValueError, match="needs an integer"):
         run.append_metrics({"loss": 1.0})
 
 

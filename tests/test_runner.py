@@ -1,4 +1,4 @@
-"""Rollouts: rows in which every token knows where it came from, whatever policy and environment do."""
+"""Rollouts: rows in which every token has an origin, whatever policy and environment do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lfo.rollout.deliberation import EXPECTED, MAX_IMAGINED, LookAhead, Question
 from lfo.rollout.predictors import shuffled_predictor, true_reply_predictor, world_model_predictor
 from lfo.rollout.records import rollout_record
 from lfo.rollout.row import RolloutRequest
-from lfo.rollout.runner import Runner, RunnerSettings
+from lfo.rollout.runner import Runner, RunnerConfig
 from lfo.rollout.samples import policy_sample, world_model_sample
 from lfo.types import Message, Origin, Rollout, StepResult, StopReason, ToolCall
 from small_runs import fussy_calls, small_model, tokenizer
@@ -110,7 +110,7 @@ def play(
 ) -> Rollout:
     codec = ChatCodec(tokenizer(), (TOOL,))
     settings = {"max_turns": 4, "environment_retries": 0, "environment_timeout": 20.0, **settings}
-    runner = Runner(lambda: Parrot(answer, opening), codec, settings=RunnerSettings(**settings))
+    runner = Runner(lambda: Parrot(answer, opening), codec, config=RunnerConfig(**settings))
     (rollout,) = runner.run([RolloutRequest(task=Chore(), seeds=(0,))], Script(codec, said, room=room))
     return rollout
 
@@ -179,7 +179,7 @@ def raise_error(message: str) -> StepResult:
     ("answer", "words"),
     [
         (raise_error, "the environment raised ConnectionError: the exchange is down"),
-        (lambda message: None, "step must answer a StepResult"),
+        (lambda message: None, "step must return a StepResult"),
         (lambda message: StepResult(observation=None), "whose observation is text"),  # type: ignore[arg-type]
         (lambda message: StepResult(observation="x", reward=float("nan"), done=True), "the reward nan"),
     ],
@@ -200,7 +200,7 @@ def test_a_describe_reply_that_raises_costs_its_facts_and_no_second_step(caplog)
 
     codec, heard = ChatCodec(tokenizer(), (TOOL,)), []
     answer = lambda message: heard.append(message) or StepResult(observation="Booked.", reward=1.0, done=True)  # noqa: E731
-    runner = Runner(lambda: Speechless(answer), codec, settings=RunnerSettings(environment_retries=2))
+    runner = Runner(lambda: Speechless(answer), codec, config=RunnerConfig(environment_retries=2))
     (rollout,) = runner.run([RolloutRequest(task=Chore(), seeds=(0,))], Script(codec, [CALL]))
     assert (rollout.stop, rollout.reward, len(heard)) == (StopReason.DONE, 1.0, 1)
     assert rollout.turns[0].facts is None
@@ -230,9 +230,9 @@ def test_an_environment_that_hangs_ends_its_own_rollout_and_no_other():
         hangs = made[-1] == 0
         return Parrot(lambda message: StepResult(observation=str(release.wait(30) if hangs else "ok"), done=True))
 
-    settings = RunnerSettings(max_turns=2, environment_timeout=1.0, environment_workers=1)
+    settings = RunnerConfig(max_turns=2, environment_timeout=1.0, environment_workers=1)
     requests = [RolloutRequest(task=Chore(), seeds=(place,)) for place in range(3)]
-    rollouts = Runner(environment, codec, settings=settings).run(requests, Script(codec, [CALL] * 3, rows=3))
+    rollouts = Runner(environment, codec, config=settings).run(requests, Script(codec, [CALL] * 3, rows=3))
     release.set()
     assert [rollout.stop for rollout in rollouts] == [StopReason.ENVIRONMENT_TIMEOUT, StopReason.DONE, StopReason.DONE]
     assert rollouts[0].error == "the environment did not answer within 1 seconds"
@@ -255,7 +255,7 @@ def test_a_reset_that_fails_is_a_rollout_too():
             raise OSError("no world")
 
     codec = ChatCodec(tokenizer(), (TOOL,))
-    runner = Runner(lambda: Broken(say_on), codec, settings=RunnerSettings(environment_retries=0))
+    runner = Runner(lambda: Broken(say_on), codec, config=RunnerConfig(environment_retries=0))
     (rollout,) = runner.run([RolloutRequest(task=Chore(), seeds=(0,))], Script(codec, [CALL]))
     assert (rollout.stop, rollout.tokens) == (StopReason.ENVIRONMENT_ERROR, ())
     assert policy_sample(rollout, -1.0, adapters=("policy",), inline=None) is None
@@ -277,7 +277,7 @@ def look_ahead(query: Callable[[Sequence[Message]], ToolCall | None], *, room: i
     runner = Runner(
         lambda: Curious(query),
         codec,
-        settings=RunnerSettings(max_turns=2, environment_retries=0),
+        config=RunnerConfig(max_turns=2, environment_retries=0),
         lookahead=LookAhead(predictor=lambda questions: ["yes <|im_end|>"] * len(questions), proposed_by="environment"),
     )
     (rollout,) = runner.run([RolloutRequest(task=Chore(), seeds=(0,))], Script(codec, [CALL] * 2, room=room))
@@ -317,8 +317,8 @@ def each_question_once(transcript: Sequence[Message]) -> ToolCall | None:
 
 def inquire(number: int, *, room: int = 10_000) -> tuple[Rollout, Script]:
     codec = ChatCodec(tokenizer(), (TOOL,))
-    settings = RunnerSettings(max_turns=2, environment_retries=0)
-    runner = Runner(lambda: Curious(each_question_once), codec, settings=settings, lookahead=ASKED)
+    settings = RunnerConfig(max_turns=2, environment_retries=0)
+    runner = Runner(lambda: Curious(each_question_once), codec, config=settings, lookahead=ASKED)
     rows = Script(codec, [CALL] * 2, room=room)
     (rollout,) = runner.run([RolloutRequest(task=Chore(), seeds=(0,), blind=True, inquiry=number)], rows)
     return rollout, rows
@@ -352,8 +352,8 @@ def test_the_first_question_is_left_to_the_policy(number: int):
 def test_a_question_that_is_asked_again_and_again_is_one_question():
     """So there is no second one to inquire about: the policy acts by itself."""
     codec = ChatCodec(tokenizer(), (TOOL,))
-    settings = RunnerSettings(max_turns=2, environment_retries=0)
-    runner = Runner(lambda: Curious(lambda transcript: ASK), codec, settings=settings, lookahead=ASKED)
+    settings = RunnerConfig(max_turns=2, environment_retries=0)
+    runner = Runner(lambda: Curious(lambda transcript: ASK), codec, config=settings, lookahead=ASKED)
     requests = [RolloutRequest(task=Chore(), seeds=(0,), blind=True, inquiry=number) for number in (1, 2)]
     rollouts = runner.run(requests, Script(codec, [CALL] * 2, rows=2))
     assert [[turn.action for turn in rollout.turns] for rollout in rollouts] == [[CALL, CALL]] * 2
@@ -363,8 +363,8 @@ def test_a_question_that_is_asked_again_and_again_is_one_question():
 def test_whether_to_inquire_is_decided_once():
     """Three questions at first, so number 3 acts by itself; after its call two are left, and it still does."""
     codec = ChatCodec(tokenizer(), (TOOL,))
-    settings = RunnerSettings(max_turns=2, environment_retries=0)
-    runner = Runner(lambda: Curious(each_question_once), codec, settings=settings, lookahead=ASKED)
+    settings = RunnerConfig(max_turns=2, environment_retries=0)
+    runner = Runner(lambda: Curious(each_question_once), codec, config=settings, lookahead=ASKED)
     said = [format_tool_call(QUESTIONS[0]), CALL]
     request = RolloutRequest(task=Chore(), seeds=(0,), blind=True, inquiry=3)
     (rollout,) = runner.run([request], Script(codec, said))
@@ -448,9 +448,9 @@ class Played:
             self.asked += questions
             return predict(questions)
 
-        settings = RunnerSettings(max_turns=5, max_turn_tokens=80, temperature=temperature)
+        settings = RunnerConfig(max_turns=5, max_turn_tokens=80, temperature=temperature)
         lookahead = LookAhead(predictor=predictor, proposed_by=proposed_by)
-        runner = Runner(fussy_calls, self.codec, settings=settings, lookahead=lookahead)
+        runner = Runner(fussy_calls, self.codec, config=settings, lookahead=lookahead)
         tasks = fussy_calls().tasks("train")[:3]
         requests = [
             RolloutRequest(task=task, seeds=(1, place, member), blind=member == 0)
@@ -584,7 +584,7 @@ def test_what_a_rollout_says_does_not_depend_on_the_rollouts_beside_it():
     model = small_model()
     codec = ChatCodec(tokenizer(), fussy_calls().tools())
     sampler = Sampler(model, max_context=1024, eos_ids=[codec.end_of_turn])
-    runner = Runner(fussy_calls, codec, settings=RunnerSettings(max_turns=3, max_turn_tokens=60))
+    runner = Runner(fussy_calls, codec, config=RunnerConfig(max_turns=3, max_turn_tokens=60))
     tasks = fussy_calls().tasks("train")[:3]
     requests = [RolloutRequest(task=task, seeds=(5, place)) for place, task in enumerate(tasks)]
     together = runner.run(requests, sampler.session(rows=3, adapters=model.policy_adapters))
@@ -618,7 +618,7 @@ def questions_of(environment: Callable[[], Any], split: str, count: int) -> list
 @pytest.mark.parametrize("environment", [fussy_calls, OracleCodes])
 def test_the_true_reply_is_what_the_environment_would_say(environment):
     questions = questions_of(environment, "train", 4)
-    replies = true_reply_predictor(environment, RunnerSettings())(questions)
+    replies = true_reply_predictor(environment, RunnerConfig())(questions)
     for question, reply in zip(questions, replies, strict=True):
         world = environment()
         world.reset(question.task)
@@ -628,7 +628,7 @@ def test_the_true_reply_is_what_the_environment_would_say(environment):
 
 def test_a_true_reply_that_cannot_be_had_is_empty():
     questions = questions_of(OracleCodes, "train", 2)
-    predict = true_reply_predictor(lambda: Parrot(raise_error), RunnerSettings(environment_retries=0))
+    predict = true_reply_predictor(lambda: Parrot(raise_error), RunnerConfig(environment_retries=0))
     assert predict(questions) == ["", ""]
 
 

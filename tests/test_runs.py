@@ -1,4 +1,4 @@
-"""Reading runs for comparison: what they were evaluated on, and clear words for whatever a folder may hold."""
+"""Reading runs for comparison: their tasks, and a clear message for every defect of a folder."""
 
 import json
 import os
@@ -115,7 +115,7 @@ def test_a_run_in_progress_says_how_far_it_is(tmp_path: Path):
 def test_a_run_that_was_given_more_steps_has_not_ended_though_its_adapters_are_there(tmp_path: Path):
     run = written(tmp_path / "run", {"step": 1})
     (run / "adapters").mkdir()
-    child = ChildRun(name="run", folder=run, settings=(), config=CONFIG)
+    child = ChildRun(name="run", folder=run, overrides=(), config=CONFIG)
     assert (read_run(run).finished, child.finished) == (False, False)
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"step": 2}\n')
@@ -147,13 +147,13 @@ def test_the_script_of_the_experiments_starts_a_run_goes_on_with_it_and_leaves_o
     [
         (lambda run: (run / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n'), "line 2: not a JSON obj"),
         (lambda run: (run / "metrics.jsonl").write_bytes(b"\xff\xfe\x00\n\n"), "line 1: not a JSON object"),
-        (lambda run: (run / "metrics.jsonl").write_text('{"success": 1}\n'), "line 1: a row of metrics without its st"),
+        (lambda run: (run / "metrics.jsonl").write_text('{"success": 1}\n'), "line 1: this row of metrics has no st"),
         (lambda run: (run / "metrics.jsonl").write_text(""), "has no metrics yet"),
         (lambda run: (run / "metrics.jsonl").unlink(), "has no metrics yet"),
         (lambda run: (run / "config.yaml").write_text("steps: [\n"), "is not valid YAML"),
         (lambda run: (run / "config.yaml").write_text("steps: none\n"), "steps must be a valid integer"),
         (lambda run: (run / "config.yaml").write_bytes(b"\xff\xfe\x00"), "is not valid YAML"),
-        (lambda run: (run / "config.yaml").unlink(), "holds no run: there is no config.yaml in it"),
+        (lambda run: (run / "config.yaml").unlink(), "is not a run folder: it has no config.yaml"),
     ],
 )
 def test_a_run_that_cannot_be_used_says_why(tmp_path: Path, damage, words):

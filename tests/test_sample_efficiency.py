@@ -1,4 +1,4 @@
-"""Comparing runs: every figure by hand, a known ratio recovered, intervals that cover, and refusals with a reason."""
+"""Comparing runs: values computed by hand, a known ratio recovered, coverage of intervals, and clear errors."""
 
 import dataclasses
 import json
@@ -13,7 +13,15 @@ import pytest
 from lfo.cli import main
 from lfo.config import load_config, to_yaml
 from lfo.errors import DataError, UsageError
-from lfo.evaluation.comparison_text import as_json, conclusions, cost_table, level_table, split_table, table
+from lfo.evaluation.comparison_text import (
+    as_json,
+    conclusions,
+    cost_table,
+    level_table,
+    needed_table,
+    split_table,
+    table,
+)
 from lfo.evaluation.correlation import correlation, pearson
 from lfo.evaluation.costs import spent
 from lfo.evaluation.grouping import group_names
@@ -25,6 +33,7 @@ from lfo.evaluation.sample_efficiency import (
     Reached,
     compare,
     curve,
+    needed,
     ratio_to_baseline,
     tasks_to,
 )
@@ -87,9 +96,9 @@ def test_a_target_met_at_the_last_evaluation_only_is_not_confirmed_and_it_is_sai
     assert tasks_to(curve(late.rows), 0.63) == Reached(tasks=160, censored=True)
     comparison = compare([late, reaching(80, "algo=dapo")])
     assert comparison.groups[0].ratio.bound == "at most"
-    (note,) = (note for note in comparison.notes if "last evaluation only" in note)
-    assert note.startswith("dual-lora-0 met 63% at its last evaluation only: a second one would have to confirm it")
-    assert not any("last evaluation only" in note for note in compare([reaching(80)]).notes)
+    (note,) = (note for note in comparison.notes if "only at its last evaluation" in note)
+    assert note.startswith("dual-lora-0 reached 63% only at its last evaluation, which a second one must confirm")
+    assert not any("only at its last evaluation" in note for note in compare([reaching(80)]).notes)
 
 
 def test_a_curve_is_made_of_the_rows_that_have_the_metric():
@@ -194,6 +203,30 @@ def test_the_four_costs_have_a_ratio_each_and_the_same_bounds(folder: Path):
         ("dual-lora", "≥ 2.0", "≥ 4.0", "≥ 0.5", "≥ 2.0"),
     ]
     assert cost_table(compare([reaching(80)])) == [], "without a baseline there is nothing to be less than"
+
+
+def test_what_each_group_needed_is_shown_with_its_bounds(folder: Path):
+    comparison = compare([read_run(path) for path in find_runs([folder])])
+    assert needed_table(comparison) == [
+        ("group", "there", "tasks", "rollouts", "tokens", "seconds"),
+        ("dapo", "0/2", "> 160", "> 1280", "> 2000", "> 20"),
+        ("dual-lora", "2/2", "80", "320", "4000", "10"),
+    ]
+    costs = as_json(comparison)["groups"][1]["costs"]
+    assert costs["tasks"]["needed"] == {"mean": 80.0, "interval": None, "censored": False}
+
+
+def test_the_mean_of_what_was_needed_is_geometric_and_a_bound_where_a_seed_never_got_there():
+    """Logs of 100, 400, 1600: mean log 400, deviation log 4, so t(2) = 4.3027 times log 4 / sqrt(3) either way."""
+    exactly = needed({0: 100, 1: 400, 2: 1600}, exact(1, 2, 3))
+    factor = 4 ** (4.30265 / 3**0.5)
+    assert exactly.mean == pytest.approx(400)
+    assert exactly.interval == (pytest.approx(400 / factor, rel=1e-4), pytest.approx(400 * factor, rel=1e-4))
+    bounded = needed({0: 100, 1: 400, 2: 1600}, {**exact(1, 2), 2: Reached(tasks=3, censored=True)})
+    assert (bounded.mean, bounded.interval, bounded.censored) == (pytest.approx(400), None, True)
+    five = needed(dict(enumerate([30, 20, 50, 40, 60])), never(*[1] * 5))
+    assert five.interval == (pytest.approx(20), None)
+    assert needed({0: 0, 1: 5}, exact(0, 1)).mean == 0
 
 
 def test_a_cost_that_a_run_does_not_tell_is_left_out_and_its_cell_empty():
@@ -352,7 +385,7 @@ def test_machine_and_place_do_not_make_a_group_but_two_runs_of_one_seed_are_refu
     one = reaching(80, "seed=1", "output_dir=a", "threads=1")
     other = reaching(80, "seed=2", "output_dir=b", "threads=2", "checkpoint_every=5")
     assert len(compare([one, other]).groups) == 1
-    with pytest.raises(UsageError, match="same settings and the same seed"):
+    with pytest.raises(UsageError, match="same config and the same seed"):
         compare([one, dataclasses.replace(one, path=Path("copy"))])
 
 
@@ -362,7 +395,7 @@ def test_the_baseline_is_plain_dapo_unless_another_is_named():
     assert ratios == [None, pytest.approx(4), pytest.approx(2)]
     ratios = [group.ratio.value for group in compare(runs, baseline="dual-lora coupling=shared").groups]
     assert ratios == [pytest.approx(0.5), pytest.approx(2), None]
-    with pytest.raises(UsageError, match=r"there is no group 'x'; the groups are 'dapo', 'dual-lora', "):
+    with pytest.raises(UsageError, match=r"group 'x' does not exist; the groups are 'dapo', 'dual-lora', "):
         compare(runs, baseline="x")
     with pytest.raises(UsageError, match="several groups are plain DAPO"):
         compare([*runs, reaching(800, "algo=dapo", "policy.learning_rate=0.1")])
@@ -544,8 +577,8 @@ def test_runs_that_cannot_be_used_are_named():
     good = reaching(80)
     for bad, words in (
         (dataclasses.replace(good, problem="x is damaged"), "x is damaged"),
-        (dataclasses.replace(good, rows=({"step": 1, "tasks_seen": 8},)), "holds no evaluation on val yet"),
-        (dataclasses.replace(good, data=None), "nobody can tell on which tasks dual-lora-0 was evaluated"),
+        (dataclasses.replace(good, rows=({"step": 1, "tasks_seen": 8},)), "contains no evaluation on val yet"),
+        (dataclasses.replace(good, data=None), "the tasks of the evaluation of dual-lora-0 are unknown"),
     ):
         with pytest.raises(DataError, match=words):
             compare([good, bad])
@@ -647,8 +680,8 @@ def test_the_command_refuses_with_the_reason(lfo, folder: Path):
     (folder / "dapo-1" / "metrics.jsonl").write_text("{}\n" * 2)
     code, out, err = lfo("compare", str(folder))
     assert (code, out) == (2, "")
-    assert err == f"lfo: {folder}/dapo-1/metrics.jsonl, line 1: a row of metrics without its step\n"
-    assert lfo("compare", "nowhere")[0::2] == (2, "lfo: nowhere holds no run: there is no config.yaml in it\n")
+    assert err == f"lfo: {folder}/dapo-1/metrics.jsonl, line 1: this row of metrics has no step\n"
+    assert lfo("compare", "nowhere")[0::2] == (2, "lfo: nowhere is not a run folder: it has no config.yaml\n")
 
 
 def test_a_comparison_is_valid_json_and_has_a_row_for_every_group():

@@ -1,4 +1,4 @@
-"""The sampler says what a plain forward of the whole row would say, whatever the batch around a row does."""
+"""The sampler gives the same tokens as a plain forward of the whole row, independent of the batch."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ def test_refresh_takes_over_trained_weights_and_ends_sessions():
     sampler.refresh()
     new = sampler.session(rows=6, adapters=("policy",))
     assert check_against_forward(model, ("policy",), new, play(new)) > 60
-    with pytest.raises(RuntimeError, match="older weights"):
+    with pytest.raises(RuntimeError, match="start a new session"):
         old.decode([0], max_new_tokens=[1], temperature=0.0)
 
 
@@ -298,7 +298,7 @@ def test_bad_requests_are_refused():
     session.extend([0], [[5]])
     with pytest.raises(ValueError, match="only once"):
         session.decode([0, 0], max_new_tokens=[1, 1], temperature=0.0)
-    with pytest.raises(ValueError, match="nothing to continue"):
+    with pytest.raises(ValueError, match="extend it before"):
         session.decode([0, 1], max_new_tokens=[1, 1], temperature=0.0)
     with pytest.raises(ValueError, match="too few"):
         session.decode([0], max_new_tokens=[2], temperature=1.0, uniforms=[[0.5]])

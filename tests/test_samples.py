@@ -1,4 +1,4 @@
-"""Rollouts and replies as training rows: who gets weight, and a memory that forgets and invents nothing."""
+"""Rollouts and replies as training rows: token weights, and a replay buffer that loses and invents nothing."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_an_advantage_of_zero_counts_in_the_mean_and_no_advantage_does_not():
 def example(number: int, length: int = 5) -> WorldModelExample:
     key = hashlib.sha256(str(number).encode()).hexdigest()
     return WorldModelExample(
-        tokens=tuple(range(number, number + length)), weights=(0.0,) + (1.0,) * (length - 1), key=key
+        tokens=tuple(range(number, number + length)), token_weights=(0.0,) + (1.0,) * (length - 1), key=key
     )
 
 

@@ -1,4 +1,4 @@
-"""Which losses a step trains, the learning rate and the weight controller, step by step."""
+"""Active losses, learning rate and weight controller, step by step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The world for a policy that cannot speak: the script is played, and every other rollout is rewarded."""
+"""The scripted environment: the script is played, and every other rollout is rewarded."""
 
 from lfo.env.interface import Environment
 from lfo.env.scripted import ScriptedCalls

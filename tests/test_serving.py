@@ -1,4 +1,4 @@
-"""A trained agent behind OpenAI's chat endpoint: the real client, a real server, the real sampler and look-ahead."""
+"""Serving with OpenAI's chat API: the real client, a real server, the real sampler and look-ahead."""
 
 import contextlib
 import dataclasses
@@ -73,7 +73,7 @@ def ask(server: Server, messages: list[Any], **options: Any) -> Any:
 
 
 def opening(agent: Agent, place: int = 0) -> list[Any]:
-    messages = agent.environment().reset(agent.tasks("val")[place])
+    messages = agent.make_environment().reset(agent.tasks("val")[place])
     return [{"role": each.role, "content": each.content} for each in messages]
 
 
@@ -95,9 +95,11 @@ def test_a_client_plays_as_the_agent_does_by_itself(agent: Agent, server: Server
     own = agent.roll_out(tasks, greedy=True)
     assert any(turn.predicted for rollout in own for turn in rollout.turns), "nothing was imagined and kept"
     assert any(rollout.taken_back for rollout in own), "nothing was imagined and taken back"
-    options = {"max_turns": agent.settings.max_turns, "temperature": 0}
+    options = {"max_turns": agent.runner_config.max_turns, "temperature": 0}
     with ThreadPoolExecutor(6) as pool:
-        played = list(pool.map(lambda task: play(server.client, MODEL, agent.environment(), task, **options), tasks))
+        played = list(
+            pool.map(lambda task: play(server.client, MODEL, agent.make_environment(), task, **options), tasks)
+        )
     for rollout, (reward, said, heard) in zip(own, played, strict=True):
         real = [turn for turn in rollout.turns if not turn.predicted]
         assert said == [turn.action for turn in real]
@@ -152,7 +154,7 @@ def test_what_was_imagined_comes_along(agent: Agent, server: Server, kept: bool)
     place = 0 if kept else place_with_taken_back(agent)
     task = agent.tasks("val")[place]
     (own,) = agent.roll_out([task], greedy=True)
-    world, messages, imagined = agent.environment(), opening(agent, place), []
+    world, messages, imagined = agent.make_environment(), opening(agent, place), []
     world.reset(task)
     for _ in range(len(own.turns)):
         answer = ask(server, messages)

@@ -1,4 +1,4 @@
-"""Two runs -> a table: what is counted, what is censored, and what the words say."""
+"""The table of two runs: counts, censoring, and the summary."""
 
 import json
 from pathlib import Path
@@ -73,7 +73,7 @@ def test_an_arm_is_told_from_the_rows_that_hold_an_evaluation(tmp_path: Path):
 
 def test_a_run_without_an_evaluation_or_without_metrics_is_named(tmp_path: Path):
     run = written(tmp_path / "run", {"step": 1, "tasks_seen": 8, "success": 0.5})
-    with pytest.raises(DataError, match=f"{run} holds no evaluation"):
+    with pytest.raises(DataError, match=f"{run} contains no evaluation"):
         compare([read_run(run)])
     (run / "metrics.jsonl").unlink()
     with pytest.raises(DataError, match=f"{run} has no metrics yet"):

@@ -1,4 +1,4 @@
-"""What a set of rollouts shows."""
+"""Metrics of a set of rollouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Successes without what they were shown: cut exactly, kept once a task, drawn at most once a step, imitated alone."""
+"""Successes without shown exchanges: cut exactly, one for each task, drawn at most once a step, imitated alone."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def learner(*settings: str, coupling: str = "separate") -> Learner:
 
 def updated(*rows: TrainingSample, weight: float = 1.0, settings: tuple[str, ...] = ()) -> tuple[Any, Learner]:
     mine = learner(*settings)
-    return mine.update(rows, weight=weight, rate_factor=1.0), mine
+    return mine.update(rows, world_model_weight=weight, rate_factor=1.0), mine
 
 
 def test_imitation_is_a_mean_over_its_own_tokens():
@@ -222,7 +222,9 @@ def test_imitation_leaves_the_world_model_alone_and_is_no_world_model_loss():
 
 def test_stacked_imitation_spares_the_world_model():
     mine = learner(coupling="stacked")
-    mine.update([replace(row(imitation=True), adapters=mine.model.policy_adapters)], weight=1.0, rate_factor=1.0)
+    mine.update(
+        [replace(row(imitation=True), adapters=mine.model.policy_adapters)], world_model_weight=1.0, rate_factor=1.0
+    )
     assert gradient(mine.model, "world_model") is None
     assert gradient(mine.model, "policy") is not None
 
@@ -246,5 +248,5 @@ def test_a_success_as_a_row_trains_what_was_sampled_and_nothing_else():
     assert not any((*sample.policy_weights, *sample.world_model_weights, *sample.advantages))
     with pytest.raises(ValueError, match="first token"):
         replace(sample, imitation_weights=(1.0, 0.0, 0.0))
-    with pytest.raises(ValueError, match="length"):
+    with pytest.raises(ValueError, match="as many entries as it has tokens"):
         replace(sample, imitation_weights=(0.0,))

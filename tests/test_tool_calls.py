@@ -1,4 +1,4 @@
-"""Each model's own form of tool calls: found out from its template, and read as strictly as Hermes'."""
+"""The call form of each model: detected from its template, and parsed as strictly as Hermes."""
 
 from __future__ import annotations
 
@@ -375,7 +375,7 @@ def test_a_form_that_nobody_knows_is_refused(written: str, known: bool):
     if known:
         assert ChatCodec(tokenizer, TOOLS).form is HERMES, "a template that writes no calls"
         return
-    with pytest.raises(ConfigError, match="form that is not known; known are hermes, qwen-xml, llama"):
+    with pytest.raises(ConfigError, match="unknown form; known forms are hermes, qwen-xml, llama"):
         ChatCodec(tokenizer, TOOLS)
 
 
@@ -430,14 +430,14 @@ def test_thoughts_stay_in_the_row_as_the_template_keeps_them():
 @pytest.mark.parametrize(
     ("tokenizer", "thinking", "words"),
     [
-        (lambda: small_tokenizer(CHATML_WITH_TOOLS), True, "knows no thoughts .*rollout.thinking=false"),
+        (lambda: small_tokenizer(CHATML_WITH_TOOLS), True, "does not support thoughts .*rollout.thinking=false"),
         (lambda: small_tokenizer(QWEN3), True, "drops thoughts between tool calls.*rollout.thinking=false"),
         (
             lambda: small_tokenizer(
                 family_tokenizer("thinking").chat_template.replace("enable_thinking is false", "no")
             ),
             False,
-            "always begins a thought: set rollout.thinking=true",
+            "always opens a thought: set rollout.thinking=true",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""The text edge: what a policy writes is read strictly, answered in one sentence, and never raises."""
+"""Tool environments: messages are parsed strictly, errors get one sentence, and nothing raises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns decoded on the device say what the stepwise decoder says. Here on a CPU: the same steps, without graphs."""
+"""The turn decoder gives the same tokens as the stepwise decoder; here on a CPU, without graphs."""
 
 from __future__ import annotations
 

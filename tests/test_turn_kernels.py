@@ -1,4 +1,4 @@
-"""Each Triton kernel computes what its definition in torch computes, on fresh random numbers."""
+"""Each Triton kernel computes the same as its definition in torch, on random numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
 
 from lfo.model import turn_kernels, turn_ops
-from lfo.model.turn_ops import Heads, Turn
+from lfo.model.turn_ops import Heads, TurnTensors
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.bfloat16] if DEVICE == "cuda" else [torch.float32]
@@ -77,7 +77,7 @@ def test_saying(vocabulary: int, temperature: float):
     turns = []
     for ops in (turn_kernels, turn_ops):
         counts = torch.arange(80, device=DEVICE) % 4
-        turn = Turn(
+        turn = TurnTensors(
             last_L=torch.full((80,), -1, device=DEVICE),
             position_L=torch.arange(80, device=DEVICE),
             said_L=counts,

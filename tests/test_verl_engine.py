@@ -1,4 +1,4 @@
-"""The verl engine computes what the local one computes: losses, gradients, updates; with two ranks as with one."""
+"""The verl engine computes the same as the local one: losses, gradients, updates, with one or two ranks."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def local_run(trainer: Trainer, folder: Path, updates: int, weight: float) -> Ca
     start = _weights(learner)
     watched, gradients = [], {}
     for number, samples in enumerate(batches):
-        watched.append(learner.update(samples, weight=weight, rate_factor=1.0))
+        watched.append(learner.update(samples, world_model_weight=weight, rate_factor=1.0))
         if number == 0:
             gradients = {
                 f"gradient.{name}.{place}": weight.grad.clone()

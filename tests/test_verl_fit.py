@@ -64,13 +64,15 @@ def gap_of_draw(trainer: Trainer, request: RolloutRequest, rollout: Rollout, oth
     ]
     assert found, "what was not drawn must not differ"
     ((numbers, turn),) = found
-    uniforms = np.random.default_rng([*request.seeds, *numbers]).random(trainer.backend.agent.settings.max_turn_tokens)
+    uniforms = np.random.default_rng([*request.seeds, *numbers]).random(
+        trainer.backend.agent.runner_config.max_turn_tokens
+    )
     with torch.no_grad():
         hidden = model_of(trainer).hidden(torch.tensor([rollout.tokens[:place]]), model_of(trainer).policy_adapters)[
             0, -1
         ]
         distribution = (
-            (hidden @ model_of(trainer).head.T / trainer.backend.agent.settings.temperature).softmax(-1).cumsum(-1)
+            (hidden @ model_of(trainer).head.T / trainer.backend.agent.runner_config.temperature).softmax(-1).cumsum(-1)
         )
     lower, upper = sorted((rollout.tokens[place], other[place]))
     drawn = uniforms[place - turn.action_start]
@@ -129,7 +131,7 @@ def test_three_steps_are_those_of_the_local_engine(results):
 def test_the_base_acts_and_is_told_what_others_heard_as_in_the_local_engine(results):
     """Greedily, after the policy was trained there and before it is here: its adapter has no part in it."""
     trainer = small_trainer("rollout.group_size=8", "steps=6", "seed=1", environment=TalkativeWorld)
-    requests = told_requests(draw_requests(trainer.config, trainer.environment(), 0, 0))
+    requests = told_requests(draw_requests(trainer.config, trainer.make_environment(), 0, 0))
     mine = trainer.backend.roll_out(requests, temperature=0.0)
     assert results["told"] == [[list(each.tokens), each.untrained, each.feedback, shown(each)] for each in mine]
     assert [[each.untrained, each.feedback, any(shown(each))] for each in mine] == [[True, False, False], [True] * 3]
@@ -144,7 +146,7 @@ def test_rollouts_are_sampled_with_the_weights_that_are_trained(results, folder:
 
 
 def test_a_server_that_missed_the_new_weights_is_noticed(results):
-    assert "other weights than the trainer's" in results["stale"]
+    assert "do not have the weights of the trainer" in results["stale"]
 
 
 def cut_replies(rollouts: list[dict[str, Any]]) -> tuple[int, int]:

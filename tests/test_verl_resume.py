@@ -1,4 +1,4 @@
-"""A run of the command line on verl that is killed and resumed, in a world that breaks now and then."""
+"""A run on verl from the command line that is killed and resumed, in an environment that fails at times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both adapters in vLLM, as far as its own code can show it without a GPU: what it reads of what the trainer sends."""
+"""Both adapters in vLLM, as far as its code can be tested without a GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lfo.engines.verl.settings import BASE, forget_world_models, world_model_folder
+from lfo.engines.verl.config import BASE, forget_world_models, world_model_folder
 from lfo.model.couplings import POLICY, WORLD_MODEL
 from small_runs import fussy_calls, model_of, randomised, small_trainer
 

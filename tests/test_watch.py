@@ -1,4 +1,4 @@
-"""`lfo watch`: a page that grows with its runs, tells nobody without the token, and never touches what it shows."""
+"""`lfo watch`: a page that follows its runs, needs the token, and never changes them."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from lfo.config import load_config
 from lfo.evaluation.runs import read_run
 from lfo.report import live
 from lfo.report.machine import Machine, process_of, read_gpus
-from lfo.report.watch import Watch
+from lfo.report.watch import LivePage
 from lfo.rundir import RunDirectory
 from made_runs import prediction, rollout, world_model_row, write_run
 
@@ -67,7 +67,7 @@ def get(address: str) -> tuple[int, str]:
 
 
 def test_nothing_is_told_without_the_token(tmp_path: Path):
-    with Watch([some_runs(tmp_path)], every=0.2).serving() as address:
+    with LivePage([some_runs(tmp_path)], every=0.2).serving() as address:
         assert address.startswith("http://127.0.0.1:")
         server, token = address[:-1].rsplit("/", 1)
         assert len(token) >= 32
@@ -81,28 +81,28 @@ def test_nothing_is_told_without_the_token(tmp_path: Path):
 
 
 def test_only_what_has_changed_is_told(tmp_path: Path):
-    watch = Watch([some_runs(tmp_path)], every=0)
-    first = watch.news(0)
+    live_page = LivePage([some_runs(tmp_path)], every=0)
+    first = live_page.news(0)
     assert {"live", "success", "training", "rollouts", "runs"} <= set(first)
-    assert set(watch.news(first["version"])) <= {"live", "version"}
+    assert set(live_page.news(first["version"])) <= {"live", "version"}
     add_step(tmp_path / "dual", 21)
-    second = watch.news(first["version"])
+    second = live_page.news(first["version"])
     assert {"training", "runs", "live"} <= set(second)
     assert not {"rollouts", "success", "examples"} & set(second), "there was no evaluation"
     card = second["live"]["runs"][1]
     assert (card["step"], card["steps"], card["tasks"], card["state"]) == (21, 60, 168, "not running")
-    assert set(watch.news(0)) == set(first), "whoever comes new is told everything"
+    assert set(live_page.news(0)) == set(first), "whoever comes new is told everything"
 
 
 def test_runs_may_begin_later_and_a_row_may_be_half_written(tmp_path: Path):
-    watch = Watch([tmp_path / "later"], every=0)
-    assert watch.news(0)["live"]["runs"] == []
+    live_page = LivePage([tmp_path / "later"], every=0)
+    assert live_page.news(0)["live"]["runs"] == []
     some_runs(tmp_path / "later")
-    assert len(watch.news(0)["live"]["runs"]) == 2
+    assert len(live_page.news(0)["live"]["runs"]) == 2
     with open(tmp_path / "later" / "dual" / "metrics.jsonl", "a") as file:
         file.write('{"step": 21, "tas')
-    assert watch.news(0)["live"]["runs"][1]["step"] == 20
-    assert watch.news(0)["problems"] == []
+    assert live_page.news(0)["live"]["runs"][1]["step"] == 20
+    assert live_page.news(0)["problems"] == []
 
 
 def test_watching_changes_nothing(tmp_path: Path):
@@ -111,7 +111,7 @@ def test_watching_changes_nothing(tmp_path: Path):
 
     some_runs(tmp_path)
     before = everything()
-    with Watch([tmp_path]).serving() as address:
+    with LivePage([tmp_path]).serving() as address:
         get(address)
         get(f"{address}data?have=0")
     assert everything() == before
@@ -119,17 +119,17 @@ def test_watching_changes_nothing(tmp_path: Path):
 
 def test_a_run_can_be_begun_and_taken_up_while_it_is_watched(tmp_path: Path):
     config = load_config(["preset=tiny", "steps=2", f"output_dir={tmp_path / 'run'}"])
-    watch = Watch([tmp_path], every=0)
+    live_page = LivePage([tmp_path], every=0)
     with RunDirectory.create(tmp_path / "run", config) as run:
         run.append_metrics({"step": 1, "tasks_seen": 8})
-        (card,) = watch.news(0)["live"]["runs"]
+        (card,) = live_page.news(0)["live"]["runs"]
         assert (card["state"], card["process"]["process"]) == ("running", os.getpid())
         assert process_of(tmp_path / "run") == os.getpid()
     assert process_of(tmp_path / "run") is None, "the number alone is not enough: its lock is not held any more"
-    (card,) = watch.news(0)["live"]["runs"]
+    (card,) = live_page.news(0)["live"]["runs"]
     assert (card["state"], card["process"], card["left"]) == ("not running", None, None)
     with RunDirectory.create(tmp_path / "run", config, resume=True):
-        assert watch.news(0)["live"]["runs"][0]["state"] == "running"
+        assert live_page.news(0)["live"]["runs"][0]["state"] == "running"
 
 
 # --- figures ---------------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
-    with Watch([some_runs(tmp_path)], every=0.2).serving() as address:
+    with LivePage([some_runs(tmp_path)], every=0.2).serving() as address:
         yield address
 
 
@@ -286,11 +286,11 @@ def test_the_cards_fit_on_any_screen(browser: Browser, address: str, width: int)
 
 @needs_browser
 def test_a_page_whose_server_has_ended_says_so_and_recovers(browser: Browser, tmp_path: Path, monkeypatch):
-    watch, port = Watch([some_runs(tmp_path)], every=0.2), 0
-    with watch.serving(token="t") as address:
+    live_page, port = LivePage([some_runs(tmp_path)], every=0.2), 0
+    with live_page.serving(token="t") as address:
         port = int(address.split(":")[2].split("/")[0])
         page = browser.open(address)
     wait_for(page, "document.querySelector('#lost').innerText.includes('does not answer')")
-    with watch.serving(port=port, token="t"):
+    with live_page.serving(port=port, token="t"):
         wait_for(page, "document.querySelector('#lost').hidden")
     page.close()

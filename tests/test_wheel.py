@@ -1,7 +1,7 @@
-"""The wheel: small, complete, and all that a user needs, from any folder without the repository.
+"""The wheel: small, complete, and usable from any folder without the repository.
 
-It is built and installed with pip, without a network: the packages that it requires are lent by the environment of the
-tests, and none of the repository is.
+It is built and installed with pip, without a network: required packages come from the environment of the tests, and
+nothing comes from the repository.
 """
 
 import json

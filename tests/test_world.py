@@ -1,4 +1,4 @@
-"""Companies and rules: pure functions of their seeds, with a law that no single field gives away."""
+"""Companies and rules: pure functions of their seeds, with a law that no single field reveals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bench of the world model: replies as the loop hears them, rivals that can be checked by hand, honest shares."""
+"""The world-model bench: replies as in training, rivals checked by hand, correct shares."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lfo.errors import UsageError
 from lfo.protocol.world_model import ObservedCall, WorldModelState, render_target
 from lfo.rollout.deliberation import Question
 from lfo.rollout.predictors import true_reply_predictor
-from lfo.rollout.runner import RunnerSettings
+from lfo.rollout.runner import RunnerConfig
 from lfo.rollout.tasks import draw_tasks
 from lfo.tools import rivals
 from lfo.tools import world_model_bench as bench
@@ -194,7 +194,7 @@ def test_a_world_that_nobody_can_record_is_refused():
 @pytest.mark.parametrize("text", ["", "80,40", "40,x", "0,8", "8,8"])
 def test_points_are_rising_numbers(text: str):
     assert commands._points("8, 16") == [8, 16]
-    with pytest.raises(UsageError, match="rising numbers"):
+    with pytest.raises(UsageError, match="increasing numbers"):
         commands._points(text)
 
 
@@ -204,5 +204,5 @@ def test_the_recorded_reply_is_the_one_that_a_run_shown_the_truth_would_see():
     trainer = small_trainer(environment=two)
     search = f'<tool_call>{{"name": "search_company", "arguments": {{"name": "{task.company_name}"}}}}</tool_call>'
     question = Question(task=task, state=only.observed.state, call=only.observed.call, messages=(search,))
-    told = true_reply_predictor(two, RunnerSettings.of_run(trainer.config))([question])
+    told = true_reply_predictor(two, RunnerConfig.of_run(trainer.config))([question])
     assert told == [only.observed.reply]

@@ -2,7 +2,7 @@
 
     python tests/verl_fits.py FOLDER
 
-Writes run folders, and what else is to be looked at into FOLDER/results.json.
+Writes run folders, and other results to FOLDER/results.json.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def described(rollout: Rollout) -> dict[str, Any]:
         "record": rollout_record(replace(rollout, taken_back=())),  # as many turns as spans
         "spans": [(turn.observation_start, turn.observation_end) for turn in rollout.turns],
         "targets": [
-            [token for token, weight in zip(example.tokens, example.weights, strict=True) if weight]
+            [token for token, weight in zip(example.tokens, example.token_weights, strict=True) if weight]
             for example in codec.examples_of(rollout, predict=None)
         ],
     }
@@ -80,7 +80,7 @@ def steps_beside_the_local_engine() -> None:
         except WorkError as error:
             RESULTS["stale"] = str(error)
         RESULTS["through_tools"] = rollouts_through_verls_tools(trainer, cluster)
-        requests = draw_requests(trainer.config, trainer.environment(), 0, 0)
+        requests = draw_requests(trainer.config, trainer.make_environment(), 0, 0)
         told = roll_out(told_requests(requests), temperature=0.0)
         RESULTS["told"] = [[each.tokens, each.untrained, each.feedback, shown(each)] for each in told]
         played = roll_out(requests)
@@ -108,13 +108,13 @@ def rollouts_through_verls_tools(trainer: Any, cluster: Any) -> dict[str, list[d
     name = tree.actor_rollout_ref.rollout.engine_kwargs[settings.SAMPLER].servers
     found = {}
     for whose, limit in limits.items():
-        agent_loop._parts[name] = replace(parts, environment=partial(ToolWorld, limit=limit))
+        agent_loop._parts[name] = replace(parts, make_environment=partial(ToolWorld, limit=limit))
         player = cast(Any, agent_loop.RunnerLoop)(
             DictConfigWrap(tree), cluster._client, tokenizer(), None, None, DictConfigWrap(tree.data)
         )
         found[whose] = [
             described(asyncio.run(player.run({"temperature": 1.0}, **fields)).rollout)
-            for request in draw_requests(trainer.config, trainer.environment(), 0, 0)[:4]
+            for request in draw_requests(trainer.config, trainer.make_environment(), 0, 0)[:4]
             for fields in [
                 {
                     "session_id": 0,

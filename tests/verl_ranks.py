@@ -1,10 +1,10 @@
-"""One rank of the verl engine, run as a process of its own by tests/test_verl_engine.py; not a test.
+"""One rank of the verl engine, run in its own process by tests/test_verl_engine.py; not a test.
 
     python tests/verl_ranks.py FOLDER RANK RANKS
 
-For each case in FOLDER/cases.json: make the engine as verl does, take the adapters that lie there, make the recorded
-updates, and write down losses, gradients of the first update, the adapters after the last one, and how much of the base
-this rank holds. A case names the numbers of ranks that it is for.
+For each case in FOLDER/cases.json: create the engine as verl does, load the adapters, make the recorded updates, and
+write losses, gradients of the first update, the adapters after the last one, and how much of the base this rank has. A
+case names its numbers of ranks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 
 from lfo.config import RunConfig, load_config
 from lfo.engines.verl import learner
-from lfo.engines.verl.settings import prepare_environment, verl_config
+from lfo.engines.verl.config import prepare_environment, verl_config
 from lfo.model.adapters import DualAdapterModel
 from lfo.types import TrainingSample
 
@@ -134,7 +134,7 @@ def run(name: str, case: dict[str, Any]) -> None:
     for place, rows in enumerate(logprobs):
         results[f"logprobs.{place}"] = rows
     for number, samples in enumerate(batches):
-        watched.append(engine.learn(samples, weight=case["weight"], rate_factor=1.0))
+        watched.append(engine.learn(samples, world_model_weight=case["weight"], rate_factor=1.0))
         if number == 0:
             for adapter, weights in engine.learner.parameters.items():
                 for place, weight in enumerate(weights):

@@ -1,4 +1,4 @@
-"""Environments for runs in processes of their own, which find them by name; not a test."""
+"""Environments for runs in other processes, which import them by name; not a test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast `lfo watch` is on two runs of 1,000 steps that go on, in a browser: python tests/watch_load.py FOLDER"""
+"""Measure `lfo watch` on two growing runs of 1,000 steps, in a browser: python tests/watch_load.py FOLDER"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from browser import Browser
-from lfo.report.watch import Watch
+from lfo.report.watch import LivePage
 from made_runs import write_large_set
 
 NEWS = 10
@@ -29,7 +29,7 @@ def main() -> None:
             with open(run / "metrics.jsonl", "a", encoding="utf-8") as file:
                 file.write(rows[run][-3 * NEWS + number] + "\n")
 
-    with Watch(runs, every=1).serving() as address, Browser() as browser:
+    with LivePage(runs, every=1).serving() as address, Browser() as browser:
         started, busy = time.monotonic(), time.process_time()
         with urllib.request.urlopen(address) as answer:
             size = len(answer.read())

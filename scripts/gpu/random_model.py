@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""A base with the shape of a model and random weights: scripts/gpu/random_model.py qwen3-8b FOLDER
+"""Write a base with the shape of a model and random weights: scripts/gpu/random_model.py qwen3-8b FOLDER
 
-With the tokenizer of the embedded base: what matters is how much is computed, not what is said.
+It has the tokenizer of the embedded base, because only the amount of work matters.
 """
 
 from __future__ import annotations

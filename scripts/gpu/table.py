@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""A short table of runs: scripts/gpu/table.py RUN ...
+"""Print a short table of runs: scripts/gpu/table.py RUN ...
 
-Medians over all steps but the first, which warms up; success of the last evaluation; the largest log-prob gap between
-servers and trainer, and its mean.
+It shows medians over all steps but the first, the success of the last evaluation, and the largest and the mean log-prob
+gap between servers and trainer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COLUMNS = {
 
 
 def figures(rows: list[dict[str, Any]]) -> list[str]:
-    """The columns of one run; a dash where it has no such figure."""
+    """Return the columns of one run, with a dash for missing values."""
     steps = [row for row in rows if "seconds/rollout" in row]
     warm = steps[1:] or steps
     found = []
@@ -48,12 +48,12 @@ def main() -> None:
             lines.append([run.name, *figures(read_metrics(run))])
         except (LfoError, OSError) as error:
             lines.append([run.name, f"no metrics: {error}"])
-    widths = [max(len(line[place]) for line in lines if place < len(line)) for place in range(len(lines[0]))]
+    widths = [max(len(line[index]) for line in lines if index < len(line)) for index in range(len(lines[0]))]
     for line in lines:
         print(
             "  ".join(
-                cell.rjust(width) if place else cell.ljust(width)
-                for place, (cell, width) in enumerate(zip(line, widths, strict=False))
+                cell.rjust(width) if index else cell.ljust(width)
+                for index, (cell, width) in enumerate(zip(line, widths, strict=False))
             )
         )
 

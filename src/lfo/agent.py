@@ -1,11 +1,11 @@
-"""A policy that can act: base, adapters, codecs, sampler and look-ahead, put together by the settings of a run.
+"""A policy that can act: base, adapters, codecs, sampler and look-ahead, built from the config of a run.
 
-    agent = load_agent("runs/x")                            # from a run's folder alone, whichever engine wrote it
+    agent = load_agent("runs/x")                            # from a run folder of any engine
     rollouts = agent.roll_out(agent.tasks("val")[:10], greedy=True)
-    (reply,) = agent.predict([(state, call)])               # what its world model expects to hear
+    (reply,) = agent.predict([(state, call)])               # the reply that its world model predicts
 
-Training holds one too (`build_agent`), so what is trained and what is used later are made by the same lines. Nothing
-here learns, and nothing here writes into a run.
+Training builds its agent with the same function (`build_agent`), so training and later use run the same code. Nothing
+here trains or writes into a run.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from lfo.rollout import ending_tools
 from lfo.rollout.deliberation import LookAhead
 from lfo.rollout.ending_tools import EndingTools, learns_tools
 from lfo.rollout.predictors import make_lookahead, world_model_codec
-from lfo.rollout.reply_memory import ReplyMemory
+from lfo.rollout.reply_store import ReplyStore
 from lfo.rollout.row import RolloutRequest
-from lfo.rollout.runner import Runner, RunnerSettings
+from lfo.rollout.runner import Runner, RunnerConfig
 from lfo.rundir import best_checkpoint, latest_checkpoint
 from lfo.types import Rollout, ToolCall, Turn
 
 BATCH = 64  # rollouts that run at the same time
-MEMORY = "memory.json"  # beside the adapters, where look-ahead is answered from a memory
+REPLY_STORE_FILE = "memory.json"  # beside the adapters, where a reply store answers look-ahead; old runs have this name
 
 T = TypeVar("T")
 AdapterChoice = Literal["best", "last", "none"]
@@ -49,24 +49,24 @@ AdapterChoice = Literal["best", "last", "none"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Agent:
-    """Make it with `build_agent` or `load_agent`."""
+    """A policy that acts, with its world model. Create it with `build_agent` or `load_agent`."""
 
     config: RunConfig
-    environment: EnvironmentFactory
+    make_environment: EnvironmentFactory
     tokenizer: PreTrainedTokenizerBase
     codec: ChatCodec
     world_model_codec: WorldModelCodec
     model: DualAdapterModel
     sampler: Sampler
-    settings: RunnerSettings
+    runner_config: RunnerConfig
     lookahead: LookAhead | None = None  # None: the run has none
-    memory: ReplyMemory | None = None  # where look-ahead is answered from one
-    ending_tools: EndingTools | None = None  # where the run finds out whose calls may be imagined
-    weights: Path | None = None  # the folder that the adapters were read from; None: they are fresh
+    reply_store: ReplyStore | None = None  # where it answers look-ahead in place of a world model
+    ending_tools: EndingTools | None = None  # set if the run finds out itself which tools look-ahead may imagine
+    adapters_folder: Path | None = None  # the folder of the loaded adapters; None: they are untrained
 
     def tasks(self, split: str) -> Sequence[Any]:
-        """The fixed tasks of a split."""
-        return tasks_of(self.environment(), split)
+        """Return the fixed tasks of a split."""
+        return tasks_of(self.make_environment(), split)
 
     def run(
         self,
@@ -75,22 +75,22 @@ class Agent:
         temperature: float | None = None,
         lookahead: bool = True,
         untrained: bool = False,
-        watch: Callable[[Turn], None] | None = None,
+        on_turn: Callable[[Turn], None] | None = None,
     ) -> list[Rollout]:
-        """One rollout for each request, in order, all at the same time; `untrained` is the base alone."""
+        """Run all requests at the same time; return their rollouts in order. `untrained`: the base without adapters."""
         used = self.lookahead if lookahead and not untrained else None
-        runner = Runner(self.environment, self.codec, settings=self.settings, lookahead=used)
-        play = partial(runner.run, temperature=temperature, watch=watch)
-        if untrained:  # a sampler of its own: the base's merged weights are needed nowhere else
+        runner = Runner(self.make_environment, self.codec, config=self.runner_config, lookahead=used)
+        play = partial(runner.run, temperature=temperature, on_turn=on_turn)
+        if untrained:  # its own sampler, because nothing else needs the merged weights of the base
             sampler = _sampler(self.model, self.codec, self.config)
             return play(requests, sampler.session(rows=len(requests), adapters=()))
         rollouts: dict[int, Rollout] = {}
         for base_acts, adapters in ((True, ()), (False, self.model.policy_adapters)):
-            places = [place for place, request in enumerate(requests) if request.untrained == base_acts]
-            if places:
-                rows = self.sampler.session(rows=len(places), adapters=adapters)
-                rollouts |= zip(places, play([requests[place] for place in places], rows), strict=True)
-        return [rollouts[place] for place in range(len(requests))]
+            indices = [index for index, request in enumerate(requests) if request.untrained == base_acts]
+            if indices:
+                rows = self.sampler.session(rows=len(indices), adapters=adapters)
+                rollouts |= zip(indices, play([requests[index] for index in indices], rows), strict=True)
+        return [rollouts[index] for index in range(len(requests))]
 
     def roll_out(
         self,
@@ -100,46 +100,46 @@ class Agent:
         lookahead: bool = True,
         samples: int = 1,
         seed: int = 0,
-        watch: Callable[[Turn], None] | None = None,
+        on_turn: Callable[[Turn], None] | None = None,
         on_batch: Callable[[int], None] = lambda done: None,
     ) -> list[Rollout]:
-        """`samples` rollouts of each task, those of one task side by side.
+        """Return `samples` rollouts of each task, those of one task next to each other.
 
-        A rollout is named by (seed, task, sample), so it is the same whatever else runs beside it. `watch` is told each
-        turn as it happens, `on_batch` how many rollouts have just ended.
+        A rollout depends on (seed, task, sample) only, whatever else runs in the batch. `on_turn` is called with each
+        turn as it happens, `on_batch` with the number of rollouts that have just ended.
         """
         untrained = lookahead and self.config.looks_ahead_untrained
         requests = [
-            RolloutRequest(task=task, seeds=(seed, place, sample), blind=not lookahead, untrained=untrained)
-            for place, task in enumerate(tasks)
+            RolloutRequest(task=task, seeds=(seed, index, sample), blind=not lookahead, untrained=untrained)
+            for index, task in enumerate(tasks)
             for sample in range(samples)
         ]
         rollouts = []
         for batch in batches(requests):
-            rollouts += self.run(batch, temperature=0.0 if greedy else None, lookahead=lookahead, watch=watch)
+            rollouts += self.run(batch, temperature=0.0 if greedy else None, lookahead=lookahead, on_turn=on_turn)
             on_batch(len(batch))
         return rollouts
 
     def require_world_model(self) -> None:
-        """Who asks a world model needs one that answers in the form of `WorldModelExample`."""
+        """Raise a `UsageError` if the world model of this run cannot predict the reply to a call in a state."""
         config = self.config
         if not self.model.world_model_adapters:
-            raise UsageError(f"this run has no world model to ask (algo={config.algo})")
+            raise UsageError(f"this run has no world model (algo={config.algo}); choose a run with algo=dual-lora")
         if config.world_model.input == "inline":
             raise UsageError(
-                "this run's world model was trained inline, on the observations of its rollouts, and cannot be asked "
-                "about a state and a call"
+                "this run's world model was trained inline, so it cannot predict the reply to a call in a given state; "
+                "choose a run with world_model.input=state"
             )
 
     def predict(self, questions: Sequence[tuple[WorldModelState, ToolCall]]) -> list[str]:
-        """What the world model expects to hear, in each state after each call."""
+        """Return the reply that the world model predicts for each (state, call)."""
         prompts = [self.world_model_codec.question_ids(state, call) for state, call in questions]
         return [self.world_model_codec.decode(answer) for answer in self.complete(prompts)]
 
     def complete(
         self, prompts: Sequence[Sequence[int]], uniforms: Sequence[Sequence[float]] | None = None
     ) -> list[tuple[int, ...]]:
-        """What the world model says behind each prompt: greedily, or drawn at temperature 1 by numbers for each."""
+        """Return what the world model writes after each prompt: greedy, or sampled at temperature 1 with `uniforms`."""
         answers = self.sampler.generate(
             prompts,
             adapters=self.model.world_model_adapters,
@@ -150,36 +150,38 @@ class Agent:
         return [answer.tokens for answer in answers]
 
     def load(self, folder: Path) -> None:
-        """Take over the adapters in a folder, and what look-ahead needs beside them."""
+        """Load the adapters of a folder, and the reply store and ending tools if the run has them."""
         self.model.load(folder)
         self.sampler.refresh()
-        if self.memory is not None:
-            self.memory.load(folder / MEMORY)
+        if self.reply_store is not None:
+            self.reply_store.load(folder / REPLY_STORE_FILE)
         if self.ending_tools is not None:
             self.ending_tools.load(folder / ending_tools.FILE)
 
 
 def build_agent(
-    config: RunConfig, environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase, base: Any
+    config: RunConfig, make_environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase, base: Any
 ) -> Agent:
-    """An agent with fresh adapters on `base`, which it takes over."""
-    codec = ChatCodec(tokenizer, environment().tools(), thinking=config.rollout.thinking)
+    """Return an agent with untrained adapters on `base`; `base` is modified in place."""
+    codec = ChatCodec(tokenizer, make_environment().tools(), thinking=config.rollout.thinking)
     model = DualAdapterModel.of_run(base, config)
-    memory = ReplyMemory() if config.lookahead_source == "memory" else None
-    learnt_tools = EndingTools() if learns_tools(environment(), config) else None
+    reply_store = ReplyStore() if config.lookahead_source == "memory" else None
+    learnt_tools = EndingTools() if learns_tools(make_environment(), config) else None
     agent = Agent(
         config=config,
-        environment=environment,
+        make_environment=make_environment,
         tokenizer=tokenizer,
         codec=codec,
         world_model_codec=world_model_codec(config, tokenizer),
         model=model,
         sampler=_sampler(model, codec, config),
-        settings=RunnerSettings.of_run(config),
-        memory=memory,
+        runner_config=RunnerConfig.of_run(config),
+        reply_store=reply_store,
         ending_tools=learnt_tools,
     )
-    lookahead = make_lookahead(config, environment, agent.world_model_codec, agent.complete, memory, learnt_tools)
+    lookahead = make_lookahead(
+        config, make_environment, agent.world_model_codec, agent.complete, reply_store, learnt_tools
+    )
     return dataclasses.replace(agent, lookahead=lookahead)
 
 
@@ -195,35 +197,35 @@ def load_agent(
     levels: Sequence[int] | None = None,
     environment: EnvironmentFactory | None = None,
 ) -> Agent:
-    """The agent of a run's folder, or of one checkpoint in it (`runs/x/checkpoints/step-000050`).
+    """Load the agent of a run folder, or of one checkpoint (`runs/x/checkpoints/step-000050`).
 
-    `adapter` chooses the weights: of the best checkpoint by evaluation, of the newest one (else of `adapters/`), or
-    none at all, which is the untrained base. `levels` sets other levels than the run's, in a world that has some. A run
-    that was given its environment in Python is given it here too.
+    `adapter` selects the best checkpoint by evaluation, the newest one (or `adapters/` if there is none), or none: the
+    untrained base. `levels` replaces the levels of the run, if its environment has levels. `environment` is an
+    environment factory; pass it if the run got its environment from Python.
     """
     run, checkpoint = _run_and_checkpoint(Path(run))
     config = saved_config(run)
     if levels is not None and "levels" in config.env_args:
         config = dataclasses.replace(config, env_args={**config.env_args, "levels": list(levels)})
-    weights = checkpoint if checkpoint or adapter == "none" else adapters_of(run, adapter)
+    folder = checkpoint if checkpoint or adapter == "none" else adapters_of(run, adapter)
     if config.threads:
         torch.set_num_threads(config.threads)
     base = load_base(config.model, pick_device(device))
     environment = environment_factory(config) if environment is None else environment
     agent = build_agent(config, environment, load_tokenizer(config.model), base)
-    if weights is not None:
-        agent.load(weights)
-    return dataclasses.replace(agent, weights=weights)
+    if folder is not None:
+        agent.load(folder)
+    return dataclasses.replace(agent, adapters_folder=folder)
 
 
 def saved_config(run: Path) -> RunConfig:
     if not (run / "config.yaml").is_file():
-        raise UsageError(f"{run} holds no run: there is no config.yaml in it")
+        raise UsageError(f"{run} is not a run folder: it has no config.yaml")
     return from_yaml(run / "config.yaml", known_only=True)
 
 
 def adapters_of(run: Path, adapter: Literal["best", "last"] = "last") -> Path:
-    """The folder in which a run's `policy` and `world_model` lie; `run` may be such a folder itself."""
+    """Return the folder that contains `policy` and `world_model` of a run; `run` may be that folder itself."""
     if adapter == "best":
         best = best_checkpoint(run)
         if best is None:
@@ -233,11 +235,11 @@ def adapters_of(run: Path, adapter: Literal["best", "last"] = "last") -> Path:
     for folder in (checkpoint.path if checkpoint else None, run / "adapters", run):
         if folder and (folder / "policy").is_dir():
             return folder
-    raise DataError(f"{run} holds no adapters: there is neither a checkpoint nor a folder adapters in it yet")
+    raise DataError(f"{run} has no adapters yet: it contains neither a checkpoint nor a folder named adapters")
 
 
 def start_from(model: DualAdapterModel, init_from: str) -> None:
-    """Take over the adapters of a run; where it has a policy alone, or the folder is one PEFT LoRA, the policy's."""
+    """Load the adapters of a run; only the policy if the run has no other, or if the folder is a single PEFT LoRA."""
     folder = Path(init_from)
     if not (folder / CONFIG_FILE).is_file():
         adapters = adapters_of(folder)
@@ -249,14 +251,14 @@ def start_from(model: DualAdapterModel, init_from: str) -> None:
 
 
 def batches(things: Sequence[T], size: int = BATCH) -> Iterator[Sequence[T]]:
-    """Parts of at most `size`, as even as possible: a control that needs other tasks beside one always has some.
+    """Yield parts of at most `size`, as even as possible, so that the shuffled control always has several tasks.
 
     >>> [len(part) for part in batches(range(65))]
     [32, 33]
     """
     count = -(-len(things) // size)
-    for place in range(count):
-        yield things[place * len(things) // count : (place + 1) * len(things) // count]
+    for index in range(count):
+        yield things[index * len(things) // count : (index + 1) * len(things) // count]
 
 
 def _run_and_checkpoint(path: Path) -> tuple[Path, Path | None]:

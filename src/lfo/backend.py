@@ -1,7 +1,7 @@
-"""The seam between the training loop and whoever holds the model: the verbs that differ between engines.
+"""The interface between the training loop and an engine: the operations that differ between engines.
 
-`engines/local.py` is one process on a CPU or a GPU, `engines/verl/backend.py` is a cluster. Which tasks are drawn, what
-is kept, which rows are made, when to evaluate and what is written is not theirs: see `training.py`.
+`engines/local.py` runs in one process on a CPU or a GPU, `engines/verl/backend.py` on a cluster. `training.py` decides
+which tasks are drawn, which rows are made, when to evaluate and what is written.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from lfo.rollout.ending_tools import EndingTools
-from lfo.rollout.reply_memory import ReplyMemory
+from lfo.rollout.reply_store import ReplyStore
 from lfo.rollout.row import RolloutRequest
 from lfo.types import ReplyScore, Rollout, TrainingSample
 
@@ -21,53 +21,53 @@ class Backend(Protocol):
     """Rollouts, predictions and updates of one run."""
 
     @property
-    def memory(self) -> ReplyMemory | None:
-        """The memory that answers look-ahead in the control without a world model."""
+    def reply_store(self) -> ReplyStore | None:
+        """The store that answers look-ahead in the control without a world model; None in other runs."""
         ...
 
     @property
     def ending_tools(self) -> EndingTools | None:
-        """Whose calls may be imagined, where the run has to find out."""
+        """The tools that look-ahead may imagine, if the run has to find them out; else None."""
         ...
 
     def running(self, run: Path) -> AbstractContextManager[None]:
-        """Everything below is called inside; what breaks the model or a process becomes one sentence."""
+        """Return the context in which all methods below are called; it turns a failed process into a `WorkError`."""
         ...
 
     def roll_out(
         self, requests: Sequence[RolloutRequest], *, temperature: float | None = None, untrained: bool = False
     ) -> list[Rollout]:
-        """One rollout for each request, in order; `untrained` is the base without adapters and look-ahead."""
+        """Return one rollout for each request, in order; `untrained`: the base without adapters and look-ahead."""
         ...
 
     def complete(
         self, prompts: Sequence[Sequence[int]], uniforms: Sequence[Sequence[float]] | None = None
     ) -> list[tuple[int, ...]]:
-        """What the world model says after each prompt: greedily, or drawn at temperature 1 by numbers for each."""
+        """Return what the world model writes after each prompt: greedy, or sampled at temperature 1 with `uniforms`."""
         ...
 
     def score(self, rows: Sequence[TrainingSample]) -> list[ReplyScore]:
-        """How well the world model predicts the reply of each row, without training."""
+        """Score how well the world model predicts the reply of each row, without training."""
         ...
 
     def learn(
-        self, mini_batches: Sequence[Sequence[TrainingSample]], *, weight: float, rate_factor: float
+        self, mini_batches: Sequence[Sequence[TrainingSample]], *, world_model_weight: float, rate_factor: float
     ) -> list[dict[str, float]]:
-        """One optimizer update for each mini-batch; returns what to watch in each."""
+        """Make one optimizer update for each mini-batch; return the metrics of each."""
         ...
 
     def sync(self, step: int) -> None:
-        """Roll out with the trained weights from now on."""
+        """Make later rollouts use the trained adapters."""
         ...
 
     def save(self, folder: Path) -> None:
-        """Write adapters and optimizer."""
+        """Write the adapters and the optimizer state."""
         ...
 
     def save_adapters(self, folder: Path) -> None:
-        """Write what acting needs."""
+        """Write what an agent needs to act: the adapters, and what look-ahead needs."""
         ...
 
     def load(self, folder: Path) -> None:
-        """Read what `save` wrote."""
+        """Load what `save` wrote."""
         ...

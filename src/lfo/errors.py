@@ -1,19 +1,19 @@
-"""Every exception that this package raises on purpose.
+"""The exceptions that this package raises on purpose.
 
-    LfoError                  something went wrong and one sentence says what to do
-    ├── UsageError            the caller's fault: a bad option, config or input file       exit 2
-    │   ├── ConfigError       an unknown key, an ill-typed or impossible value
-    │   └── DataError         a damaged or truncated data file, named with its line
-    └── WorkError             the work itself failed: a NaN loss, a full disk              exit 1
-        └── EnvironmentFailed an environment raised or hung, in one rollout
+    LfoError                  the message is one sentence that says what to do
+    ├── UsageError            the user's mistake: a bad option, config or input file       exit 2
+    │   ├── ConfigError       an unknown key, a wrong type or an impossible value
+    │   └── DataError         a damaged or truncated data file; the message names the line
+    └── WorkError             the work failed: a NaN loss, a full disk                     exit 1
+        └── EnvironmentFailed an environment raised or hung in one rollout
 
-The command line turns them into one sentence and an exit code; nothing else catches them, except
-`EnvironmentFailed`, which the rollout runner turns into data.
+The command line prints the message and exits with the code. Nothing else catches these exceptions, except that the
+rollout runner turns `EnvironmentFailed` into data.
 """
 
 
 class LfoError(Exception):
-    """Base of all errors raised on purpose; the message is one sentence for a person."""
+    """The base of all exceptions raised on purpose; the message is one sentence for the user."""
 
     exit_code = 1
 

@@ -1,4 +1,4 @@
-"""From names in a config to the real things: base model, tokenizer, environment."""
+"""Load what a config names: base model, tokenizer and environment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EMBEDDED = "tiny"
 
 
 def model_source(name: str) -> str:
-    """Where transformers finds a model: the embedded base, one that was fetched, a folder, or a hub id as it is."""
+    """Return where transformers finds a model: the embedded base, a fetched model, a folder or a hub id."""
     if name == EMBEDDED:
         return str(resources.files("lfo") / "assets" / EMBEDDED)
     if catalog.is_known(name):
@@ -34,10 +34,10 @@ def model_source(name: str) -> str:
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ConfigError(f"model={name} is a folder without a config.json, so it holds no model")
+            raise ConfigError(f"model={name} is a folder without a config.json; name a folder that holds a model")
         return str(path)
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ConfigError(f"model={name}: there is no such folder")
+        raise ConfigError(f"model={name}: this folder does not exist")
     return name
 
 
@@ -46,7 +46,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def load_base(name: str, device: torch.device) -> Any:
-    """The frozen base: fp32 on a CPU, bf16 on a GPU."""
+    """Load the base model: fp32 on a CPU, bf16 on a GPU; the embedded base is always fp32."""
     disable_progress_bar()
     dtype = torch.float32 if device.type == "cpu" or name == EMBEDDED else torch.bfloat16
     return _from_hub_or_folder(partial(AutoModelForCausalLM.from_pretrained, dtype=dtype), name).to(device)
@@ -63,39 +63,39 @@ def _from_hub_or_folder(load: Any, name: str) -> Any:
 
 def pick_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device=cuda, but this machine has no GPU that torch can use")
+        raise ConfigError("device=cuda needs a GPU that torch can use, and this machine has none; set device=cpu")
     return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
 
 
 def environment_factory(config: RunConfig) -> EnvironmentFactory:
-    """What makes one environment per rollout."""
-    factory = partial(_class_of(config.env), *_behind_the_colon(config.env), **config.env_args)
+    """Return a factory that makes one environment for each rollout."""
+    make_environment = partial(_class_of(config.env), *_behind_the_colon(config.env), **config.env_args)
     try:
-        environment = factory()
+        environment = make_environment()
     except TypeError as error:
         raise ConfigError(f"env={config.env} cannot be made with env_args={dict(config.env_args)}: {error}") from error
     if not isinstance(environment, Environment):
-        raise ConfigError(f"env={config.env} is no environment: it needs the methods tasks, tools, reset and step")
-    return cast(EnvironmentFactory, factory)
+        raise ConfigError(f"env={config.env} is not an environment: it needs the methods tasks, tools, reset and step")
+    return cast(EnvironmentFactory, make_environment)
 
 
-def naming_environment(config: RunConfig, environment: EnvironmentFactory) -> RunConfig:
-    """The config with the environment that is really played, so that its run can be evaluated from its folder."""
-    told = environment if isinstance(environment, partial) else partial(environment)
+def naming_environment(config: RunConfig, make_environment: EnvironmentFactory) -> RunConfig:
+    """Return the config with `env` and `env_args` of this factory, so that the run folder names its environment."""
+    told = make_environment if isinstance(make_environment, partial) else partial(make_environment)
     name = config.env
-    spec = getattr(environment(), "spec", "")  # of an adapter; others may mean something else by it
+    spec = getattr(make_environment(), "spec", "")  # set by our adapters; elsewhere it may mean something else
     if isinstance(spec, str) and adapter_word(spec):
         name = spec
     elif told.func is not (_class_of(config.env)):
-        kind = type(environment())
+        kind = type(make_environment())
         name = next(
             (each for each, known in SHIPPED.items() if kind is known.made_by), f"{kind.__module__}:{kind.__name__}"
         )
         if name == config.env:
-            return config  # a function that makes what the config says
-    # What it was not given, the config would give it when it is read back.
-    arguments = {key: getattr(environment(), key) for key in SHIPPED_ENVIRONMENTS.get(name, {})} | told.keywords
-    # As they will be read back from the run's folder, where there are no tuples.
+            return config  # the factory is a function that makes the environment of the config
+    # Arguments that were not passed would get the values of the config when it is read back.
+    arguments = {key: getattr(make_environment(), key) for key in SHIPPED_ENVIRONMENTS.get(name, {})} | told.keywords
+    # The saved config has no tuples, so compare with lists.
     arguments = {key: list(value) if isinstance(value, tuple) else value for key, value in arguments.items()}
     named = dataclasses.replace(config, env=name, env_args=arguments)
     return config if named == config else named
@@ -108,14 +108,14 @@ def _class_of(name: str) -> Any:
 
 
 def _behind_the_colon(name: str) -> tuple[str, ...]:
-    """What an adapter is given first: the name that its library knows."""
+    """Return the first argument of an adapter: the name that its library uses."""
     return (name.partition(":")[2],) if adapter_word(name) else ()
 
 
 def _class_named(name: str) -> Any:
     module, _, attribute = name.partition(":")
     here = str(Path.cwd())
-    if here not in sys.path:  # the script `lfo` looks beside itself first, not where its user is
+    if here not in sys.path:  # for the script `lfo`, sys.path starts with its own folder, not the current one
         sys.path.insert(0, here)
     try:
         return getattr(importlib.import_module(module), attribute)

@@ -1,18 +1,18 @@
-"""A run on disk: one folder that a person can read, and that survives being killed at any moment.
+"""A run on disk: one readable folder that stays consistent if the process is killed at any time.
 
     runs/x/
-      config.yaml                   every setting, resolved
-      data.json                     what the run is evaluated on
-      metrics.jsonl                 one row a step
+      config.yaml                   the complete config
+      data.json                     the tasks of its evaluation
+      metrics.jsonl                 one row for each step
       rollouts/step-000010.jsonl    sample rollouts
-      predictions/step-000010.jsonl what the world model expected to hear, beside what was said
-      checkpoints/step-000010/      what the engine needs to go on, and `checkpoint.json`, written last
-      checkpoints/last, best        the name of a checkpoint each; the others are removed
+      predictions/step-000010.jsonl predicted replies beside the true ones
+      checkpoints/step-000010/      the state of the engine, and `checkpoint.json`, written last
+      checkpoints/last, best        each names a checkpoint; all others are removed
       adapters/policy, world_model  ordinary PEFT folders
 
-Files and folders appear under their names only when they are complete: they are written under a temporary name
-beside it, synced and renamed. One process at a time may write; the kernel gives the lock back when that process
-dies, however it dies. What a checkpoint contains is the engine's business.
+Files and folders are complete as soon as they have their names: they are written under a temporary name, synced and
+renamed. One process at a time may write; the kernel releases the lock when that process ends. The engine decides what
+a checkpoint contains.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from typing import Any
 from lfo.config import RunConfig, differences, from_yaml, to_yaml
 from lfo.errors import ConfigError, DataError, UsageError, WorkError
 
-# A run that goes on keeps its settings, except those that do not change what it computes next, and `steps`: a run may
-# be made longer, though the learning rate then follows the schedule of the new length from there on.
+# A resumed run keeps its config, except for keys that do not change the next step, and `steps`: a longer run is
+# allowed, and its learning rate then follows the schedule of the new length.
 CHANGEABLE_ON_RESUME = frozenset(
     {"steps", "output_dir", "device", "threads", "micro_batch_tokens", "checkpoint_every", "trackers"}
 )
@@ -51,11 +51,11 @@ class Checkpoint:
 
     step: int
     path: Path
-    best: bool  # the best by evaluation when it was written
+    best: bool  # whether it was the best by evaluation when it was written
 
 
 class RunDirectory:
-    """The only writer of a run's folder; use it in a `with`, which gives the lock back."""
+    """The only writer of a run folder; use it in a `with` block, which releases the lock."""
 
     def __init__(self, path: Path, lock: int | None) -> None:
         self.path = path
@@ -63,18 +63,18 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: str | Path, config: RunConfig, resume: bool = False) -> RunDirectory:
-        """Start a run in an empty folder, or take up the one that lies there."""
+        """Start a run in an empty folder, or resume the run in the folder."""
         path = Path(path)
         with _writing(f"the run {path}"):
             path.mkdir(parents=True, exist_ok=True)
             has_run = (path / "config.yaml").is_file()
             if resume and not has_run:
-                raise UsageError(f"{path} holds no run to resume")
+                raise UsageError(f"{path} contains no run to resume")
             if not resume and has_run:
                 raise UsageError(
-                    f"{path} already holds a run; continue it with --resume {path} or choose another output_dir"
+                    f"{path} already contains a run; continue it with --resume {path} or choose another output_dir"
                 )
-            # A run that was killed before its first file had its name leaves the lock and temporary files.
+            # A run that was killed before its first complete file leaves only the lock and temporary files.
             if not resume and any(not re.fullmatch(r"\.lock|\..*\.tmp", entry.name) for entry in path.iterdir()):
                 raise UsageError(f"{path} is not empty; choose another output_dir")
             run = cls(path, _take_lock(path))
@@ -113,27 +113,27 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
-        """Add the row of one step; a number that is not finite is written as null."""
+        """Append the row of one step; numbers that are not finite are written as null."""
         if not isinstance(row.get("step"), int):
-            raise ValueError("a row of metrics needs its step")
+            raise ValueError("a row of metrics needs an integer `step`")
         line = (json.dumps(_finite(row), allow_nan=False) + "\n").encode()
         with self._writing("the metrics"), open(self.metrics, "ab", buffering=0) as file:
             while line:
                 line = line[file.write(line) :]
 
     def rewind(self) -> tuple[Checkpoint | None, int]:
-        """Drop the rows after the last checkpoint; returns it, and the step of the next row."""
+        """Drop the rows after the last checkpoint; return the checkpoint and the step of the next row."""
         checkpoint = self.latest_checkpoint()
         if checkpoint is None and self.adapters.exists():
-            raise UsageError(f"{self.path} has ended and its checkpoints are gone, so there is nothing to go on from")
+            raise UsageError(f"{self.path} has ended and has no checkpoint left to resume from; start a new run")
         self.truncate_metrics(checkpoint.step if checkpoint else 0)
         if checkpoint is not None:
             return checkpoint, checkpoint.step + 1
-        # Killed before the first one: begin again, but for the untrained policy's evaluation.
+        # Killed before the first checkpoint: start again, but keep the evaluation of the untrained policy.
         return None, 1 if self.metrics.exists() and read_metrics(self.metrics) else 0
 
     def truncate_metrics(self, step: int) -> None:
-        """Forget what came after a checkpoint, because it will be computed again."""
+        """Drop the rows after `step`; the resumed run computes them again."""
         if not self.metrics.exists():
             return
         kept = [row for row in read_metrics(self.metrics) if row["step"] <= step]
@@ -141,16 +141,16 @@ class RunDirectory:
             write_text_atomic(self.metrics, "".join(json.dumps(row) + "\n" for row in kept))
 
     def write_data(self, description: Mapping[str, Any]) -> None:
-        """Say what the run is evaluated on, so that runs can be compared by their folders alone."""
+        """Write which tasks the run is evaluated on, so that runs can be compared from their folders."""
         with self._writing("data.json"):
             write_json_atomic(self.path / "data.json", _finite(description))
 
     def write_rollouts(self, step: int, rows: Iterable[Mapping[str, Any]]) -> Path:
-        """Save sample rollouts of one step."""
+        """Write sample rollouts of one step."""
         return self._write_rows("rollouts", step, rows)
 
     def write_predictions(self, step: int, rows: Iterable[Mapping[str, Any]]) -> Path:
-        """Save replies that the world model predicted at one step."""
+        """Write replies that the world model predicted at one step."""
         return self._write_rows("predictions", step, rows)
 
     def _write_rows(self, what: str, step: int, rows: Iterable[Mapping[str, Any]]) -> Path:
@@ -161,12 +161,12 @@ class RunDirectory:
         return path
 
     def write_adapters(self, writer: Callable[[Path], None]) -> None:
-        """Replace `adapters` by what the writer puts into the folder that it is given."""
+        """Replace `adapters`; `writer` receives the new folder and fills it."""
         with self._writing("the adapters"):
             write_folder_atomic(self.adapters, writer)
 
     def write_checkpoint(self, step: int, writer: Callable[[Path], None], best: bool = False) -> Checkpoint:
-        """Save a checkpoint by a writer that fills the folder it is given; keep this one and the best."""
+        """Write a checkpoint; `writer` receives the folder and fills it. Keep this checkpoint and the best."""
 
         def write(folder: Path) -> None:
             writer(folder)
@@ -176,7 +176,7 @@ class RunDirectory:
         path = self.checkpoints / _step_name(step)
         with self._writing(f"the checkpoint of step {step}"):
             if self.metrics.exists():
-                _sync(self.metrics)  # a checkpoint must not outlive the rows that led to it
+                _sync(self.metrics)  # a checkpoint must not exist without the rows before it
             self.checkpoints.mkdir(exist_ok=True)
             write_folder_atomic(path, write)
             self._point_at_checkpoints()
@@ -208,22 +208,22 @@ class RunDirectory:
         return f"; the checkpoint of step {checkpoint.step} is intact" if checkpoint else "; there is no checkpoint yet"
 
 
-# Reading, for anyone at any time
+# Reading; safe while a run writes
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a run's folder or of its `metrics.jsonl`, also while the run is being written."""
+    """Return the rows of a run folder or of a `metrics.jsonl`, also while a run writes it."""
     path = Path(path)
     path = path / "metrics.jsonl" if path.is_dir() else path
     rows = read_json_lines(path)
     for number, row in enumerate(rows, start=1):
         if not isinstance(row.get("step"), int):
-            raise DataError(f"{path}, line {number}: a row of metrics without its step")
+            raise DataError(f"{path}, line {number}: this row of metrics has no step")
     return rows
 
 
 def read_json_lines(path: str | Path) -> list[dict[str, Any]]:
-    """One object a line. A last line that was torn by a crash or is just being written does not count."""
+    """Return one object for each line; ignore a last line that is incomplete."""
     try:
         lines = Path(path).read_bytes().split(b"\n")
     except OSError as error:
@@ -242,18 +242,18 @@ def read_json_lines(path: str | Path) -> list[dict[str, Any]]:
 
 
 def latest_checkpoint(run: str | Path) -> Checkpoint | None:
-    """The newest complete checkpoint of a run's folder."""
+    """Return the newest complete checkpoint of a run folder."""
     return max(_complete_checkpoints(Path(run)), key=lambda checkpoint: checkpoint.step, default=None)
 
 
 def best_checkpoint(run: str | Path) -> Checkpoint | None:
-    """The newest complete checkpoint that was the best when it was written."""
+    """Return the newest complete checkpoint that was the best when it was written."""
     best = (checkpoint for checkpoint in _complete_checkpoints(Path(run)) if checkpoint.best)
     return max(best, key=lambda checkpoint: checkpoint.step, default=None)
 
 
 def _complete_checkpoints(run: Path) -> Iterator[Checkpoint]:
-    """The manifest inside a checkpoint is the truth; `last` and `best` only repeat it for people and scripts."""
+    """Yield the complete checkpoints by their manifests; the files `last` and `best` are for people and scripts."""
     for path in (run / "checkpoints").glob("step-*"):
         try:
             manifest = json.loads((path / MANIFEST).read_bytes())
@@ -261,10 +261,10 @@ def _complete_checkpoints(run: Path) -> Iterator[Checkpoint]:
             if whole and path.name == _step_name(manifest["step"]):
                 yield Checkpoint(step=manifest["step"], path=path, best=manifest["best"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue  # an interrupted copy or somebody's own folder
+            continue  # an incomplete copy, or a folder that is not ours
 
 
-# Writing so that nobody ever sees half of it
+# Atomic writing
 
 
 def write_text_atomic(path: str | Path, text: str) -> None:
@@ -285,7 +285,7 @@ def write_json_atomic(path: str | Path, value: Any) -> None:
 
 
 def write_folder_atomic(path: str | Path, writer: Callable[[Path], None]) -> None:
-    """Let the writer fill a temporary folder, then give it its name; a folder of that name is replaced."""
+    """Let `writer` fill a temporary folder, then rename it to `path`, replacing a folder of that name."""
     path = Path(path)
     temporary, replaced = _temporary(path), _temporary(path.with_name(f"{path.name}.replaced"))
     shutil.rmtree(temporary, ignore_errors=True)
@@ -294,11 +294,11 @@ def write_folder_atomic(path: str | Path, writer: Callable[[Path], None]) -> Non
         writer(temporary)
         readers = temporary.stat().st_mode & 0o666
         for file in _files(temporary):
-            file.chmod(readers)  # safetensors leaves its files to their owner alone
+            file.chmod(readers)  # safetensors makes its files readable by their owner only
             _sync(file)
         for folder, _, _ in os.walk(temporary):
             _sync(Path(folder))
-        if path.exists():  # a folder cannot be renamed onto another that holds files
+        if path.exists():  # os.rename cannot replace a folder that is not empty
             os.rename(path, replaced)
         os.rename(temporary, path)
         _sync(path.parent)
@@ -310,11 +310,11 @@ def write_folder_atomic(path: str | Path, writer: Callable[[Path], None]) -> Non
 
 @contextmanager
 def _writing(what: str, what_is_intact: Callable[[], str] = str) -> Iterator[None]:
-    """Turn a failure of the disk into one sentence."""
+    """Turn a disk error into a `WorkError` with one sentence."""
     try:
         yield
     except Exception as error:
-        # safetensors writes in Rust and has an exception of its own, with the system's number in its text.
+        # safetensors is written in Rust: its exception carries the error number only in its text.
         number = error.errno if isinstance(error, OSError) else _rust_errno(error)
         if number is None:
             raise
@@ -354,7 +354,7 @@ def _sync(path: Path) -> None:
 
 
 def _take_lock(path: Path) -> int:
-    """Hold `.lock`, which also tells who does; a dead process holds nothing, so there are no stale locks."""
+    """Lock `.lock` and write the process id into it. The kernel releases the lock of a dead process."""
     descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -372,7 +372,7 @@ def _take_lock(path: Path) -> int:
 def _check_resumable(saved: RunConfig, config: RunConfig) -> None:
     for name, (before, now) in differences(saved, config).items():
         if name not in CHANGEABLE_ON_RESUME:
-            raise ConfigError(f"a resumed run keeps its settings, but {name} was {before} and is now {now}")
+            raise ConfigError(f"a resumed run must keep its config, but {name} was {before} and is now {now}")
 
 
 def _step_name(step: int) -> str:
@@ -388,4 +388,4 @@ def _finite(value: Any) -> Any:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")

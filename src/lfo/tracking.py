@@ -1,10 +1,9 @@
-"""Who is told of each row of metrics while a run goes on: the terminal, and TensorBoard or Weights & Biases if asked.
+"""Report each row of metrics during a run: to the terminal and, on request, to TensorBoard or Weights & Biases.
 
     trackers=tensorboard,wandb          tensorboard --logdir runs/x/tensorboard
 
-`metrics.jsonl` stays the truth; a tracker is a copy for other people's tools. Numbers keep their names, those inside a
-number's table (`success_by_level`) are named after both. W&B writes into the run's folder and stays offline
-unless WANDB_MODE says otherwise.
+`metrics.jsonl` is the reference; a tracker receives a copy. Metrics keep their names; entries of a nested metric get
+both names (`success_by_level/2`). W&B writes into the run folder and stays offline unless WANDB_MODE is set.
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ from rich.progress import Progress as RichProgress
 from lfo.config import RunConfig, flatten
 from lfo.errors import ConfigError
 
-Row = Mapping[str, Any]
-Log = Callable[[Row], None]
+MetricsRow = Mapping[str, Any]
+Log = Callable[[MetricsRow], None]
 
 
 def require_trackers(config: RunConfig) -> None:
-    """Say at once that a package is missing, before a run begins."""
+    """Raise a `ConfigError` if the package of a tracker is not installed."""
     for name in config.trackers:
         if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"trackers={name} needs a package that is not installed: pip install {name}")
+            raise ConfigError(f"trackers={name} needs the package {name}: pip install {name}")
 
 
 @contextmanager
 def open_trackers(config: RunConfig, folder: Path, *, first_step: int) -> Iterator[Log]:
-    """A function that tells one row to all trackers of a run. Rows from `first_step` on will be told (again)."""
+    """Yield a function that logs one row to all trackers. Rows from `first_step` on are logged (again)."""
     with ExitStack() as stack:
         logs = [stack.enter_context(TRACKERS[name](config, folder, first_step)) for name in config.trackers]
 
-        def log(row: Row) -> None:
+        def log(row: MetricsRow) -> None:
             for each in logs:
                 each(row)
 
@@ -54,10 +53,10 @@ def open_trackers(config: RunConfig, folder: Path, *, first_step: int) -> Iterat
 def _tensorboard(config: RunConfig, folder: Path, first_step: int) -> Iterator[Log]:
     from torch.utils.tensorboard.writer import SummaryWriter
 
-    # Rows that a kill took back are told again: readers forget what they had from the purge step on.
+    # A resumed run logs some rows again: readers drop what they have from the purge step on.
     writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step if first_step else None)
 
-    def log(row: Row) -> None:
+    def log(row: MetricsRow) -> None:
         for name, value in scalars(row):
             writer.add_scalar(name, value, row["step"])
         writer.flush()
@@ -76,7 +75,7 @@ def _wandb(config: RunConfig, folder: Path, first_step: int) -> Iterator[Log]:
     run = wandb.init(
         project="lfo",
         name=folder.name,
-        # The same folder is the same run, however often it is taken up again.
+        # A resumed run in the same folder is the same W&B run.
         id=hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16],
         resume="allow",
         dir=str(folder),
@@ -92,8 +91,8 @@ def _wandb(config: RunConfig, folder: Path, first_step: int) -> Iterator[Log]:
 TRACKERS = {"tensorboard": _tensorboard, "wandb": _wandb}
 
 
-def scalars(row: Row, prefix: str = "") -> Iterator[tuple[str, float]]:
-    """The finite numbers of a row with their names; the step itself is where they stand.
+def scalars(row: MetricsRow, prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the name and value of each finite number in a row, except the step.
 
     >>> list(scalars({"step": 3, "success": 0.5, "stops": {"done": 8}, "warnings": ["..."]}))
     [('success', 0.5), ('stops/done', 8.0)]
@@ -106,7 +105,7 @@ def scalars(row: Row, prefix: str = "") -> Iterator[tuple[str, float]]:
 
 
 class Clock:
-    """Seconds spent in named phases."""
+    """Measures the seconds spent in named phases."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -119,7 +118,7 @@ class Clock:
 
 
 class Progress:
-    """A bar on a terminal; one plain line for each evaluation elsewhere. Everything goes to stderr."""
+    """Shows a progress bar on a terminal, else one plain line for each evaluation. Writes to stderr."""
 
     def __init__(self, config: RunConfig) -> None:
         self._console = Console(stderr=True)
@@ -155,13 +154,13 @@ class Progress:
                 f"step {row['step']} | {row['tasks_seen']} tasks | {words}", highlight=False, soft_wrap=True
             )
         for warning in row.get("warnings", ()):
-            if warning not in self._warned:  # the rows repeat it as long as it holds; a person needs it once
+            if warning not in self._warned:  # rows repeat a warning while it holds; print it once
                 self._warned.add(warning)
                 self._console.print(f"step {row['step']}: {warning}", style="yellow", highlight=False, soft_wrap=True)
 
 
 def _measured(row: Mapping[str, Any]) -> Iterator[str]:
-    """What this step measured, of what is worth a place in one line."""
+    """Yield the metrics of this step that the progress line shows."""
     for name, words in (
         ("success", "train {:.0%}"),
         ("policy_loss", "policy {:+.3f}"),

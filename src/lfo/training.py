@@ -1,10 +1,9 @@
-"""The training loop, the same for every engine: draw tasks, roll out, keep groups, make rows, learn, evaluate, write.
+"""The training loop of every engine: draw tasks, roll out, select groups, make rows, learn, evaluate, write.
 
     create_trainer(config, environment, tokenizer).fit()        from lfo.engines, which picks the backend
 
-A `Backend` is the few verbs that differ between one process and many. Everything else stands here and in the pure
-functions that it calls. All random numbers are named by (seed, step, ...), so a run that was killed continues exactly
-as it would have.
+A `Backend` implements the few operations that differ between one process and many. Everything else is here and in the
+pure functions called from here. All random numbers are seeded by (seed, step, ...), so a resumed run continues exactly.
 """
 
 from __future__ import annotations
@@ -35,13 +34,7 @@ from lfo.rollout.mini_batches import MiniBatches, Update
 from lfo.rollout.practice import Practice
 from lfo.rollout.predictors import world_model_codec
 from lfo.rollout.runner import refuse_dead_environment
-from lfo.rollout.samples import (
-    ReplayBuffer,
-    examples_of_groups,
-    is_the_policys,
-    logged_replies,
-    mark_imagined,
-)
+from lfo.rollout.samples import ReplayBuffer, examples_of_groups, is_the_policys, logged_replies, mark_imagined
 from lfo.rollout.successes import SuccessBuffer
 from lfo.rollout.tasks import draw_requests
 from lfo.rundir import Checkpoint, RunDirectory
@@ -51,18 +44,18 @@ from lfo.types import Rollout, RolloutGroup
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SUCCESS_LOST = "success on val is far below its best, whose checkpoint is kept; if it stays so, ask lfo advise"
+SUCCESS_LOST = "success on val is far below its best, whose checkpoint is kept; if it stays there, run lfo advise"
 
 
 @dataclass(slots=True)
 class State:
-    """What changes from step to step besides the weights; part of every checkpoint."""
+    """The training state besides the adapters; part of every checkpoint."""
 
     step: int = 0
     tasks_seen: int = 0
-    weight: float = 0.0  # of the world-model loss
-    best: float | None = None  # success on val
-    rollouts: int = 0  # these three: what the run has cost so far, besides tasks
+    weight: float = 0.0  # the factor of the world-model loss
+    best: float | None = None  # best success on val so far
+    rollouts: int = 0  # this and the next two: the cost of the run so far, besides tasks
     sampled_tokens: int = 0
     seconds: float = 0.0
 
@@ -70,8 +63,8 @@ class State:
 class Collected(NamedTuple):
     """The rollouts of a step."""
 
-    groups: Sequence[RolloutGroup]  # all that were rolled out
-    kept: Mapping[int, RolloutGroup]  # those that the policy learns from, by index in `groups`, with shaped rewards
+    groups: Sequence[RolloutGroup]  # all groups of the step
+    kept: Mapping[int, RolloutGroup]  # groups that train the policy, by index in `groups`, with shaped rewards
     report: DynamicSamplingReport
 
     @property
@@ -80,18 +73,22 @@ class Collected(NamedTuple):
 
 
 class Trainer:
-    """One run. Create it with `lfo.engines.create_trainer`."""
+    """Trains one run. Create it with `lfo.engines.create_trainer`."""
 
     def __init__(
-        self, config: RunConfig, environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase, backend: Backend
+        self,
+        config: RunConfig,
+        make_environment: EnvironmentFactory,
+        tokenizer: PreTrainedTokenizerBase,
+        backend: Backend,
     ) -> None:
         self.config = config
-        self.environment = environment
+        self.make_environment = make_environment
         self.backend = backend
         world = config.world_model
         self.coupling = coupling_of(config.coupling, with_world_model=config.has_world_model)
         self.codec = world_model_codec(config, tokenizer)
-        self.predicted_tools = predicted_tools(environment(), world.predict)  # None: all
+        self.predicted_tools = predicted_tools(make_environment(), world.predict)  # None: all
         self.state = State(weight=world.weight)
         self.mini_batches = MiniBatches(
             config=config,
@@ -101,16 +98,16 @@ class Trainer:
             practice=Practice(self.codec, swap_names=world.swap_names, wording=world.wording),
         )
         if world.from_logs:
-            logged = logged_replies(world.from_logs, environment(), self.codec, predict=self.predicted_tools)
+            logged = logged_replies(world.from_logs, make_environment(), self.codec, predict=self.predicted_tools)
             self.mini_batches.replay = logged
         self.examination: Examination | None = None
         if world.weight and world.predict != "none" and world.input == "state":
-            self.examination = Examination(config, environment, self.codec, backend, self.coupling.world_model)
+            self.examination = Examination(config, make_environment, self.codec, backend, self.coupling.world_model)
 
     # --- the loop ----------------------------------------------------------------------------------------------
 
     def fit(self, *, resume: bool = False) -> dict[str, Any]:
-        """Train to the last step; returns a summary."""
+        """Train to the last step and return a summary."""
         config, state = self.config, self.state
         with (
             RunDirectory.create(config.output_dir, config, resume=resume) as run,
@@ -122,7 +119,7 @@ class Trainer:
                 checkpoint, first_row = run.rewind()
                 if checkpoint is not None:
                     self.load(checkpoint)
-            data = describe_data(config, self.environment)
+            data = describe_data(config, self.make_environment)
             warn_of_changed_data(run.path, data)
             run.write_data(data)
             with open_trackers(config, run.path, first_step=first_row) as track:
@@ -148,7 +145,7 @@ class Trainer:
             return self._summary(run)
 
     def step(self, step: int) -> dict[str, Any]:
-        """One step of training: rollouts, then updates; returns its row of metrics."""
+        """Run one training step, rollouts and then updates; return its row of metrics."""
         clock = Clock()
         with clock("rollout"):
             collected = self.collect(step)
@@ -156,7 +153,9 @@ class Trainer:
             heard = [] if self.config.internalise.over(step) else self.hear(collected.groups)
         with clock("update"):
             update = self.rows(step, collected, heard)
-            learnt = self.backend.learn(update.mini_batches, weight=update.weight, rate_factor=update.rate_factor)
+            learnt = self.backend.learn(
+                update.mini_batches, world_model_weight=update.world_model_weight, rate_factor=update.rate_factor
+            )
         with clock("sync"):
             self.backend.sync(step + 1)
         row, watched = self.row(step, collected), mean_of_each(learnt)
@@ -170,7 +169,7 @@ class Trainer:
             "seconds/seen": self.state.seconds,
             **watched,
             **judged({**row, **watched}),
-            **({} if self.backend.memory is None else {"memory_size": len(self.backend.memory)}),
+            **({} if self.backend.reply_store is None else {"memory_size": len(self.backend.reply_store)}),
             "tokens_per_second": row["sampled_tokens"] / max(clock.seconds["rollout"], 1e-9),
             **{f"seconds/{name}": seconds for name, seconds in clock.seconds.items()},
         }
@@ -178,12 +177,12 @@ class Trainer:
     # --- rollouts ----------------------------------------------------------------------------------------------
 
     def collect(self, step: int) -> Collected:
-        """Draw tasks and roll them out, and again, as often as allowed, while too few groups teach the policy."""
+        """Draw tasks and roll them out; repeat, at most `max_resamples` times, if too few groups are informative."""
         config = self.config
         groups: list[RolloutGroup] = []
         kept: dict[int, RolloutGroup] = {}
         report = DynamicSamplingReport(kept=0, all_failed=0, all_succeeded=0)
-        # With logs everything that will ever be heard is in the buffer already.
+        # A run that learns from logs needs no rollouts: the replay buffer already holds every reply.
         for draw in range(0 if config.world_model.from_logs else config.policy.draws):
             drawn = self.draw(step, draw)
             shaped = [self.shaped(group) for group in drawn]
@@ -199,12 +198,12 @@ class Trainer:
         return Collected(groups=groups, kept=kept, report=report)
 
     def _is_taught(self, step: int) -> bool:
-        """Whether no group of this step would teach the policy, however many were drawn."""
+        """Whether the policy does not learn from its own rollouts in this step, so that drawing again is useless."""
         return not self.config.policy.frozen and not self.mini_batches.learns_by_dapo(step)
 
     def draw(self, step: int, draw: int) -> list[RolloutGroup]:
-        """One group of rollouts for each task of one draw."""
-        requests, size = draw_requests(self.config, self.environment(), step, draw), self.config.rollout.group_size
+        """Roll out the tasks of one draw; return one group for each task."""
+        requests, size = draw_requests(self.config, self.make_environment(), step, draw), self.config.rollout.group_size
         if self.config.has_feedback and not self.config.internalise.over(step):
             rollouts = roll_out_in_waves(self.config, requests, self.backend.roll_out, tools=self.predicted_tools)
         else:
@@ -217,7 +216,7 @@ class Trainer:
         return list(map(mark_imagined, groups)) if self.config.lookahead == "policy" else groups
 
     def shaped(self, group: RolloutGroup) -> RolloutGroup:
-        """The group as the policy is trained on it: its own rollouts, with shaped rewards."""
+        """Return the group that trains the policy: only the policy's own rollouts, with shaped rewards."""
         config = self.config
         own = dataclasses.replace(group, rollouts=tuple(filter(is_the_policys, group.rollouts)))
         bonus: Sequence[float] = ()
@@ -228,7 +227,7 @@ class Trainer:
         )
 
     def _surprise(self, rollout: Rollout) -> float:
-        """How badly the world model predicts what this rollout heard; 0 where it heard nothing."""
+        """Return the mean world-model loss on the replies in this rollout; 0 if there are none."""
         examples = self.codec.examples_of(rollout, predict=self.predicted_tools)
         scores = self.backend.score(self.mini_batches.examples(examples))
         return fmean(score.loss / score.tokens for score in scores) if scores else 0.0
@@ -236,10 +235,10 @@ class Trainer:
     # --- learning ----------------------------------------------------------------------------------------------
 
     def hear(self, groups: Sequence[RolloutGroup]) -> list[list[WorldModelExample]]:
-        """The distinct world-model examples of each group, kept for later steps too, as successes are."""
+        """Store new replies and successes for later steps; return the distinct world-model examples of each group."""
         if self.config.internalise.rows:
             self.mini_batches.keep_to_imitate([rollout for group in groups for rollout in group.rollouts])
-        for listener in (self.backend.memory, self.backend.ending_tools):
+        for listener in (self.backend.reply_store, self.backend.ending_tools):
             if listener is not None:
                 listener.hear(rollout for group in groups for rollout in group.rollouts)
         if not self.state.weight or self.config.world_model.input == "inline":
@@ -251,12 +250,14 @@ class Trainer:
         return heard
 
     def rows(self, step: int, collected: Collected, heard: Sequence[Sequence[WorldModelExample]]) -> Update:
-        """The rows of each mini-batch of this step."""
-        return self.mini_batches.update(step, collected.groups, collected.kept, heard, weight=self.state.weight)
+        """Return the training rows of each mini-batch of this step."""
+        return self.mini_batches.update(
+            step, collected.groups, collected.kept, heard, world_model_weight=self.state.weight
+        )
 
     def row(self, step: int, collected: Collected) -> dict[str, Any]:
-        """What the rollouts of a step show, for its row of metrics."""
-        tools = {tool["function"]["name"] for tool in self.environment().tools()}
+        """Return the metrics that come from the rollouts of a step."""
+        tools = {tool["function"]["name"] for tool in self.make_environment().tools()}
         metrics, warnings = step_metrics(collected.rollouts, tools)
         if self.examination is not None:
             metrics |= self.examination.lost_tokens(collected.rollouts, self.predicted_tools)
@@ -277,7 +278,7 @@ class Trainer:
         }
 
     def _phase(self, step: int) -> dict[str, Any]:
-        """What a step was for, in runs that have phases."""
+        """Return the phase of a step and the number of stored successes, in runs with phases."""
         settings = self.config.internalise
         phase = {"phase": self.mini_batches.phase(step)} if settings.rows or settings.until else {}
         return phase | ({"success_tasks": len(self.mini_batches.successes)} if settings.rows else {})
@@ -285,12 +286,12 @@ class Trainer:
     # --- evaluation --------------------------------------------------------------------------------------------
 
     def evaluate(self, run: RunDirectory | None = None, splits: Sequence[str] | None = None) -> dict[str, Any]:
-        """Greedy success on the fixed tasks of each split, with look-ahead where the run still has it; and what the
-        world model expects to hear after the held-out calls."""
+        """Measure greedy success on the fixed tasks of each split, with look-ahead unless `internalise` has ended it,
+        and the world model on the held-out calls."""
         started = time.monotonic()
         splits = self.config.eval.splits if splits is None else splits
-        blind = self.config.internalise.over(self.state.step - 1)  # as the step that has just ended was
-        row, rollouts = evaluate_splits(self.config, self.environment, splits, self.backend.roll_out, blind=blind)
+        blind = self.config.internalise.over(self.state.step - 1)  # the same as in the last training step
+        row, rollouts = evaluate_splits(self.config, self.make_environment, splits, self.backend.roll_out, blind=blind)
         predictions: list[dict[str, Any]] = []
         if self.examination is not None and not blind:
             metrics, predictions = self.examination.run()
@@ -303,11 +304,11 @@ class Trainer:
 
     @property
     def _judged_by(self) -> str:
-        """The success by which the best checkpoint is chosen: of the policy that the run is to leave behind."""
+        """The metric that chooses the best checkpoint: blind success if the run trains a policy to act alone."""
         return "eval/val/success_blind" if self.config.leaves_policy_alone else "eval/val/success"
 
     def _judge(self, run: RunDirectory, row: dict[str, Any]) -> None:
-        """Evaluate at the end of a step, and act on what it shows."""
+        """Evaluate after a step, add the result to its row, and adapt the world-model weight."""
         config, state = self.config, self.state
         final = config.eval.final_splits if state.step == config.steps else ()
         row |= self.evaluate(run, (*config.eval.splits, *final))
@@ -320,7 +321,7 @@ class Trainer:
     # --- the run's folder --------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
-        """Everything that is needed to continue exactly."""
+        """Write everything that a resumed run needs to continue exactly."""
         self.backend.save(folder)
         self.mini_batches.replay.save(folder / "replay.safetensors")
         if self.config.internalise.rows:

@@ -1,12 +1,12 @@
-"""The command line, `lfo`: one small function a command, each in the module of its subject.
+"""The command line `lfo`: one small function for each command.
 
-A command parses first and imports heavy modules inside, so that `--help` answers at once. A module of commands
-knows nothing of the application; it is put in here, by one line:
+A command imports heavy modules inside its function, so that `--help` is fast. The modules of commands do not import the
+application; each command is registered here by one line:
 
     app.command("train")(train.train)
 
-This is also the one place that turns errors into a sentence on stderr and an exit code: 2 for the caller's
-mistakes, 1 for work that failed, 130 for Ctrl-C.
+This is also the only place that turns exceptions into one sentence on stderr and an exit code: 2 for mistakes of the
+user, 1 for work that failed, 130 for Ctrl-C.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt as error:  # caught here because Typer would end without a word
+        except KeyboardInterrupt as error:  # caught here because Typer would exit without a message
             typer.echo(f"lfo: {str(error) or 'interrupted'}", err=True)
             raise typer.Exit(130) from error
 
@@ -93,7 +93,7 @@ def options(
         bool, typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Train tool-calling agents that learn from everything their environment says."""
+    """Train tool-calling agents that learn from every reply of their environment."""
 
 
 def main() -> None:
@@ -105,8 +105,8 @@ def main() -> None:
     except LfoError as error:
         _fail(str(error), error.exit_code, debug)
     except Exception as error:
-        if type(error).__name__ == "OutOfMemoryError":  # torch's, which a command may never have imported
-            _fail("the GPU is out of memory; wait until others have left it, or ask `lfo plan` what fits", 1, debug)
+        if type(error).__name__ == "OutOfMemoryError":  # of torch, which may not be imported
+            _fail("the GPU is out of memory; wait until it is free, or run `lfo plan` to see what fits", 1, debug)
         what = (str(error).strip().splitlines() or ["no message"])[0]
         hint = "" if debug else "; run again with --debug for the traceback"
         _fail(f"unexpected {type(error).__name__}: {what}{hint}", 1, debug)

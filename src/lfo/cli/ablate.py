@@ -1,7 +1,7 @@
-"""`lfo ablate`: a grid of ordinary runs, several at the same time, that can be stopped and goes on.
+"""`lfo ablate`: a grid of ordinary runs, several in parallel, which can be stopped and resumed.
 
-Each cell is an `lfo train` in a process of its own. A finished cell is never run again, a started one goes on from its
-last checkpoint, and one that fails is shown as failed while the others run on.
+Each cell is an `lfo train` in its own process. A finished cell is not run again, a started one is resumed from its last
+checkpoint, and a failed one is reported while the others continue.
 """
 
 from __future__ import annotations
@@ -26,42 +26,40 @@ if TYPE_CHECKING:
     from lfo.evaluation.ablation import Cell
 
 SETTINGS = ("preset=tiny", "eval.every=10")
-PHONE_CALLS = ("levels=2", "eval.splits=val,test_unseen_companies")  # what another world does not have
-MAX_ERROR = 300  # characters of a failed run's last words
+PHONE_CALLS = ("levels=2", "eval.splits=val,test_unseen_companies")  # defaults that other environments do not have
+MAX_ERROR = 300  # characters of the error of a failed run
 
 
 def ablate(
     study: Annotated[
         Literal["weight", "predict", "rank", "schedule", "coupling"], typer.Argument(help="What is varied.")
     ],
-    settings: Annotated[
+    overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="NAME=VALUE", help="Settings of every cell, such as levels=3 exploration.blind_share=0.25."
+            metavar="NAME=VALUE", help="Config overrides for every cell, such as levels=3 exploration.blind_share=0.25."
         ),
     ] = None,
-    values: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="Values to try instead of the whole grid: 0,0.5,1")
-    ] = None,
+    values: Annotated[str | None, typer.Option(metavar="A,B,...", help="Values to try instead of all: 0,0.5,1")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each value, with seeds 0, 1, ...")] = 3,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 2,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs in parallel.")] = 2,
     steps: Annotated[int, typer.Option(min=1, help="Steps of each run.")] = 60,
     output_dir: Annotated[Path, typer.Option(metavar="DIR", help="Folder of all studies.")] = Path("runs/ablations"),
     as_json: Json = False,
 ) -> None:
-    """Vary one thing and compare: lfo ablate weight --values 0,0.5 --seeds 3"""
+    """Vary one option and compare the runs: lfo ablate weight --values 0,0.5 --seeds 3"""
     from lfo.evaluation import ablation
 
     folder = output_dir / study
     cells = ablation.grid(study, None if values is None else values.split(","), seeds)
     cells += ablation.done_before(folder, cells)
-    grid = _Grid(study, folder, cells, (*_defaults(settings or ()), f"steps={steps}", *(settings or ())))
+    grid = _Grid(study, folder, cells, (*_defaults(overrides or ()), f"steps={steps}", *(overrides or ())))
     try:
         grid.train(jobs)
     except KeyboardInterrupt:
         done = sum(cell.status == "done" for cell in grid.cells.values())
         raise KeyboardInterrupt(
-            f"interrupted after {done} of {len(cells)} cells; the same command goes on from the last checkpoints"
+            f"interrupted after {done} of {len(cells)} cells; the same command resumes from the last checkpoints"
         ) from None
     cells = list(grid.cells.values())
     _show(study, folder, cells, as_json)
@@ -73,34 +71,34 @@ def ablate(
         )
 
 
-def _defaults(settings: Sequence[str]) -> tuple[str, ...]:
-    """What a cell has where these settings say nothing else."""
-    elsewhere = any(each.startswith("env=") and each != "env=phone-calls" for each in settings)
+def _defaults(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return the default overrides of a cell, for what the user did not set."""
+    elsewhere = any(each.startswith("env=") and each != "env=phone-calls" for each in overrides)
     return SETTINGS if elsewhere else (*SETTINGS, *PHONE_CALLS)
 
 
 class _Grid:
-    """The cells of a study and their processes; every change is written to `ablation.json` at once.
+    """The cells of a study and their processes; writes every change to `ablation.json`.
 
-    One bar over the steps of all cells on a terminal; one plain line for each cell that ends everywhere.
+    Shows one bar over the steps of all cells on a terminal, and one plain line for each cell that ends.
     """
 
-    def __init__(self, study: str, folder: Path, cells: Sequence[Cell], settings: Sequence[str]) -> None:
-        """The run of every cell is checked before anything starts."""
-        from lfo.evaluation.ablation import settings_of
+    def __init__(self, study: str, folder: Path, cells: Sequence[Cell], overrides: Sequence[str]) -> None:
+        """Validate the run of every cell before any starts."""
+        from lfo.evaluation.ablation import overrides_of
 
         self._study, self._folder, self._runs = study, folder, {}
-        self.cells: dict[str, Cell] = {}  # by the name of their runs
+        self.cells: dict[str, Cell] = {}  # by the names of their runs
         for cell in cells:
             name = f"{study} {cell.value}, seed {cell.seed}"
-            self._runs[name] = ChildRun.wanted(name, folder / cell.run, settings_of(study, cell, settings))
+            self._runs[name] = ChildRun.wanted(name, folder / cell.run, overrides_of(study, cell, overrides))
             self.cells[name] = replace(cell, status="done" if self._runs[name].finished else "missing")
         self._steps = {name: run.config.steps * (name not in self._waiting()) for name, run in self._runs.items()}
         columns = ("steps", TextColumn("{task.fields[words]}", markup=False), TimeRemainingColumn())
         self._bar = bars(BarColumn(bar_width=20), MofNCompleteColumn(), *columns)
 
     def train(self, jobs: int) -> None:
-        """Run what is not finished, so many at the same time; only a person or the disk can stop it."""
+        """Run all unfinished cells, `jobs` in parallel; a failed cell does not stop the others."""
         self._write()
         total = sum(run.config.steps for run in self._runs.values())
         self._task = self._bar.add_task("", total=total, completed=sum(self._steps.values()), words="starting")
@@ -113,7 +111,7 @@ class _Grid:
     def _look(self, run: ChildRun, code: int | None, running: Sequence[str]) -> None:
         from lfo.rundir import read_metrics
 
-        with suppress(DataError):  # none yet; a damaged file is the run's own business
+        with suppress(DataError):  # no metrics yet; the run itself reports a damaged file
             rows = read_metrics(run.folder)
             self._steps[run.name] = rows[-1]["step"] if rows else 0
             self._bar.update(self._task, completed=sum(self._steps.values()), words="; ".join(running))
@@ -121,7 +119,7 @@ class _Grid:
             return
         cell = replace(self.cells[run.name], status="done")
         if code or not run.finished:
-            error = f"it was ended by {signal.Signals(-code).name}" if code < 0 else run.last_words()
+            error = f"it was killed by {signal.Signals(-code).name}" if code < 0 else run.last_words()
             cell = replace(cell, status="failed", error=error[:MAX_ERROR])
         self.cells[run.name] = cell
         self._write()

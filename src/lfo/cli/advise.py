@@ -1,4 +1,4 @@
-"""`lfo advise`: the known troubles that show in a run's metrics, in plain words."""
+"""`lfo advise`: find known problems in the metrics of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def advise(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, finished or not.")],
     as_json: Json = False,
 ) -> None:
-    """Say which known troubles a run has, and which knob to turn: lfo advise runs/x"""
+    """Show which known problems a run has, and which option to change: lfo advise runs/x"""
     from dataclasses import asdict
 
     from lfo.evaluation.advice import MIN_STEPS

@@ -1,4 +1,4 @@
-"""`lfo bench`: how fast the parts are, measured on this machine, each by one command."""
+"""`lfo bench`: measure the speed of the parts on this machine, one command for each."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from lfo.cli.common import Json, answer, figures_table, working
 from lfo.errors import UsageError
 
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings on top of preset=tiny, as for lfo train.")
+    list[str] | None,
+    typer.Argument(metavar="NAME=VALUE", help="Config overrides on top of preset=tiny, as for lfo train."),
 ]
 Device = Annotated[Literal["cpu", "cuda"], typer.Option(help="One core of the CPU, or the GPU.")]
 
-app = typer.Typer(help="Measure how fast a part is on this machine.", no_args_is_help=True)
+app = typer.Typer(help="Measure the speed of a part on this machine.", no_args_is_help=True)
 
 
 @app.command("env")
 def bench_environment(as_json: Json = False) -> None:
-    """The phone-call world: tool calls a second on one core, and seconds to generate the default data."""
+    """Measure the phone-call world: tool calls per second on one core, and seconds to generate the default data."""
     from lfo.env.bench import generate_seconds, tool_calls_per_second
 
     result = {"tool_calls_per_second": tool_calls_per_second(), "generate_seconds": generate_seconds()}
@@ -32,7 +33,7 @@ def bench_environment(as_json: Json = False) -> None:
 
 @app.command("step")
 def bench_step(overrides: Overrides = None, device: Device = "cpu", as_json: Json = False) -> None:
-    """A training step with a world model against a plain DAPO step: lfo bench step world_model.weight=0.5"""
+    """Compare a training step with a world model to a plain DAPO step: lfo bench step world_model.weight=0.5"""
     from lfo.tools import bench
 
     with working("measuring training steps"):
@@ -56,16 +57,18 @@ def bench_step(overrides: Overrides = None, device: Device = "cpu", as_json: Jso
 
 @app.command("rollout")
 def bench_rollout(
-    model: Annotated[str, typer.Option(help="The embedded base, one that was fetched, or a folder.")] = "tiny",
+    model: Annotated[str, typer.Option(help="The embedded base (tiny), a fetched model, or a folder.")] = "tiny",
     device: Device = "cpu",
     against: Annotated[
         Literal["generate", "vllm"], typer.Option(help="vllm: on a GPU, random weights of several shapes.")
     ] = "generate",
-    shapes: Annotated[str, typer.Option(help="With --against vllm, with commas.")] = "smollm2-135m,qwen3-1.7b,qwen3-8b",
-    rows: Annotated[str, typer.Option(help="With --against vllm: rows at the same time.")] = "16,64,256",
+    shapes: Annotated[
+        str, typer.Option(help="With --against vllm: model shapes, separated by commas.")
+    ] = "smollm2-135m,qwen3-1.7b,qwen3-8b",
+    rows: Annotated[str, typer.Option(help="With --against vllm: batch sizes, separated by commas.")] = "16,64,256",
     as_json: Json = False,
 ) -> None:
-    """Our sampler against transformers' generate(), 64 phone-call prompts on one CPU core or a GPU; or against vLLM."""
+    """Compare our sampler to transformers' generate() on 64 phone-call prompts, or to vLLM."""
     if against == "vllm":
         _against_vllm(shapes.split(","), _points(rows, "--rows"), as_json)
         return
@@ -89,15 +92,15 @@ def bench_rollout(
 @app.command("world-model")
 def bench_world_model(
     overrides: Overrides = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Trials, each with tasks and weights of its own.")] = 1,
-    tasks: Annotated[str, typer.Option(help="After how many tasks to examine, with commas.")] = "40,80,160,320",
-    calls: Annotated[int, typer.Option(min=1, help="Tasks of each split whose calls are held out.")] = 200,
-    variant: Annotated[
-        str, typer.Option(help="What the loop does not do: unsure, retrieve-1, retrieve-2, ...")
-    ] = "none",
+    seeds: Annotated[int, typer.Option(min=1, help="Trials, each with its own tasks and initial weights.")] = 1,
+    tasks: Annotated[
+        str, typer.Option(help="Numbers of tasks after which to measure, separated by commas.")
+    ] = "40,80,160,320",
+    calls: Annotated[int, typer.Option(min=1, help="Held-out tasks of each split.")] = 200,
+    variant: Annotated[str, typer.Option(help="An experimental variant: unsure, retrieve-1, retrieve-2, ...")] = "none",
     as_json: Json = False,
 ) -> None:
-    """How many replies the world model needs, on recorded ones, beside a lookup, a memory and a linear classifier."""
+    """Measure how many replies the world model needs, beside a lookup table, text retrieval and a linear classifier."""
     points = _points(tasks)
     from lfo.tools import world_model_bench as bench
 
@@ -145,13 +148,13 @@ def _points(text: str, option: str = "--tasks") -> list[int]:
     """
     points = [int(part) for part in text.split(",") if part.strip().isdigit()]
     if not points or len(points) != len(text.split(",")) or points != sorted(set(points)) or points[0] < 1:
-        raise UsageError(f"{option} must be rising numbers with commas, such as 40,80,160, not {text!r}")
+        raise UsageError(f"{option} must be increasing numbers separated by commas, such as 40,80,160, not {text!r}")
     return points
 
 
 @app.command("memory")
 def bench_memory(as_json: Json = False) -> None:
-    """What lfo plan says of an update on one GPU against measured peaks, for several shapes with random weights."""
+    """Compare lfo plan with the measured memory peak of an update on one GPU, for several shapes."""
     from lfo.loading import pick_device
     from lfo.tools.memory import compare
 

@@ -1,4 +1,4 @@
-"""What a child of `lfo demo` and `lfo ablate` runs: `lfo`, for as long as the parent lives. Nobody imports this."""
+"""The entry point of child processes of `lfo demo` and `lfo ablate`: runs `lfo` while the parent lives."""
 
 from __future__ import annotations
 

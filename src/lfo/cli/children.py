@@ -1,8 +1,8 @@
-"""Ordinary `lfo train` processes, as `lfo demo` and `lfo ablate` start and watch them. It trains nothing itself.
+"""Start and monitor ordinary `lfo train` processes, for `lfo demo` and `lfo ablate`.
 
-Whoever starts a child keeps its standard input open and never writes: when the parent ends, however it ends, the
-child reads the end of that input and ends too. A run survives being ended at any moment, so nothing is lost but the
-steps since its last checkpoint, and no forgotten process keeps a folder locked.
+The parent keeps the standard input of a child open and never writes to it. When the parent ends for any reason, the
+child reads the end of its input and ends too. A run can be killed at any time, so only the steps since its last
+checkpoint are lost, and no orphaned process keeps a folder locked.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ LOOK_EVERY = 0.5  # seconds
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChildRun:
-    """A run that is wanted, and how far what lies in its folder has come."""
+    """A run to train, and how far the run in its folder has come."""
 
     name: str
     folder: Path
-    settings: tuple[str, ...]
-    config: RunConfig  # the settings, resolved
+    overrides: tuple[str, ...]
+    config: RunConfig  # the overrides, resolved
 
     @classmethod
-    def wanted(cls, name: str, folder: Path, settings: Sequence[str]) -> ChildRun:
-        """The run of these settings in a folder; what lies there already must be what is wanted."""
+    def wanted(cls, name: str, folder: Path, overrides: Sequence[str]) -> ChildRun:
+        """The run of these overrides in a folder; a run that is already there must have the same config."""
         from lfo.config import differences, from_yaml, load_config
 
-        own = (*settings, f"output_dir={folder}")
-        run = cls(name=name, folder=folder, settings=own, config=load_config(own))
+        own = (*overrides, f"output_dir={folder}")
+        run = cls(name=name, folder=folder, overrides=own, config=load_config(own))
         if run.started:
             for each, (before, now) in differences(from_yaml(folder / "config.yaml"), run.config).items():
                 if each != "output_dir":
@@ -57,15 +57,15 @@ class ChildRun:
 
     @property
     def finished(self) -> bool:
-        """Adapters are the last thing that a run writes; beside fewer steps than wanted they are old."""
+        """Whether the run is complete: it writes its adapters last, and they may be from a shorter run."""
         from lfo.evaluation.runs import read_run
 
         return (self.folder / "adapters").is_dir() and read_run(self.folder).finished
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Begin the run, or go on with it."""
+        """Start or resume the run."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        arguments = ("--resume", str(self.folder)) if self.started else self.settings
+        arguments = ("--resume", str(self.folder)) if self.started else self.overrides
         with open(self._log, "wb") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "lfo.cli.child", "train", *arguments],
@@ -87,10 +87,10 @@ class ChildRun:
 def train_all(
     runs: Sequence[ChildRun], *, jobs: int, look: Callable[[ChildRun, int | None, Sequence[str]], None]
 ) -> None:
-    """Train runs, so many at the same time; none outlives this call.
+    """Train runs, `jobs` in parallel; end all of them when this function ends.
 
-    `look` is told twice a second of each one that runs: its exit code, None while it has none, and the names of all
-    that run. What it raises ends them.
+    `look` is called twice a second for each running process, with its exit code (None while it runs) and the names of
+    all running ones. An exception in `look` ends all runs.
     """
     waiting = list(runs)
     running: dict[str, tuple[ChildRun, subprocess.Popen[bytes]]] = {}
@@ -111,14 +111,14 @@ def train_all(
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()  # does nothing to one that has ended; a run survives it
+    process.terminate()  # no effect on a process that has ended; a run can be terminated at any time
     process.wait()
     if process.stdin:
         process.stdin.close()
 
 
 def end_with_parent() -> None:
-    """Watch standard input from now on, and end this process when nobody holds its other end any more."""
+    """End this process when the parent closes standard input."""
 
     def watch() -> None:
         os.read(0, 1)

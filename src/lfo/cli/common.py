@@ -1,6 +1,6 @@
-"""What commands share: their options, bars and tables, and how text of models and worlds is shown.
+"""Shared parts of commands: options, progress bars, tables, and the display of text from models and environments.
 
-That text is never trusted: before it reaches a terminal, what could move its cursor or colour it is made visible.
+Such text is not trusted: control characters are escaped before it reaches a terminal.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from lfo.agent import Agent
     from lfo.types import Message, Rollout, ToolCall, Turn
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or one checkpoint in it.")]
-Split = Annotated[str, typer.Option("--split", metavar="NAME", help="Which of the environment's splits.")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or one of its checkpoints.")]
+Split = Annotated[str, typer.Option("--split", metavar="NAME", help="The split of the environment.")]
 Adapter = Annotated[
     Literal["best", "last", "none"],
-    typer.Option("--adapter", help="Weights: best by evaluation on val, last, or none (the untrained base)."),
+    typer.Option("--adapter", help="Adapters: best by evaluation on val, last, or none (the untrained base)."),
 ]
 NoLookahead = Annotated[
     bool,
-    typer.Option("--blind", "--no-lookahead", help="The policy alone: act without being told what is expected."),
+    typer.Option("--blind", "--no-lookahead", help="Act without look-ahead: the policy alone."),
 ]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device", help="Where to compute.")]
 Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
@@ -49,7 +49,7 @@ END_IN_WORDS = {
 
 
 def open_agent(run: Path, *, adapter: str, device: str, levels: Sequence[int] | None = None) -> Agent:
-    """`load_agent`, with a word on stderr while it takes its seconds."""
+    """`load_agent`, with a message on stderr meanwhile."""
     with working(f"Loading {visible(str(run))}"):
         from lfo.agent import load_agent
 
@@ -61,21 +61,21 @@ def working(words: str) -> Status:
 
 
 def bars(*columns: str | ProgressColumn, hidden: bool = False, transient: bool = False) -> Progress:
-    """Bars on stderr, nothing where stderr is no terminal."""
+    """Return progress bars on stderr; nothing is shown if stderr is not a terminal."""
     console = Console(stderr=True)
     return Progress(*columns, console=console, transient=transient, disable=hidden or not console.is_terminal)
 
 
 @contextmanager
 def progress_bar(words: str, total: int | None, *, hidden: bool = False) -> Iterator[Callable[[int], None]]:
-    """A bar that is gone when it is full; answers how to advance it."""
+    """Show a bar that disappears when it is full; yield a function that advances it."""
     with bars(hidden=hidden, transient=True) as progress:
         bar = progress.add_task(words, total=total)
         yield lambda steps: progress.advance(bar, steps)
 
 
 def figures_table(title: str, rows: Sequence[Sequence[str]], **first: Any) -> Table:
-    """A table of rows, the first of them the headings; `first` is how the first column is set."""
+    """Return a table; the first row has the headings, and `first` sets the first column."""
     name, *figures = rows[0]
     table = Table(Column(name, **first), *(Column(each, justify="right") for each in figures), title=title)
     for row in rows[1:]:
@@ -84,7 +84,7 @@ def figures_table(title: str, rows: Sequence[Sequence[str]], **first: Any) -> Ta
 
 
 def write_file(path: Path, text: str) -> None:
-    """Put a file in its place at once and whole; one of that name is replaced."""
+    """Write a file atomically, replacing one of that name."""
     from lfo.rundir import write_text_atomic
 
     try:
@@ -95,7 +95,7 @@ def write_file(path: Path, text: str) -> None:
 
 
 def answer(result: Any, show: Callable[[], object], *, as_json: bool) -> None:
-    """A result for programs, or shown to people."""
+    """Print a result as JSON or as text."""
     if as_json:
         typer.echo(json.dumps(result))
     else:
@@ -103,7 +103,7 @@ def answer(result: Any, show: Callable[[], object], *, as_json: bool) -> None:
 
 
 def visible(text: str) -> str:
-    r"""Untrusted text as a terminal may print it.
+    r"""Return untrusted text with escaped control characters.
 
     >>> visible("ring\x07 \x1b[31mred")
     'ring\\x07 \\x1b[31mred'
@@ -112,11 +112,11 @@ def visible(text: str) -> str:
 
 
 def weights_in_words(agent: Agent) -> str:
-    return "untrained" if agent.weights is None else f"weights of {agent.weights.name}"
+    return "untrained" if agent.adapters_folder is None else f"weights of {agent.adapters_folder.name}"
 
 
 def call_in_words(call: ToolCall) -> str:
-    """As in `make_phone_call(phone_number="555-0100", auth_info={})`."""
+    """Return a call as text: `make_phone_call(phone_number="555-0100", auth_info={})`."""
     arguments = (f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in call.arguments.items())
     return f"{call.name}({', '.join(arguments)})"
 
@@ -127,7 +127,7 @@ def counted(number: int, thing: str) -> str:
 
 
 def titled(title: str) -> Console:
-    """Where to print on, below a title."""
+    """Print a title and return the console."""
     console = Console()
     console.print(Text(title, style="bold"), soft_wrap=True)
     return console
@@ -139,14 +139,14 @@ def print_rule(console: Console, words: str) -> None:
 
 
 def print_opening(console: Console, opening: Sequence[Message]) -> None:
-    """The user's words, which are the task."""
+    """Print the user message, which is the task."""
     for message in opening:
         if message.role == "user":
             print_lines(console, ("user", message.content, "bold"))
 
 
 def print_turn(console: Console, turn: Turn) -> None:
-    """One exchange; an imagined one stands apart and says what it is, and whether it was taken back."""
+    """Print one exchange; mark an imagined one, and whether it was taken back."""
     said = call_in_words(turn.call) if turn.call else turn.action
     if turn.predicted:
         back = [("", "imagined and taken back", "dim")] if turn.taken_back else []
@@ -158,7 +158,7 @@ def print_turn(console: Console, turn: Turn) -> None:
 
 
 def print_outcome(console: Console, rollout: Rollout) -> None:
-    """Success or failure, and how the rollout came to its end."""
+    """Print success or failure, and why the rollout ended."""
     from lfo.evaluation.repeated_tasks import solved
 
     facts = [counted(sum(not turn.predicted for turn in rollout.turns), "turn")]
@@ -175,7 +175,7 @@ def print_outcome(console: Console, rollout: Rollout) -> None:
 
 
 def print_lines(console: Console, *lines: tuple[str, str | Text, str]) -> None:
-    """Labels on the left, text of a style on the right, folded to its own column."""
+    """Print labels on the left and styled text, wrapped, on the right."""
     grid = Table.grid(Column(width=8, justify="right", style="dim"), Column(overflow="fold"), padding=(0, 2, 0, 0))
     for label, text, style in lines:
         grid.add_row(label, Text(visible(text), style=style) if isinstance(text, str) else text)

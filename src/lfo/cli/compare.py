@@ -1,4 +1,4 @@
-"""`lfo compare`: groups of runs against a baseline, from their folders alone."""
+"""`lfo compare`: compare groups of runs to a baseline, from their folders."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from lfo.cli.common import Json, figures_table
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Folders of runs, or folders that hold them.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Run folders, or folders that contain them.")],
     baseline: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The group that ratios refer to; plain DAPO unless named.")
+        str | None, typer.Option(metavar="NAME", help="The baseline group of the ratios; the default is plain DAPO.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare what runs needed to a target, grouped by their settings: lfo compare runs/level2/*
+    """Compare how many tasks runs needed to a target, grouped by their config: lfo compare runs/level2/*
 
-    A target is reached at the first of two evaluations in a row at or above it.
+    A target counts as reached at the first of two consecutive evaluations at or above it.
     """
     from lfo.evaluation import comparison_text
     from lfo.evaluation.runs import find_runs, read_run
@@ -35,6 +35,9 @@ def compare(
     of = "success" if comparison.ceiling is None else f"the ceiling ({comparison.ceiling:.1%})"
     tables = {
         f"Tasks to a share of {of}": comparison_text.table(comparison),
+        f"What {comparison.target:.0%} on val took: geometric mean and 95 % interval": comparison_text.needed_table(
+            comparison
+        ),
         f"Times less than {comparison.baseline} to {comparison.target:.0%} on val": comparison_text.cost_table(
             comparison
         ),
@@ -43,7 +46,7 @@ def compare(
     }
     for title, rows in tables.items():
         if rows:
-            console.print(figures_table(title, rows, min_width=16, overflow="fold"))
+            console.print(figures_table(title, rows, min_width=12, overflow="fold"))
     blind = [comparison_text.BLIND] if any(group.blind for group in comparison.groups) else []
     for line in (*blind, *comparison_text.conclusions(comparison), *comparison.notes):
         console.print(line, highlight=False, markup=False)

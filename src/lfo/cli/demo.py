@@ -1,7 +1,7 @@
-"""`lfo demo`: plain DAPO and dual-LoRA on the same tasks, side by side, in a few minutes on two cores.
+"""`lfo demo`: train plain DAPO and dual-LoRA in parallel on the same tasks, in a few minutes on two cores.
 
-Each arm is an ordinary `lfo train` in a process of its own; this only watches their folders, and prints an address at
-which a browser can too. Stop it at any moment: the same command goes on. It ends with a table and with the page of both
+Each run is an ordinary `lfo train` in its own process. This command only reads their folders and prints the address of
+a live page. It can be stopped at any time; the same command resumes. It ends with a table and the report page of both
 runs (`lfo report`).
 """
 
@@ -24,9 +24,9 @@ from lfo.cli.report import write_report
 from lfo.cli.watch import has_display
 from lfo.errors import WorkError
 
-ARMS = {"dapo": "plain DAPO", "dual-lora": "dual-LoRA"}  # `algo`, which also names the folder -> name in the table
-# Half of the usual tasks in an evaluation: a demo should take minutes.
-SETTINGS = ("preset=tiny", "levels=2", "eval.every=10", "eval.tasks=100", "eval.splits=val,test_unseen_companies")
+ARMS = {"dapo": "plain DAPO", "dual-lora": "dual-LoRA"}  # `algo`, also the name of the folder -> name in the table
+# Half of the default tasks in an evaluation, to save time.
+OVERRIDES = ("preset=tiny", "levels=2", "eval.every=10", "eval.tasks=100", "eval.splits=val,test_unseen_companies")
 ON_ANOTHER_CPU = (
     "Figures depend on the CPU. On one, this ended at 74 % on val and 77 % on unseen companies; on another, five seeds "
     "of a longer run had 79 to 87 % on val after as many tasks."
@@ -34,14 +34,14 @@ ON_ANOTHER_CPU = (
 
 
 def demo(
-    settings: Annotated[list[str] | None, typer.Argument(metavar="NAME=VALUE", hidden=True)] = None,
-    steps: Annotated[int, typer.Option(help="Steps of 8 tasks for each of the two.")] = 40,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="NAME=VALUE", hidden=True)] = None,
+    steps: Annotated[int, typer.Option(help="Training steps of each run, with 8 tasks each.")] = 40,
     output_dir: Annotated[Path, typer.Option(metavar="DIR", help="Folder of both runs.")] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(help="Names tasks and all random numbers, the same for both.")] = 0,
+    seed: Annotated[int, typer.Option(help="The seed of tasks and random numbers of both runs.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Train plain DAPO and dual-LoRA on the same tasks, compare them and write a page: lfo demo"""
-    own = (*SETTINGS, f"steps={steps}", f"seed={seed}", *(settings or ()))
+    """Train plain DAPO and dual-LoRA on the same tasks, compare them and write a report page: lfo demo"""
+    own = (*OVERRIDES, f"steps={steps}", f"seed={seed}", *(overrides or ()))
     runs = [ChildRun.wanted(name, output_dir / algo, (*own, f"algo={algo}")) for algo, name in ARMS.items()]
     unfinished = [run for run in runs if not run.finished]
     try:
@@ -58,17 +58,17 @@ def demo(
 
 
 def _train(runs: Sequence[ChildRun], folder: Path) -> None:
-    """Run all at the same time, until the last has ended or one has failed, and let them be watched.
+    """Train all runs in parallel until all have ended or one has failed, and serve a live page.
 
-    One bar a run on a terminal; one plain line for each evaluation elsewhere. Everything goes to stderr.
+    Shows one bar for each run on a terminal, else one plain line for each evaluation. Writes to stderr.
     """
     from lfo.evaluation.sample_efficiency import VAL
-    from lfo.report.watch import Watch
+    from lfo.report.watch import LivePage
     from lfo.rundir import read_metrics
 
     told = dict.fromkeys((run.name for run in runs), -1)  # the last step that was printed
     columns = (BarColumn(bar_width=20), MofNCompleteColumn(), "{task.fields[words]}", TimeElapsedColumn())
-    with Watch([folder]).serving() as address, bars("{task.description}", *columns) as shown:
+    with LivePage([folder]).serving() as address, bars("{task.description}", *columns) as shown:
         typer.echo(f"Watch at {address}  (until the demo ends)", err=True)
         if has_display():
             webbrowser.open(address)

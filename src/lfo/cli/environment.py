@@ -1,4 +1,4 @@
-"""`lfo generate` writes the phone-call world to files; `lfo check-env` checks that world, or any other."""
+"""`lfo generate` writes the phone-call world to files; `lfo check-env` checks any environment."""
 
 from __future__ import annotations
 
@@ -13,21 +13,26 @@ from rich.table import Table
 from lfo.cli.common import Json, answer, counted, progress_bar, visible, working
 from lfo.errors import UsageError
 
-Data = Annotated[Path, typer.Option("--data", metavar="DIR", help="A folder that `lfo generate` wrote.")]
+Data = Annotated[Path, typer.Option("--data", metavar="DIR", help="A folder of `lfo generate`.")]
 
 
 def generate(
-    num_companies: Annotated[int, typer.Option(help="Companies that training tasks are about.")] = 100,
+    num_companies: Annotated[int, typer.Option(help="Companies of the training tasks.")] = 100,
     num_train_tasks: Annotated[int, typer.Option(help="Tasks in train.jsonl.")] = 500,
     num_val_tasks: Annotated[int, typer.Option(help="Tasks in val.jsonl, and in each test split.")] = 100,
     output_dir: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write.")] = Path("data"),
-    seed: Annotated[int, typer.Option(help="The world: same seed, same bytes.")] = 0,
-    law: Annotated[int, typer.Option(help="What departments want: 0 makes sense, others are drawn.")] = 0,
+    seed: Annotated[int, typer.Option(help="The seed of the world: the same seed gives the same files.")] = 0,
+    law: Annotated[
+        int,
+        typer.Option(
+            help="The seed of the departments' requirements: 0 is the law with meaningful names, others are drawn."
+        ),
+    ] = 0,
     levels: Annotated[str, typer.Option(help="Levels, as 1-5 or 2,3.")] = "1-5",
     force: Annotated[bool, typer.Option("--force", help="Replace data of other options.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write companies and tasks: lfo generate --output-dir data --seed 0"""
+    """Write companies and tasks to files: lfo generate --output-dir data --seed 0"""
     from lfo.env import generator
 
     manifest = generator.generate(
@@ -57,11 +62,11 @@ def check_env(
     data: Data = Path("data"),
     episodes: Annotated[int, typer.Option(min=1, help="Rollouts of each player.")] = 20,
     logs: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Recorded rollouts: how predictable are the replies?")
+        Path | None, typer.Option(metavar="FILE", help="Recorded rollouts, to measure how predictable the replies are.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check any environment by playing it, or the phone-call world against all of its bounds.
+    """Check any environment by random play, or the phone-call world against its bounds.
 
     lfo check-env env=my_world:Safes; lfo check-env env=my_world:Safes --logs rollouts.jsonl; lfo check-env --data data
     """
@@ -69,7 +74,7 @@ def check_env(
         _check_any(overrides, episodes, logs, as_json)
         return
     if logs is not None:
-        raise UsageError("--logs needs the environment that the rollouts are of: lfo check-env env=NAME --logs FILE")
+        raise UsageError("--logs needs the environment of the rollouts: lfo check-env env=NAME --logs FILE")
     from lfo.env.check import check, plays
     from lfo.env.generator import load
 
@@ -90,16 +95,16 @@ def _check_any(overrides: list[str], episodes: int, logs: Path | None, as_json: 
         from lfo.rollout.records import read_rollouts
 
         config = load_config(overrides)
-        factory, tokenizer = environment_factory(config), load_tokenizer(config.model)
+        make_environment, tokenizer = environment_factory(config), load_tokenizer(config.model)
 
         def length_of(text: str) -> int:
             return len(tokenizer.encode(text, add_special_tokens=False))
 
         if logs is not None:
-            result = {"ok": True, **predictability(read_rollouts(logs, factory()), length_of=length_of)}
+            result = {"ok": True, **predictability(read_rollouts(logs, make_environment()), length_of=length_of)}
         else:
             result = check_environment(
-                factory,
+                make_environment,
                 episodes=episodes,
                 max_turns=config.rollout.max_turns,
                 timeout=config.rollout.environment_timeout,

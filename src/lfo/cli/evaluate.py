@@ -1,16 +1,18 @@
-"""`lfo eval`: how well a trained agent does on a split, with intervals."""
+"""`lfo eval`: evaluate a trained agent on a split, with confidence intervals."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Column, Table
 
 from lfo.cli import common
+from lfo.errors import UsageError
 
-# Name in the metrics -> what a person reads; shares are shown in percent.
+# Metric -> label; shares are shown in percent.
 BEHAVIOUR = {
     "calls": "calls per task",
     "turns": "turns per task",
@@ -27,40 +29,55 @@ def evaluate(
     run: common.Run,
     split: common.Split = "val",
     adapter: common.Adapter = "last",
-    k: Annotated[int, typer.Option("--k", min=1, help="Sampled rollouts of each task; pass^k up to this k.")] = 4,
-    tasks: Annotated[int | None, typer.Option(min=1, help="First tasks of the split; without it, eval.tasks.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Names the random numbers of the sampled rollouts.")] = 0,
+    k: Annotated[int, typer.Option("--k", min=1, help="Sampled rollouts of each task, for pass^1 to pass^k.")] = 4,
+    tasks: Annotated[
+        int | None, typer.Option(min=1, help="How many tasks of the split; the default is eval.tasks.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of the sampled rollouts.")] = 0,
     no_lookahead: common.NoLookahead = False,
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="A second run: the difference in greedy success, paired task by task."),
+    ] = None,
     device: common.Device = "auto",
     as_json: common.Json = False,
 ) -> None:
-    """Success with intervals, pass^k and behaviour on a split: lfo eval runs/x --split test_unseen_companies
+    """Measure success, pass^k and behaviour on a split: lfo eval runs/x --split test_unseen_companies
 
-    Each task is played once greedily and k times at the run's temperature.
+    Each task is played once greedily and k times at the temperature of the run.
 
-    pass^j is the chance that j tries at a task all succeed, estimated without
-    bias: C(c, j) / C(k, j) where c of its k sampled rollouts succeeded, then
+    pass^j is the probability that j tries at a task all succeed, estimated
+    without bias: C(c, j) / C(k, j) if c of k sampled rollouts succeeded, then
     the mean over tasks. Intervals are Wilson's (95 %), over tasks.
     """
     agent = common.open_agent(run, adapter=adapter, device=device)
     from lfo.evaluation.fixed_tasks import evaluate as evaluate_agent
+    from lfo.evaluation.fixed_tasks import evaluate_paired
 
     chosen = agent.tasks(split)[: tasks or agent.config.eval.tasks]
+    other = common.open_agent(against, adapter=adapter, device=device) if against else None
+    if other and other.tasks(split)[: len(chosen)] != chosen:
+        raise UsageError(f"{run} and {against} have different tasks in {split}: compare runs of one environment")
     lookahead = agent.lookahead is not None and not no_lookahead
     with common.progress_bar(f"{len(chosen)} tasks of {split}", len(chosen) * (1 + k), hidden=as_json) as advance:
         figures = evaluate_agent(agent, chosen, k=k, lookahead=lookahead, seed=seed, on_rollouts=advance)
     result = {
         "run": str(run),
-        "weights": str(agent.weights) if agent.weights else None,
+        "weights": str(agent.adapters_folder) if agent.adapters_folder else None,
         "split": split,
         "tasks": len(chosen),
         "k": k,
         "seed": seed,
-        "temperature": agent.settings.temperature,
+        "temperature": agent.runner_config.temperature,
         "lookahead": lookahead,
         "acts": "base" if lookahead and agent.config.looks_ahead_untrained else "policy",
         **figures,
     }
+    if other:
+        sighted = other.lookahead is not None and not no_lookahead
+        with common.progress_bar(f"{against} on the same tasks", len(chosen), hidden=as_json) as advance:
+            paired = evaluate_paired(other, chosen, figures["greedy"]["solved"], lookahead=sighted, on_rollouts=advance)
+        result["against"] = {"run": str(against), "lookahead": sighted, **paired}
     if as_json:
         typer.echo(json.dumps(result))
         return
@@ -97,11 +114,25 @@ def _show(result: dict[str, Any], title: str) -> None:
     ends = [f"{name} {_stops(half['behaviour']['stops'])}" for name, half in (("Greedy", greedy), ("sampled", sampled))]
     console.print(f"\n{'; '.join(ends)}.", style="dim", highlight=False)
     console.print("95 % intervals over tasks. pass^k: k tries at a task all succeed.", style="dim", highlight=False)
+    if "against" in result:
+        console.print(f"\n{_difference(result['against'])}", highlight=False)
 
 
 def _share(share: dict[str, Any]) -> str:
     low, high = share["interval"]
     return f"{share['rate']:.1%} ({low:.1%} - {high:.1%})"
+
+
+def _difference(paired: dict[str, Any]) -> str:
+    """One sentence: which of the two runs solves more of the same tasks, and how sure that is."""
+    low, high = paired["interval"]
+    points = f"{100 * paired['difference']:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f})"
+    look = "with" if paired["lookahead"] else "without"
+    return (
+        f"Against {common.visible(paired['run'])} ({paired['rate']:.1%}, {look} look-ahead), greedy, the same tasks: "
+        f"{points}; "
+        f"{paired['only_first']} tasks are solved by this run only, {paired['only_second']} by the other only."
+    )
 
 
 def _figure(name: str, value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""`lfo export`: a run's weights as PEFT or vLLM serve them, with a model card."""
+"""`lfo export`: write the adapters of a run for PEFT or vLLM, with a model card."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from lfo.errors import UsageError
 
 def export(
     run: common.Run,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write; must not hold anything yet.")],
-    merged: Annotated[bool, typer.Option("--merged", help="The policy as a whole model, adapters merged in.")] = False,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write; must be empty or new.")],
+    merged: Annotated[
+        bool, typer.Option("--merged", help="Write the policy as a full model with merged adapters.")
+    ] = False,
     stacked: Annotated[
-        bool, typer.Option("--stacked", help="For coupling=stacked: both adapters as one LoRA.")
+        bool, typer.Option("--stacked", help="For coupling=stacked: write both adapters as one LoRA.")
     ] = False,
     both: Annotated[
-        bool, typer.Option("--both", help="Policy and world model, even where the policy suffices.")
+        bool, typer.Option("--both", help="Write policy and world model, even if the policy is enough.")
     ] = False,
     adapter: common.Adapter = "last",
     as_json: common.Json = False,
 ) -> None:
-    """Write adapters, or a merged model, to be served: lfo export runs/x --out served/x
+    """Write adapters or a merged model for serving: lfo export runs/x --out served/x
 
-    Without an option: the policy as one plain LoRA where it suffices alone,
-    which is where its success without look-ahead comes within 5 points of that
-    with it; else the policy and the world model as two PEFT folders. The
-    README.md beside them says how to serve them with vLLM or PEFT, and how
-    look-ahead is done.
+    By default, write only the policy as one plain LoRA if its success without
+    look-ahead is within 5 points of that with it; else write policy and world
+    model as two PEFT folders. The README.md in the folder shows how to serve
+    them with vLLM or PEFT, and how look-ahead works.
     """
     if sum((merged, stacked, both)) > 1:
-        raise UsageError("--merged, --stacked and --both are different forms; choose one")
+        raise UsageError("--merged, --stacked and --both exclude each other; choose one")
     if adapter == "none":
-        raise UsageError("--adapter none has nothing to export; choose best or last")
+        raise UsageError("--adapter none has no adapters to export; choose best or last")
     agent = common.open_agent(run, adapter=adapter, device="cpu")
     from lfo.tools import export as exporting
 
@@ -47,7 +48,7 @@ def export(
     with common.progress_bar(f"Writing {out}", None, hidden=as_json):
         files = exporting.export(agent, out, run=run, form=form)
     verdict = f"{alone.words} " if alone is not None else ""
-    words = f"{verdict}Wrote {out} ({form}): {len(files)} files. How to serve them stands in {out / 'README.md'}."
+    words = f"{verdict}Wrote {out} ({form}): {len(files)} files. {out / 'README.md'} shows how to serve them."
     result = {
         "run": str(run),
         "out": str(out),

@@ -1,4 +1,4 @@
-"""`lfo init` writes the beginning of a project: a world of its own, its test, a config and a README."""
+"""`lfo init` writes a new project: an environment, its test, a config and a README."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ FILES = ("world.py", "test_world.py", "config.yaml", "README.md")
 def init(
     name: Annotated[str, typer.Argument(metavar="NAME", help="New folder for the project.")], as_json: Json = False
 ) -> None:
-    """Begin a project with a small environment of your own: lfo init my_world"""
+    """Start a project with a small environment of your own: lfo init my_world"""
     folder = Path(name)
     if not name.strip() or not name.isprintable():
         raise UsageError("lfo init needs the name of a new folder")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} exists already and is not empty; name a new folder")
+        raise UsageError(f"{folder} already exists and is not empty; name a new folder")
     for file in FILES:
         text = (resources.files("lfo") / "assets" / "project" / f"{file}.txt").read_text(encoding="utf-8")
         write_file(folder / file, Template(text).safe_substitute(name=folder.absolute().name))

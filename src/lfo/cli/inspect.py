@@ -1,4 +1,4 @@
-"""`lfo inspect`: what the world model expected beside what was really said, token by token."""
+"""`lfo inspect`: show predicted replies beside the true ones, token by token."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ from lfo.errors import UsageError
 if TYPE_CHECKING:
     from lfo.tools.surprise import InspectedReply
 
-# Surprise in nats from which on a token has this colour: as good as certain, likely, a guess, unexpected.
+# Least surprise in nats for each colour: almost certain, likely, a guess, unexpected.
 COLOURS = ((0.0, "green"), (0.22, "yellow"), (1.6, "red"), (3.0, "bold white on red"))
-NAMED = 1.6  # tokens from here on are also named in words, with what was expected in their place
+NAMED = 1.6  # above this, tokens are also listed with the predicted token
 MOST_NAMED = 3
 
 
 def inspect(
     run: common.Run,
     rollout: Annotated[
-        Path | None, typer.Option("--rollout", metavar="FILE", help="Rollouts to read; else the run's newest file.")
+        Path | None,
+        typer.Option("--rollout", metavar="FILE", help="Rollouts to read; the default is the newest file of the run."),
     ] = None,
-    num: Annotated[int, typer.Option("--num", min=1, help="Show at most so many replies.")] = 20,
+    num: Annotated[int, typer.Option("--num", min=1, help="How many replies to show at most.")] = 20,
     adapter: common.Adapter = "last",
     device: common.Device = "auto",
     as_json: common.Json = False,
 ) -> None:
-    """Predicted beside actual replies, and what surprised: lfo inspect runs/x
+    """Show predicted and actual replies, and surprising tokens: lfo inspect runs/x
 
     For every real reply of a rollout: the state and the call, the reply that the
-    world model expected, and the actual one, each token coloured by its surprise
+    world model predicts, and the actual one, each token coloured by its surprise
     (-log p, in nats, under the world model).
     """
     agent = common.open_agent(run, adapter=adapter, device=device)
@@ -48,15 +49,15 @@ def inspect(
     from lfo.rollout.records import read_rollouts
     from lfo.tools.surprise import inspect_calls
 
-    environment = agent.environment()
-    tools = predicted_tools(environment, agent.config.world_model.predict) or None  # of a run that predicts none, all
+    environment = agent.make_environment()
+    tools = predicted_tools(environment, agent.config.world_model.predict) or None  # all, if the run predicts none
     found = [
         (read.task_id, call)
         for read in read_rollouts(file, environment)
         for call in observed_calls(read, predict=tools)
     ]
     if not found:
-        raise UsageError(f"{file} holds no reply of a tool that this run predicts")
+        raise UsageError(f"{file} contains no reply of a tool that this run predicts")
     tasks = [task for task, _ in found[:num]]
     with common.bars(hidden=as_json, transient=True) as shown:
         inspected = inspect_calls(agent, (call for _, call in found[:num]))
@@ -74,7 +75,7 @@ def _newest_rollouts(run: Path) -> Path:
     files = sorted((folder / "rollouts").glob("step-*.jsonl"))
     if not files:
         raise UsageError(
-            f"{run} holds no rollouts; make some with: lfo rollouts {run} --output FILE, and name the FILE"
+            f"{run} contains no rollouts; make some with: lfo rollouts {run} --output FILE, and pass --rollout FILE"
         )
     return files[-1]
 

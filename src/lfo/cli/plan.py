@@ -1,4 +1,4 @@
-"""`lfo plan`: will a model fit on these GPUs, and if not, which knob to turn."""
+"""`lfo plan`: compute whether a model fits on these GPUs, and if not, which option to change."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def plan(
     model: Annotated[str, typer.Option(help="A known shape (qwen3-8b, smollm2-135m, tiny, ...) or a folder.")],
     gpus: Annotated[str, typer.Option(metavar="NxMGB", help="As 8x24GB.")],
     context: Annotated[int, typer.Option(min=1, help="Tokens of a rollout.")] = 2048,
-    rollouts: Annotated[int, typer.Option(min=1, help="Rollouts at the same time.")] = 64,
-    micro_batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one forward and backward.")] = 16_384,
+    rollouts: Annotated[int, typer.Option(min=1, help="Rollouts in parallel.")] = 64,
+    micro_batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one forward and backward pass.")] = 16_384,
     rank: Annotated[int, typer.Option(min=1, help="Of LoRA.")] = 16,
     adapters: Annotated[int, typer.Option(min=1, max=2, help="2: policy and world model.")] = 2,
-    checkpointing: Annotated[bool, typer.Option(help="Compute activations again in the backward.")] = False,
+    checkpointing: Annotated[bool, typer.Option(help="Recompute activations in the backward pass.")] = False,
     tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs of one rollout server.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Memory on each GPU, for training and rollouts: lfo plan --model qwen3-8b --gpus 8x24GB"""
+    """Compute the memory on each GPU for training and rollouts: lfo plan --model qwen3-8b --gpus 8x24GB"""
     from lfo.tools.plan import Gpus, Work, shape_of
     from lfo.tools.plan import plan as make_plan
 

@@ -1,6 +1,6 @@
-"""`lfo play`: a person plays a task in the terminal, with short commands in place of tool calls.
+"""`lfo play`: play a task in the terminal, with short commands in place of tool calls.
 
-Reads commands from the terminal or from a pipe. What is shown is exactly what an agent would see, until the end.
+Reads commands from the terminal or from a pipe. Shows exactly what an agent would see, until the end.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ A whole tool call in JSON works too: {"name": "search_company", "arguments": {"n
 
 
 def play(
-    task: Annotated[str | None, typer.Option("--task", metavar="ID", help="A task by its id.")] = None,
+    task: Annotated[str | None, typer.Option("--task", metavar="ID", help="The id of the task.")] = None,
     level: Annotated[int | None, typer.Option(help="A task of this level, 1 to 6.")] = None,
-    data: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of data; without it, seed 0.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Which task is drawn; without it, any.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A folder of lfo generate; the default is the world of seed 0.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="The seed of the drawn task; the default is random.")] = None,
 ) -> None:
     """Play a task yourself: lfo play --level 2"""
     from lfo.env.phone_calls import PhoneCalls
@@ -55,7 +57,7 @@ def _choose(environment: PhoneCalls, task_id: str | None, seed: int | None) -> T
         for each in environment.tasks(split):
             if each.id == task_id:
                 return each
-    raise UsageError(f"there is no task {task_id}; ids look like {environment.tasks('val')[0].id}")
+    raise UsageError(f"task {task_id} does not exist; ids look like {environment.tasks('val')[0].id}")
 
 
 def _typed_lines() -> Iterator[str]:
@@ -74,7 +76,7 @@ def _play(environment: PhoneCalls, task: Task, lines: Iterable[str]) -> None:
     *_, opening = environment.reset(task)
     history = [f"user: {opening.content}"]
     typer.echo(f"Task {task.id}. Your user says:\n  {opening.content}\nType help for the commands.")
-    known: dict[str, str] = {}  # what the user and the reps told, by field
+    known: dict[str, str] = {}  # values from the user and the reps, by field
     for line in lines:
         command = line.partition(" ")[0]
         match command.lower():
@@ -105,7 +107,7 @@ def _play(environment: PhoneCalls, task: Task, lines: Iterable[str]) -> None:
 
 
 def to_message(line: str, known: dict[str, str]) -> str | None:
-    """A typed command as the message that an agent would have written; None when there is no such command."""
+    """Return a typed command as a message of an agent; None for an unknown command."""
     from lfo.protocol.hermes import format_tool_call
     from lfo.types import ToolCall
 
@@ -128,7 +130,7 @@ def to_message(line: str, known: dict[str, str]) -> str | None:
 
 
 def told(observation: str) -> dict[str, str]:
-    """The values that an observation tells: those of a filled form, or a rep's reference number."""
+    """Return the values in an observation: those of a form, or the reference number of a rep."""
     from lfo.env.fields import FIELDS, REFERENCE
 
     if reference := re.search(r"Your reference number is (\w+)\.", observation):

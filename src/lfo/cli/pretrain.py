@@ -1,4 +1,4 @@
-"""`lfo pretrain` builds the embedded base or warms up another one; `--check` shows what one can and cannot do."""
+"""`lfo pretrain` builds the embedded base or warms up another base; `--check` measures one."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from lfo.errors import UsageError
 def pretrain(
     output_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="New folder for the base.")] = None,
     base: Annotated[
-        str | None, typer.Option(help="Warm up this one instead of building one: a fetched model or a folder.")
+        str | None, typer.Option(help="Warm up this base instead of building one: a fetched model or a folder.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Training steps; without it, the recipe's.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps; the default is that of the recipe.")] = None,
     conversations: Annotated[int | None, typer.Option(min=1, help="Practice conversations; likewise.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     workers: Annotated[int, typer.Option(min=1, help="Processes that write the corpus.")] = os.cpu_count() or 1,
@@ -31,28 +31,28 @@ def pretrain(
     tasks: Annotated[
         int | None, typer.Option(min=1, help="With --check: tasks of each level (64), or of --env (500).")
     ] = None,
-    law: Annotated[int, typer.Option(min=0, help="With --check: the law that it must not know.")] = 0,
+    law: Annotated[int, typer.Option(min=0, help="With --check: the law that the base must not know.")] = 0,
     env: Annotated[
-        str | None, typer.Option(help="Practise how the tools of this environment are called, and nothing else.")
+        str | None, typer.Option(help="Train only the call syntax of the tools of this environment.")
     ] = None,
     env_arg: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="With --env: an argument of it.")
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="With --env: an argument of the environment.")
     ] = None,
     row: Annotated[int | None, typer.Option(min=64, help="With --env: tokens of a rollout.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Build the embedded base, warm one up for its worlds or for any tools, or check one.
+    """Build the embedded base, warm up a base for the shipped environments or for any tools, or check a base.
 
     lfo pretrain --output-dir base; lfo pretrain --base smollm2-135m; lfo pretrain --check --model base;
     lfo pretrain --env textarena:FrozenLake-v0 --base tiny --output-dir base
     """
     if env is not None:
-        settings = [f"env={env}", *(f"env_args.{each}" for each in env_arg or ())]
+        overrides = [f"env={env}", *(f"env_args.{each}" for each in env_arg or ())]
         if check:
-            _check_syntax(model, settings, tasks or 500, row, device, as_json)
+            _check_syntax(model, overrides, tasks or 500, row, device, as_json)
         else:
             practice = {"steps": steps, "conversations": conversations, "row": row}
-            _teach_syntax(base or "tiny", settings, output_dir, practice, device, as_json)
+            _teach_syntax(base or "tiny", overrides, output_dir, practice, device, as_json)
         return
     tasks = tasks or 64
     if check:
@@ -70,7 +70,7 @@ def _warm_folder(base: str) -> Path:
     from lfo.model import catalog
 
     if base not in catalog.CATALOG:
-        raise UsageError(f"--base {base} is no fetched model, so name the new folder with --output-dir DIR")
+        raise UsageError(f"--base {base} is not a fetched model; name the new folder with --output-dir DIR")
     return catalog.models_root() / (base + catalog.WARM)
 
 
@@ -78,13 +78,13 @@ def _new_folder(output_dir: Path | None) -> Path:
     if output_dir is None:
         raise UsageError("lfo pretrain needs --output-dir DIR, or --check")
     if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
-        raise UsageError(f"{output_dir} exists already; name a new folder")
+        raise UsageError(f"{output_dir} already exists; choose a new folder")
     return output_dir
 
 
 @contextmanager
 def _progress_bars() -> Iterator[Callable[[str, int, int, str], None]]:
-    """A bar for each phase of the work; answers how to move them."""
+    """Show a bar for each phase; yield a function that updates them."""
     columns = (BarColumn(), MofNCompleteColumn(), "{task.fields[words]}", TimeElapsedColumn())
     with bars("{task.description}", *columns) as shown:
         tasks: dict[str, Any] = {}
@@ -117,7 +117,7 @@ def _build(
 
 def _teach_syntax(
     base: str,
-    settings: list[str],
+    overrides: list[str],
     output_dir: Path | None,
     practice: dict[str, int | None],
     device: str,
@@ -131,26 +131,28 @@ def _teach_syntax(
 
     folder = _new_folder(output_dir)
     chosen = replace(SYNTAX, **{name: value for name, value in practice.items() if value is not None})
-    factory = environment_factory(load_config(settings))
+    make_environment = environment_factory(load_config(overrides))
     with _progress_bars() as progress:
-        result = teach_syntax(base, factory, chosen, folder, device=pick_device(device).type, progress=progress)
+        result = teach_syntax(
+            base, make_environment, chosen, folder, device=pick_device(device).type, progress=progress
+        )
     words = (
         f"Wrote {folder}: {result['calls']:,} random calls in {result['tasks']:,} tasks of train, final loss "
-        f"{result['loss']:.3f}; check it with: lfo pretrain --env {settings[0].removeprefix('env=')} --check "
+        f"{result['loss']:.3f}; check it with: lfo pretrain --env {overrides[0].removeprefix('env=')} --check "
         f"--model {folder}"
     )
     answer(result, lambda: typer.echo(words), as_json=as_json)
 
 
-def _check_syntax(model: str, settings: list[str], tasks: int, row: int | None, device: str, as_json: bool) -> None:
+def _check_syntax(model: str, overrides: list[str], tasks: int, row: int | None, device: str, as_json: bool) -> None:
     from lfo.config import load_config
     from lfo.loading import environment_factory, pick_device
     from lfo.tools.pretrain.syntax import check_syntax
 
     with working("checking"):
-        factory = environment_factory(load_config(settings))
+        make_environment = environment_factory(load_config(overrides))
         room = {} if row is None else {"max_context": row}
-        result = check_syntax(model, factory, episodes=tasks, device=pick_device(device), **room)
+        result = check_syntax(model, make_environment, episodes=tasks, device=pick_device(device), **room)
 
     def show() -> None:
         for name in ("base", "random"):

@@ -1,4 +1,4 @@
-"""`lfo probe`: hand-written questions to the world model, with what a good answer must be like."""
+"""`lfo probe`: test the world model with hand-written cases."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ SHIPPED_FOR = "phone-calls"
 def probe(
     run: common.Run,
     cases: Annotated[
-        Path | None, typer.Option("--cases", metavar="FILE", help="Cases in YAML; else those that ship with lfo.")
+        Path | None,
+        typer.Option("--cases", metavar="FILE", help="Cases in YAML; the default are those that ship with lfo."),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 when a case has failed.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if a case fails.")] = False,
     adapter: common.Adapter = "last",
     device: common.Device = "auto",
     as_json: common.Json = False,
 ) -> None:
-    """Ask the world model what will be heard, in cases with known answers: lfo probe runs/x
+    """Test the world model in cases with known replies: lfo probe runs/x
 
-    A failed case is a finding, not an error, so the exit code is 0 without
-    --strict. Without --cases the cases that ship with lfo are asked, which are
-    about the phone-call world.
+    A failed case is a finding, not an error, so the exit code is 0 unless
+    --strict is set. The default cases ship with lfo and are about the
+    phone-call world.
     """
     from lfo.evaluation.probe import read_cases
 
@@ -42,7 +43,7 @@ def probe(
     agent.require_world_model()
     if cases is None and agent.config.env != SHIPPED_FOR:
         raise UsageError(f"the shipped cases are about {SHIPPED_FOR}, and {run} about {agent.config.env}; use --cases")
-    environment = agent.environment()
+    environment = agent.make_environment()
     replies = agent.predict([(case.state(environment), case.call) for case in read])
     problems = [case.problems(reply, environment) for case, reply in zip(read, replies, strict=True)]
     passed = sum(not found for found in problems)

@@ -1,4 +1,4 @@
-"""`lfo report`: runs as one page for a browser."""
+"""`lfo report`: write a web page about runs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from lfo.errors import UsageError
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Folders of runs, or folders that hold some.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Run folders, or folders that contain them.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page to write.")] = Path(
         "report.html"
     ),
     as_json: Json = False,
 ) -> None:
-    """Show runs on one self-contained page: lfo report runs/level2 -o report.html"""
+    """Write one self-contained web page about runs: lfo report runs/level2 -o report.html"""
     result = write_report(runs, output)
     for words in result["problems"]:
         typer.echo(f"lfo: {words}", err=True)
@@ -37,7 +37,7 @@ def report(
 
 
 def write_report(runs: Sequence[Path], output: Path) -> dict[str, Any]:
-    """Write the page; what it is about, for people and programs."""
+    """Write the page and return a summary."""
     from lfo.evaluation.runs import read_run
     from lfo.report.page import render
     from lfo.report.payload import build, find_runs_and_studies

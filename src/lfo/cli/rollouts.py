@@ -1,4 +1,4 @@
-"""`lfo rollouts`: sample rollouts of a trained agent, to read and to keep."""
+"""`lfo rollouts`: sample rollouts of a trained agent, to read or to save."""
 
 from __future__ import annotations
 
@@ -18,31 +18,33 @@ if TYPE_CHECKING:
 
 def rollouts(
     run: common.Run,
-    num: Annotated[int, typer.Option("--num", min=1, help="How many rollouts, each of another task.")] = 10,
+    num: Annotated[int, typer.Option("--num", min=1, help="How many rollouts, each of a different task.")] = 10,
     split: common.Split = "val",
     output: Annotated[
-        Path | None, typer.Option("--output", metavar="FILE", help="Save them here, as JSON lines; must not exist.")
+        Path | None, typer.Option("--output", metavar="FILE", help="New file for the rollouts, as JSON lines.")
     ] = None,
     adapter: common.Adapter = "last",
-    greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token, as in evaluations.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Names the random numbers.")] = 0,
+    greedy: Annotated[
+        bool, typer.Option("--greedy", help="Always take the likeliest token, as in evaluations.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of the random numbers.")] = 0,
     no_lookahead: common.NoLookahead = False,
     device: common.Device = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the JSON lines themselves.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rollouts as JSON lines.")] = False,
 ) -> None:
-    """Let a trained agent play some tasks, and read or keep what happened: lfo rollouts runs/x --num 10
+    """Let a trained agent play some tasks; show or save the rollouts: lfo rollouts runs/x --num 10
 
-    The file is in the form of a run's own rollouts: `lfo inspect` and `lfo report` read it, and so does training
-    a world model from logs (world_model.from_logs=FILE).
+    The file has the format of a run's own rollouts: `lfo inspect`, `lfo report` and training from logs
+    (world_model.from_logs=FILE) can read it.
     """
     if output is not None and output.exists():
-        raise UsageError(f"{output} exists already; choose another --output")
+        raise UsageError(f"{output} already exists; choose another --output")
     agent = common.open_agent(run, adapter=adapter, device=device)
     from lfo.rollout.records import rollout_record
 
     tasks = agent.tasks(split)
     if num > len(tasks):
-        raise UsageError(f"the split {split} has {len(tasks)} tasks, so --num cannot be {num}")
+        raise UsageError(f"the split {split} has only {len(tasks)} tasks; lower --num from {num}")
     with common.progress_bar(f"{num} tasks of {split}", num, hidden=as_json) as advance:
         played = agent.roll_out(tasks[:num], greedy=greedy, lookahead=not no_lookahead, seed=seed, on_batch=advance)
     lines = "".join(json.dumps({"split": split, **rollout_record(rollout)}) + "\n" for rollout in played)

@@ -1,4 +1,4 @@
-"""`lfo run`: the trained agent works on one task while a person watches, look-ahead included."""
+"""`lfo run`: show a trained agent working on one task, with look-ahead."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ if TYPE_CHECKING:
 
 def run(
     run: common.Run,
-    task: Annotated[str | None, typer.Option("--task", metavar="ID", help="A task by its id.")] = None,
-    level: Annotated[int | None, typer.Option(help="A task of this level, also one that was not trained.")] = None,
+    task: Annotated[str | None, typer.Option("--task", metavar="ID", help="The id of the task.")] = None,
+    level: Annotated[int | None, typer.Option(help="A task of this level, which need not be trained.")] = None,
     split: common.Split = "val",
-    seed: Annotated[int | None, typer.Option(min=0, help="Which task is drawn; without it, any.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="The seed of the drawn task; the default is random.")] = None,
     adapter: common.Adapter = "last",
-    sample: Annotated[bool, typer.Option("--sample", help="Sample, in place of the likeliest tokens.")] = False,
+    sample: Annotated[
+        bool, typer.Option("--sample", help="Sample tokens instead of taking the likeliest ones.")
+    ] = False,
     no_lookahead: common.NoLookahead = False,
     device: common.Device = "auto",
     as_json: common.Json = False,
 ) -> None:
-    """Watch a trained agent at work on one task: lfo run runs/x --level 2
+    """Show a trained agent working on one task: lfo run runs/x --level 2
 
-    A call that it imagined was not made, and the reply that it expects is written by
-    its world model; where that changes nothing, the call is taken back. What the
-    world says is real.
+    An imagined call is not made: its world model predicts the reply. If that does
+    not change the call of the agent, the imagined exchange is taken back. All other
+    replies are real.
     """
     agent = common.open_agent(run, adapter=adapter, device=device, levels=None if level is None else (level,))
     chosen = _choose(agent, split, task, level, seed)
@@ -52,10 +54,10 @@ def run(
     console.print(Text(title, style="bold"))
     if play["lookahead"] and agent.config.looks_ahead_untrained:
         console.print("The base acts with look-ahead, as in training; --blind plays the policy alone.\n")
-    (opening,) = agent.settings.call_all([lambda: agent.environment().reset(chosen)])
-    if not isinstance(opening, EnvironmentFailed):  # the rollout tells of failure
+    (opening,) = agent.runner_config.call_all([lambda: agent.make_environment().reset(chosen)])
+    if not isinstance(opening, EnvironmentFailed):  # else the rollout reports the failure
         common.print_opening(console, opening)
-    (rollout,) = agent.roll_out([chosen], watch=lambda turn: common.print_turn(console, turn), **play)
+    (rollout,) = agent.roll_out([chosen], on_turn=lambda turn: common.print_turn(console, turn), **play)
     console.print()
     common.print_outcome(console, rollout)
     of_level = "" if level is None else f" --level {level}"
@@ -74,6 +76,6 @@ def _choose(agent: Agent, split: str, task_id: str | None, level: int | None, se
         if str(each.id) == task_id:
             return each
     raise UsageError(
-        f"there is no task {task_id} among the {len(tasks)} of {split}, whose ids look like {tasks[0].id}; "
-        "another split or level needs --split or --level"
+        f"task {task_id} is not among the {len(tasks)} tasks of {split}, whose ids look like {tasks[0].id}; "
+        "choose another split or level with --split or --level"
     )

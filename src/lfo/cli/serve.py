@@ -1,4 +1,4 @@
-"""`lfo serve`: a trained agent behind OpenAI's chat endpoint."""
+"""`lfo serve`: serve a trained agent with OpenAI's chat API."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from lfo.errors import UsageError
 def serve(
     run: common.Run,
     host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Where to listen; others reach only 0.0.0.0.")
+        str, typer.Option(metavar="ADDRESS", help="The address to listen on; 0.0.0.0 allows other machines.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
     token: Annotated[
-        str | None, typer.Option(envvar="LFO_TOKEN", metavar="TOKEN", help="The API key; without it, a new one.")
+        str | None, typer.Option(envvar="LFO_TOKEN", metavar="TOKEN", help="The API key; the default is a new one.")
     ] = None,
     adapter: common.Adapter = "last",
     no_lookahead: common.NoLookahead = False,
     upstream: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="A vLLM server that holds both LoRAs, in place of the own sampler."),
+        typer.Option(metavar="URL", help="A vLLM server with both LoRAs, in place of our sampler."),
     ] = None,
     upstream_key: Annotated[
         str, typer.Option(envvar="LFO_UPSTREAM_KEY", metavar="KEY", help="That server's API key.")
     ] = "",
-    rows: Annotated[int, typer.Option(min=1, help="Conversations that speak at the same time.")] = 64,
+    rows: Annotated[int, typer.Option(min=1, help="Conversations in parallel.")] = 64,
     device: common.Device = "auto",
 ) -> None:
-    """Serve a trained agent to any OpenAI client, look-ahead inside: lfo serve runs/x
+    """Serve a trained agent with look-ahead to any OpenAI client: lfo serve runs/x
 
-    Tools, tool calls and streams work as with OpenAI's chat completions. Where the
-    client names no tools, the agent has those that it was trained with.
+    Tools, tool calls and streaming work as in OpenAI's chat completions. If the
+    client names no tools, the agent uses those of its training.
     """
     for package in ("starlette", "uvicorn"):
         if importlib.util.find_spec(package) is None:

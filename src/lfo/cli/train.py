@@ -1,4 +1,4 @@
-"""`lfo train` runs an experiment; `lfo config` shows which one it would be."""
+"""`lfo train` trains a run; `lfo config` shows its config."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="NAME=VALUE", help="Settings, such as preset=tiny coupling=shared steps=200."),
+    typer.Argument(metavar="NAME=VALUE", help="Config overrides, such as preset=tiny coupling=shared steps=200."),
 ]
 
 
@@ -24,7 +24,8 @@ def train(
     overrides: Overrides = None,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Continue the run in this folder.")] = None,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="Show the engine's whole config, checked, and train nothing.")
+        bool,
+        typer.Option("--print-config", help="Validate and show the complete config of the engine, without training."),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -44,7 +45,7 @@ def train(
 
 
 def config(overrides: Overrides = None, as_json: Json = False) -> None:
-    """Show every setting as a run would have it: lfo config preset=tiny algo=dapo"""
+    """Show the complete config of a run: lfo config preset=tiny algo=dapo"""
     from dataclasses import asdict
 
     from lfo.config import load_config, to_yaml
@@ -54,12 +55,12 @@ def config(overrides: Overrides = None, as_json: Json = False) -> None:
 
 
 def _load(overrides: list[str], resume: Path | None) -> RunConfig:
-    """The settings of a new run, or those saved with a run that goes on, wherever its folder lies now."""
+    """Return the config of a new run, or the saved config of a resumed run, with its current folder."""
     from lfo.config import load_config
 
     if resume is None:
         return load_config(overrides)
     saved = resume / "config.yaml"
     if not saved.is_file():
-        raise UsageError(f"{resume} holds no run to resume")
+        raise UsageError(f"{resume} contains no run to resume")
     return load_config([f"config={saved}", *overrides, f"output_dir={resume}"])

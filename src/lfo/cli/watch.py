@@ -1,4 +1,4 @@
-"""`lfo watch`: the report's page while runs go on."""
+"""`lfo watch`: the live report page of runs."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from lfo.errors import UsageError
 
 
 def watch(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Folders of runs, or folders that hold some.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Run folders, or folders that contain them.")],
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Watch runs in a browser while they go on: lfo watch runs/x runs/y
+    """Watch runs in a browser during training: lfo watch runs/x runs/y
 
-    It only reads: end it when you like, the runs go on.
+    It only reads the folders: you can stop it at any time, and the runs continue.
     """
     for path in runs:
         if not path.is_dir():
-            raise UsageError(f"there is no folder {path}")
-    from lfo.report.watch import Watch
+            raise UsageError(f"the folder {path} does not exist")
+    from lfo.report.watch import LivePage
 
-    with Watch(runs).serving(host, port) as address:
+    with LivePage(runs).serving(host, port) as address:
         typer.echo(f"Watch at {address}  (Ctrl-C ends this page; the runs go on)")
         if open_page:
             webbrowser.open(address)
@@ -41,7 +41,7 @@ def watch(
 
 
 def has_display(environment: Mapping[str, str] = os.environ, platform: str = sys.platform) -> bool:
-    """Whether a browser would be seen by anybody."""
+    """Whether this machine has a display for a browser."""
     remote = "SSH_CONNECTION" in environment
     screen = platform in ("darwin", "win32") or bool(environment.get("DISPLAY") or environment.get("WAYLAND_DISPLAY"))
     return screen and not remote

@@ -64,6 +64,7 @@ class RolloutConfig:
     max_turns: Count = knob(16, "messages of the policy in one rollout", main=True)
     max_context: Count = knob(1024, "tokens of a whole rollout; more ends it", main=True)
     max_turn_tokens: Count = knob(160, "tokens of one message, its thought included; more ends the rollout", main=True)
+    temperature: Above0 = knob(1.0, "of sampling")
     thinking: bool = knob(False, "let the model think before it speaks, where its chat template knows thoughts")
     environment_timeout: Above0 = knob(30.0, "seconds that one reset or step of an environment may take")
 

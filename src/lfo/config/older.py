@@ -10,7 +10,6 @@ from lfo.config.presets import PRESETS
 
 # Knobs that are gone, each with the value that every run has today.
 GONE: Mapping[str, Any] = {
-    "rollout.temperature": 1.0,
     "rollout.environment_retries": 2,
     "rollout.environment_workers": 16,
     "policy.clip_low": 0.2,

@@ -1,8 +1,8 @@
-"""Who holds the model while `lfo.training` trains: `local` is one process, `verl` is many.
+"""The engines, which hold the model during training: `local` is one process, `verl` is many.
 
     create_trainer(config, environment, tokenizer).fit()
 
-Each engine is a `Backend` and nothing else; run folders, metrics and checkpoints are the same.
+Each engine is a `Backend`. Run folders, metrics and checkpoints are the same for both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def train(config: RunConfig, *, resume: bool = False) -> dict[str, Any]:
-    """Run an experiment from names alone: what `lfo train` calls."""
+    """Train the run of a config; called by `lfo train`."""
     return create_trainer(config, environment_factory(config), load_tokenizer(config.model)).fit(resume=resume)
 
 
@@ -35,9 +35,10 @@ def create_trainer(
     engine: str | None = None,
     base: Any = None,
 ) -> Trainer:
-    """A trainer for any environment, on the config's engine or the one that is named.
+    """Return a trainer for any environment, on the engine of the config or on `engine`.
 
-    `environment` makes one environment per rollout (a class does). `base` is a model in memory, for the local engine.
+    `environment` is an environment factory, such as a class: it makes one environment for each rollout. `base` is a
+    loaded model for the local engine; without it, the engine loads the model of the config.
     """
     config = naming_environment(replace(config, engine=engine or config.engine), environment)
     check_run(config, environment)
@@ -46,5 +47,5 @@ def create_trainer(
 
 
 def config_text(config: RunConfig) -> str:
-    """The engine's whole config of a run, as YAML: what `lfo train --print-config` shows."""
+    """Return the complete config of the engine as YAML, for `lfo train --print-config`."""
     return import_module(f"lfo.engines.{config.engine}").config_text(config)

@@ -1,4 +1,4 @@
-"""Training in one process, on a CPU or one GPU: rollouts, updates and weights in the same model.
+"""Training in one process, on a CPU or one GPU: rollouts and updates use the same model.
 
 lfo train preset=tiny algo=dual-lora steps=60 output_dir=runs/x
 """
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from lfo.agent import MEMORY, Agent, build_agent, start_from
+from lfo.agent import REPLY_STORE_FILE, Agent, build_agent, start_from
 from lfo.config import RunConfig, to_yaml
 from lfo.env.interface import EnvironmentFactory
 from lfo.errors import WorkError
@@ -21,7 +21,7 @@ from lfo.loading import load_base, pick_device
 from lfo.model.learner import Learner
 from lfo.rollout import ending_tools
 from lfo.rollout.ending_tools import EndingTools
-from lfo.rollout.reply_memory import ReplyMemory
+from lfo.rollout.reply_store import ReplyStore
 from lfo.rollout.row import RolloutRequest
 from lfo.types import ReplyScore, Rollout, TrainingSample
 
@@ -31,28 +31,28 @@ config_text = to_yaml
 
 
 def create_backend(
-    config: RunConfig, environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase, *, base: Any = None
+    config: RunConfig, make_environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase, *, base: Any = None
 ) -> LocalBackend:
     if config.threads:
         torch.set_num_threads(config.threads)
     if base is None:
         base = load_base(config.model, pick_device(config.device))
-    agent = build_agent(config, environment, tokenizer, base)
+    agent = build_agent(config, make_environment, tokenizer, base)
     if config.init_from:
         start_from(agent.model, config.init_from)
     return LocalBackend(agent)
 
 
 class LocalBackend:
-    """An agent that acts, and the learner of its adapters: `lfo.backend.Backend`."""
+    """The `lfo.backend.Backend` of one process: an agent that acts and the learner of its adapters."""
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         self.learner = Learner(agent.model, agent.config)
 
     @property
-    def memory(self) -> ReplyMemory | None:
-        return self.agent.memory
+    def reply_store(self) -> ReplyStore | None:
+        return self.agent.reply_store
 
     @property
     def ending_tools(self) -> EndingTools | None:
@@ -65,7 +65,7 @@ class LocalBackend:
         except torch.OutOfMemoryError as error:
             raise WorkError(
                 "the GPU is out of memory; continue from the last checkpoint with --resume and a smaller "
-                "micro_batch_tokens, or when others have left the GPU (`lfo plan` says what takes how much)"
+                "micro_batch_tokens, or when the GPU is free again (`lfo plan` shows what needs how much)"
             ) from error
 
     def roll_out(
@@ -82,9 +82,12 @@ class LocalBackend:
         return self.learner.reply_scores(rows)
 
     def learn(
-        self, mini_batches: Sequence[Sequence[TrainingSample]], *, weight: float, rate_factor: float
+        self, mini_batches: Sequence[Sequence[TrainingSample]], *, world_model_weight: float, rate_factor: float
     ) -> list[dict[str, float]]:
-        return [self.learner.update(rows, weight=weight, rate_factor=rate_factor) for rows in mini_batches]
+        return [
+            self.learner.update(rows, world_model_weight=world_model_weight, rate_factor=rate_factor)
+            for rows in mini_batches
+        ]
 
     def sync(self, step: int) -> None:
         self.agent.sampler.refresh()
@@ -95,8 +98,8 @@ class LocalBackend:
 
     def save_adapters(self, folder: Path) -> None:
         self.agent.model.save(folder)
-        if self.memory is not None:
-            self.memory.save(folder / MEMORY)
+        if self.reply_store is not None:
+            self.reply_store.save(folder / REPLY_STORE_FILE)
         if self.ending_tools is not None:
             self.ending_tools.save(folder / ending_tools.FILE)
 

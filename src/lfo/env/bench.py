@@ -1,4 +1,4 @@
-"""How fast the phone-call world is: whole rollouts of the informed player, written down first and then replayed.
+"""Measure the speed of the phone-call world: record rollouts of the informed player, then replay them.
 
 lfo bench env
 """
@@ -28,7 +28,7 @@ class _Recorder(PhoneCalls):
 
 
 def tool_calls_per_second(*, tasks: int = 2_000, repeats: int = 5) -> float:
-    """Messages answered per second of processor time, new environments and resets included; the best of a few runs."""
+    """Return replies per second of CPU time, including new environments and resets; the best of a few runs."""
     scripts = []
     for task in PhoneCalls().stream("val", stream_seed=2).take(tasks):
         recorder = _Recorder()
@@ -50,7 +50,7 @@ def _replay(scripts: list[tuple[Task, list[str]]]) -> float:
 
 
 def generate_seconds() -> float:
-    """Seconds on the clock to write the default data."""
+    """Return the wall-clock seconds to write the default data."""
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         generate(Path(folder) / "data")

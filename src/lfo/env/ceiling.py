@@ -1,14 +1,14 @@
-"""The information ceiling: the best chance of an agent that knows the law but no company's deviation.
+"""The information ceiling: the best success probability of an agent that knows the law but no deviations.
 
-Exact, task by task. From level 2 on a failed check is final, so the agent's only choice is the set F of fields in
-its one form, at most `max_fields`. Departments deviate independently, each with probability p: one of two parts
-is then replaced by a field drawn evenly from a pool. When F holds everything that the law asks for,
+It is exact for each task. From level 2 on a failed check is final, so the agent only chooses the set F of at most
+`max_fields` fields in its one form. Departments deviate independently, each with probability p: one of two parts is
+then replaced by a field drawn uniformly from a pool. If F contains everything that the law asks for,
 
     chance = product over departments of  (1 - p) + p * |F and pool| / |pool|
 
-and leaving out a lawful field to guess one more can only lose (1 - p against p / |pool|), so the best F is the
-law's form filled up with fields of the pools. On level 1 one failed check is free: the agent calls with nothing,
-is told what is missing, and always succeeds. On level 6 the law's identifier is enough, whatever a company deviates in.
+Dropping a field of the law for one more guess can only lose (1 - p against p / |pool|), so the best F is the law's form
+filled up with fields of the pools. On level 1 one failed check is free: the agent calls with no details, hears what is
+missing, and always succeeds. On level 6 the identifier of the law is enough, whatever the deviation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SENSITIVE = {service.name: service.sensitive for pair in SERVICES.values() for 
 
 
 def lawful_requirements(task: Task) -> list[Requirement]:
-    """What the law says that this task's departments want."""
+    """Return the requirements of this task's departments by the law."""
     return [
         law(industry_of(task), errand.kind, sensitive=_SENSITIVE[errand.service], seed=task.law)
         for errand in task.errands
@@ -36,17 +36,17 @@ def industry_of(task: Task) -> str:
 
 
 def best_form(task: Task) -> tuple[str, ...]:
-    """What an agent that knows the law should ask for: the lawful fields, then guesses at a deviation."""
+    """Return the best form of an agent that knows the law: the fields of the law, then guesses at deviations."""
     form = form_with_alternatives(lawful_requirements(task), alternatives=task.limits.alternatives)
     guesses = [name for name in PLAIN_FIELDS if name not in form]
-    # A guess counts in each department whose pool holds it; fields outside the whole law of the task count in all.
+    # A guess counts in each department whose pool contains it; fields outside the law of the task count in all.
     pools = [deviation_pool(industry_of(task), errand.kind, task.law) for errand in task.errands]
     guesses.sort(key=lambda name: -sum(name in pool for pool in pools))
     return (*form, *guesses[: task.limits.max_fields - len(form)])
 
 
 def ceiling(task: Task) -> float:
-    """The best expected reward on one task without knowledge of deviations."""
+    """Return the best expected reward on one task without knowledge of deviations."""
     if task.limits.failures_to_lock > 1 or task.limits.lenient:
         return 1.0
     form = set(best_form(task))

@@ -1,18 +1,19 @@
-"""Does the world keep its promises? Every player is let loose on fresh tasks, and every bound is checked.
+"""Check the phone-call world: run every scripted player on fresh tasks and check its bounds.
 
-The bounds (`docs/ENVIRONMENT.md` shows what was measured):
+The bounds (`docs/ENVIRONMENT.md` shows measured values):
 
     informed                                 always succeeds
-    law                                      equals the information ceiling of the very tasks that it played
+    law                                      equals the information ceiling of the tasks it played
     reader                                   at least 90 % on level 1, at most 5 % on all others
     constant                                 lower end of its interval at most 10 %
     nothing, random, every_field, copied     lower end of their intervals at most 2 %
-    hostile players                          never succeed, and nothing that they write raises
+    hostile players                          never succeed and never make the environment raise
 
-Level 6 exists so that guessing sometimes pays: there `constant` may reach 20 % and `random` 12 %, which is well below
-the 70 % of the ceiling that arms are compared at.
+On level 6 guessing sometimes succeeds on purpose: `constant` may reach 20 % and `random` 12 %, well below the 70 % of
+the ceiling at which runs are compared.
 
-Beside them: the splits are disjoint, and every task in the files can be done and is not done by doing nothing.
+The check also tests that the splits are disjoint, and that every task in the files can be solved but not by doing
+nothing.
 
     lfo check-env --data data
 """
@@ -33,7 +34,7 @@ from lfo.env.tasks import LEVEL, SPLITS, Task
 from lfo.statistics import wilson
 
 FRESH_STREAM = 1  # the files are the beginning of stream 0
-WIDE = 3.3  # standard deviations: one false alarm in a thousand, since there are many bounds
+WIDE = 3.3  # standard deviations: one false alarm in a thousand, because there are many bounds
 MIN_TRAIN_PHRASINGS = 8
 
 
@@ -71,7 +72,7 @@ def check(
             some = tasks[: max(1, tasks_per_level // 10)]
             try:
                 score = score_of(play(player, options, some))
-            except Exception as error:  # the promise is that nothing raises, so whatever does is a finding
+            except Exception as error:  # the environment must never raise, so any exception is a finding
                 problems.append(f"{name} on level {level}: the environment raised {type(error).__name__}: {error}")
             else:
                 hostile[name][str(level)] = asdict(score)
@@ -88,7 +89,7 @@ def check(
 
 
 def plays(options: Options) -> int:
-    """How often `check` calls `on_played`."""
+    """Return how often `check` calls `on_played`."""
     return (len(PLAYERS) + len(HOSTILE_PLAYERS)) * len(options.levels)
 
 
@@ -114,8 +115,8 @@ def score_of(rewards: Sequence[float]) -> Score:
 
 
 def bound_problems(player: str, level: int, score: Score) -> list[str]:
-    """The bounds of one player on one level that are broken, in words."""
-    constant, chance = (0.30, 0.12) if LEVEL[level].lenient else (0.10, 0.02)
+    """Return the broken bounds of one player on one level, as sentences."""
+    constant, chance = (0.20, 0.12) if LEVEL[level].lenient else (0.10, 0.02)
     broken = {
         "informed": score.success < 1,
         "reader": score.success < 0.9 if level == 1 else score.success > 0.05,
@@ -126,20 +127,20 @@ def bound_problems(player: str, level: int, score: Score) -> list[str]:
 
 
 def law_problems(level: int, tasks: Sequence[Task], rewards: Sequence[float]) -> list[str]:
-    """Is the ceiling within a wide interval around what the law knower reached?
+    """Check that the ceiling is within a wide interval around the success of the player `law`.
 
-    A company deviates in all of its tasks or in none, so tasks of one company are no independent trials: the
-    interval is that of the smaller number of trials which would scatter as much as the companies do.
+    A company deviates in all of its tasks or in none, so its tasks are not independent trials. The interval therefore
+    uses the smaller number of independent trials that has the same variance.
     """
     expected = mean_ceiling(tasks)
     excess: dict[int, float] = defaultdict(float)
     for task, reward in zip(tasks, rewards, strict=True):
         excess[task.company] += reward - ceiling(task)
     scatter = sum(value * value for value in excess.values())
-    independent = len(tasks) * expected * (1 - expected)  # the variance if every task were a trial of its own
+    independent = len(tasks) * expected * (1 - expected)  # the variance if all tasks were independent
     trials = len(tasks) * min(1.0, independent / scatter if scatter else 1.0)
     success = sum(rewards) / len(rewards)
-    if trials == 0:  # a ceiling of 1, and yet something failed
+    if trials == 0:  # the ceiling is 1, but a task failed
         return [f"law on level {level} reaches {success:.1%} where nothing can go wrong"]
     low, high = wilson(success, trials, WIDE)
     if low <= expected <= high:
@@ -148,7 +149,7 @@ def law_problems(level: int, tasks: Sequence[Task], rewards: Sequence[float]) ->
 
 
 def disjointness_problems(dataset: Dataset) -> list[str]:
-    """Where two splits share what they must not share."""
+    """Return what two splits share although they must not."""
     problems = []
     seen_ids: dict[str, str] = {}
     for split in SPLITS:
@@ -178,7 +179,7 @@ def _rules(task: Task) -> set[tuple[str, str]]:
 
 
 def _solvability_problems(dataset: Dataset) -> list[str]:
-    """Every task of the files can be done, and is not done by doing nothing."""
+    """Check that every task of the files can be solved, and not by doing nothing."""
     problems = []
     for split, tasks in dataset.tasks.items():
         for player, right in (("informed", 1.0), ("nothing", 0.0)):

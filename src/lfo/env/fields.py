@@ -1,6 +1,6 @@
-"""The details that departments may ask a user for: 34 fields, how they are said, what a value looks like.
+"""The details that departments may ask for: 34 fields with their labels and value generators.
 
-`REFERENCE` is no detail of the user: a department gives it, and the next department asks for it.
+`REFERENCE` is not a detail of the user: a department gives it, and the next department asks for it.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ _ALL = (
 FIELDS: dict[str, Field] = {field.name: field for field in _ALL}
 ALTERNATIVE: dict[str, str] = {field.name: field.alternative for field in _ALL if field.alternative}
 
-# A company that deviates from the law asks for one of these instead: they have no alternative and are none, so
-# that a deviation never makes a form longer than the law's own.
+# A company that deviates from the law asks for one of these instead. They have no alternative and are not one, so a
+# deviation never makes a form longer than the law does.
 PLAIN_FIELDS: tuple[str, ...] = tuple(
     name for name in FIELDS if name not in ALTERNATIVE and name not in ALTERNATIVE.values()
 )

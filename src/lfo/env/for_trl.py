@@ -1,12 +1,12 @@
-"""Our environments in TRL: tools as methods, tasks as rows, for `GRPOTrainer(environment_factory=...)`.
+"""Use our environments in TRL: tools as methods, tasks as rows, for `GRPOTrainer(environment_factory=...)`.
 
     GRPOTrainer(
         model, args=..., processing_class=tokenizer,
         environment_factory=trl_environment(OracleCodes), train_dataset=Dataset.from_list(trl_rows(OracleCodes)),
     )
 
-TRL lets no environment end a rollout: after its end each tool answers that it is over. The reward is what our
-environment has paid, and where the policy stopped early, what it pays for stopping. This module imports no TRL.
+A TRL environment cannot end a rollout: after the end, each tool returns that it is over. The reward is the sum of our
+environment's rewards, including the reward for stopping if the policy stopped early. This module does not import TRL.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TYPES: Mapping[str, Any] = {
 
 
 def trl_rows(factory: EnvironmentFactory, split: str = "train", count: int | None = None) -> list[dict[str, Any]]:
-    """Tasks as rows of a dataset: the opening messages as the prompt, and the task's id."""
+    """Return tasks as dataset rows: the opening messages as the prompt, and the id of the task."""
     rows = []
     for task in tasks_of(factory(), split)[:count]:
         opening = factory().reset(task)
@@ -43,16 +43,16 @@ def trl_rows(factory: EnvironmentFactory, split: str = "train", count: int | Non
 
 
 def trl_environment(factory: EnvironmentFactory) -> type:
-    """A class whose methods are the tools of the environment, each with the signature and docstring that TRL reads."""
+    """Return a class whose methods are the tools of the environment, with the signatures and docstrings for TRL."""
     tools = [tool["function"] for tool in factory().tools()]
     if reserved := sorted({"reset", "get_reward"} & {tool["name"] for tool in tools}):
-        raise UsageError(f"a tool named {reserved[0]} cannot be a method of a TRL environment")
+        raise UsageError(f"a tool cannot be named {reserved[0]} in TRL, which reserves this name; rename it")
     methods = {tool["name"]: _method(tool) for tool in tools}
     return type("TrlEnvironment", (_TrlEnvironment,), {**methods, "_factory": staticmethod(factory)})
 
 
 class _TrlEnvironment:
-    """One rollout after the other, as TRL reuses its environments."""
+    """Plays one rollout after the other, because TRL reuses its environments."""
 
     _factory: Any
     _environment: Any = None
@@ -60,7 +60,7 @@ class _TrlEnvironment:
     _done = True
 
     def reset(self, task_id: str | None = None, split: str = "train", **_: Any) -> None:
-        """Begin the task of a row; what opens it stands in the row's prompt."""
+        """Start the task of a row; its opening messages are the prompt of the row."""
         environment = self._factory()
         tasks = tasks_of(environment, split)
         task = next((task for task in tasks if str(task.id) == task_id), None)
@@ -84,7 +84,7 @@ class _TrlEnvironment:
 
 
 def _method(tool: Mapping[str, Any]) -> Any:
-    """A function that calls the tool; its signature and docstring say what the schema says."""
+    """Return a function that calls the tool, with a signature and docstring made from the schema."""
     name, schema = tool["name"], tool.get("parameters") or {}
     required = schema.get("required", ())
     hints = {argument: _hint(part) for argument, part in schema.get("properties", {}).items()}

@@ -1,10 +1,10 @@
-"""Our environments in verifiers (the 0.1 line): `verifiers_environment(OracleCodes)` is a `MultiTurnEnv`.
+"""Use our environments in verifiers (0.1): `verifiers_environment(OracleCodes)` is a `MultiTurnEnv`.
 
     # oracle_env.py, a verifiers environment package
     def load_environment(**arguments):
         return verifiers_environment(partial(OracleCodes, **arguments))
 
-Tools keep their schemas; a message without a call ends the rollout, as in ours; the reward is what ours pays.
+Tools keep their schemas, a message without a call ends the rollout, and the reward is that of our environment.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FAREWELL = "I am done."
 
 
 def verifiers_environment(factory: EnvironmentFactory, *, max_turns: int = 16) -> Any:
-    """The environment with the tasks of `train` as its dataset and those of `val` as its evaluation set."""
+    """Return a verifiers environment with the tasks of `train` as dataset and those of `val` as evaluation set."""
     tools = [
         Tool(name=each["name"], description=each["description"], parameters=dict(each["parameters"]))
         for each in (tool["function"] for tool in factory().tools())
@@ -45,7 +45,7 @@ class Wrapped(verifiers.MultiTurnEnv):
         self._make = factory
 
     async def setup_state(self, state: Any) -> None:
-        """One of our environments for each rollout, in the task of its row."""
+        """Create one of our environments for each rollout and start the task of its row."""
         info = state["info"]
         environment = self._make()
         task = next(task for task in tasks_of(environment, info["split"]) if str(task.id) == info["task_id"])
@@ -74,7 +74,7 @@ def _step(state: Any, message: str) -> StepResult:
 
 
 def _message(call: Any) -> str:
-    """A call of verifiers in the form that our environments read; they answer it where it makes no sense."""
+    """Return a call of verifiers in the format of our environments, which reply to invalid calls themselves."""
     try:
         return format_tool_call(ToolCall(name=call.name, arguments=json.loads(call.arguments)))
     except (ValueError, TypeError, Mistake):
@@ -82,7 +82,7 @@ def _message(call: Any) -> str:
 
 
 async def _paid(state: Any) -> float:
-    """The reward; a rollout that ran out of turns gets what stopping is worth."""
+    """Return the reward; a rollout that ran out of turns gets the reward for stopping."""
     if not state["over"]:
         _step(state, FAREWELL)
     return state["paid"]

@@ -1,13 +1,13 @@
-"""The world as files: companies, tasks of every split, and a manifest that proves that nobody changed them.
+"""Write the phone-call world to files: companies, tasks of every split, and a manifest with their hashes.
 
     data/
       manifest.json               version, options, SHA-256 and length of every file, counts and ceilings by level
-      companies.jsonl             one company a line, its hidden rules included
-      unseen_companies.jsonl      those that only `test_unseen_companies` names
-      train.jsonl, val.jsonl, test_*.jsonl        one task a line
+      companies.jsonl             one company in each line, with its hidden rules
+      unseen_companies.jsonl      companies of `test_unseen_companies` only
+      train.jsonl, val.jsonl, test_*.jsonl        one task in each line
 
-Every file is a pure function of the options, so the same options give the same bytes on every machine, and a file
-that was changed can be compared line by line with what it should be. Tasks beyond the files: `TaskStream`.
+Every file is a pure function of the options: the same options give the same bytes on every machine, and a changed file
+can be compared line by line with the original. `TaskStream` has tasks beyond the files.
 
     lfo generate --num-companies 100 --num-train-tasks 500 --num-val-tasks 100 --output-dir data --seed 0
 """
@@ -34,17 +34,17 @@ from lfo.env.tasks import LEVEL, LEVELS, SPLITS, Task, TaskStream
 from lfo.env.world import KIND_OF_SERVICE, UNSEEN, Company, company
 from lfo.errors import DataError, UsageError, WorkError
 
-GENERATOR_VERSION = 1  # raised whenever the same options would give other bytes
+GENERATOR_VERSION = 1  # raise it if the same options give other bytes
 MAX_COMPANIES = 5_000  # names stay unique
 MAX_TASKS = 1_000_000
 MANIFEST = "manifest.json"
-LEFT_OUT_AT_0 = "law"  # so that data of law 0 stays byte for byte what it was before there were others
+LEFT_OUT_AT_0 = "law"  # not written for law 0, so that its data keeps the bytes from before other laws existed
 FILES = ("companies.jsonl", "unseen_companies.jsonl", *(f"{split}.jsonl" for split in SPLITS))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """What a folder of data is a function of."""
+    """The options that determine a folder of data."""
 
     num_companies: int = 100
     num_unseen_companies: int = 50
@@ -73,7 +73,7 @@ class Options:
         return self.num_train_tasks if split == "train" else self.num_val_tasks
 
     def stream(self, split: str, *, levels: Sequence[int] = (), stream_seed: int = 0) -> TaskStream:
-        """The endless supply whose beginning the files are (`stream_seed` 0), or a fresh one."""
+        """Return an endless stream of tasks; the files are the start of `stream_seed` 0."""
         return TaskStream(
             world=self.seed,
             split=split,
@@ -87,7 +87,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dataset:
-    """A folder of data, read and found whole."""
+    """A validated folder of data."""
 
     options: Options
     companies: tuple[Company, ...]
@@ -122,7 +122,7 @@ def generate(
     levels: Sequence[int] = LEVELS,
     force: bool = False,
 ) -> dict[str, Any]:
-    """Write a folder of data and answer its manifest. Data of other options is only replaced with `force`."""
+    """Write a folder of data and return its manifest. Replace data of other options only with `force`."""
     options = Options(
         num_companies=num_companies,
         num_unseen_companies=max(1, num_companies // 2),
@@ -143,7 +143,7 @@ def generate(
 
 
 def render(options: Options) -> dict[str, bytes]:
-    """The bytes of every file."""
+    """Return the bytes of every file."""
     tasks = {split: options.stream(split).take(options.count(split)) for split in SPLITS}
     files = {
         "companies.jsonl": _lines(map(company_row, _companies(options, unseen=False))),
@@ -169,7 +169,7 @@ def _manifest(options: Options, files: Mapping[str, bytes], tasks: Mapping[str, 
 
 
 def company_row(each: Company) -> dict[str, Any]:
-    """A company as a person would write it down, what it hides included."""
+    """Return a company as readable JSON, including its hidden rules."""
     return {
         "index": each.index,
         "name": each.name,
@@ -210,7 +210,7 @@ def _by_level(tasks: Sequence[Task], value: Callable[[list[Task]], float]) -> di
 
 
 def _refuse_to_overwrite(output: Path, options: Options, *, force: bool) -> None:
-    """Only an empty place, or a folder with nothing but our own data, is ever replaced."""
+    """Raise a `UsageError` unless the folder is empty or contains only our own data."""
     if not output.exists():
         return
     if not output.is_dir():
@@ -218,7 +218,7 @@ def _refuse_to_overwrite(output: Path, options: Options, *, force: bool) -> None
     found = sorted(path.name for path in output.iterdir())
     strangers = [name for name in found if name not in (*FILES, MANIFEST)]
     if strangers:
-        raise UsageError(f"{output} holds {strangers[0]}, which is no data of ours; choose another folder.")
+        raise UsageError(f"{output} contains {strangers[0]}, which lfo generate did not write; choose another folder.")
     if not found or force:
         return
     try:
@@ -227,17 +227,17 @@ def _refuse_to_overwrite(output: Path, options: Options, *, force: bool) -> None
         raise UsageError(f"{error} Use --force to replace the folder.") from None
     if before != options:
         raise UsageError(
-            f"{output} holds data of other options (seed {before.seed}, law {before.law}); use --force to replace it."
+            f"{output} contains data of other options (seed {before.seed}, law {before.law}); use --force."
         )
 
 
 def _write_folder(output: Path, files: Mapping[str, bytes]) -> None:
-    """Write to a temporary folder beside the place, then rename: nobody ever sees half of it."""
+    """Write to a temporary folder and rename it, so that the folder is always complete."""
     output.absolute().parent.mkdir(parents=True, exist_ok=True)
     workshop = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.absolute().parent))
     try:
         new = workshop / "new"
-        new.mkdir()  # with the rights of any new folder; the one around it is private
+        new.mkdir()  # with default permissions; the temporary folder around it is private
         for name, content in files.items():
             with open(new / name, "wb") as file:
                 file.write(content)
@@ -254,7 +254,7 @@ def _write_folder(output: Path, files: Mapping[str, bytes]) -> None:
 
 
 def load(data_dir: str | Path) -> Dataset:
-    """Read a folder of data; whatever is wrong with it is a `DataError` that names the file and the line."""
+    """Read a folder of data; raise a `DataError` that names file and line if something is wrong."""
     folder = Path(data_dir)
     options = _read_options(folder)
     content = {name: _read_bytes(folder / name) for name in FILES}
@@ -270,7 +270,7 @@ def load(data_dir: str | Path) -> Dataset:
     manifest = _read_bytes(folder / MANIFEST)
     if manifest != _manifest(options, content, tasks):
         raise _first_difference(folder, content | {MANIFEST: manifest}, render(options))
-    # The companies' bytes are proven to be those of the options now, so they need no second reader.
+    # The hashes prove that the companies are those of the options, so their file need not be parsed.
     return Dataset(
         options=options,
         companies=tuple(_companies(options, unseen=False)),
@@ -282,25 +282,25 @@ def load(data_dir: str | Path) -> Dataset:
 
 @lru_cache(maxsize=4)
 def load_cached(data_dir: str) -> Dataset:
-    """`load`, once for each folder: environments are made by the thousand."""
+    """`load`, cached for each folder: a run makes thousands of environments."""
     return load(data_dir)
 
 
 def _first_difference(folder: Path, found: Mapping[str, bytes], expected: Mapping[str, bytes]) -> DataError:
-    """Where a folder whose hashes do not fit is not what its options give."""
+    """Return an error for the first line that differs from the data of the options."""
     for name, right in expected.items():
         pairs = itertools.zip_longest(found[name].splitlines(keepends=True), right.splitlines(keepends=True))
         for number, (line, right_line) in enumerate(pairs, start=1):
             if line != right_line:
                 return DataError(f"{folder / name}, line {number}: was changed; its SHA-256 is not the manifest's.")
-    raise AssertionError("the manifest is a function of files that are all as they should be")
+    raise AssertionError("the hashes differ, but no file does")
 
 
 def _read_options(folder: Path) -> Options:
-    """The options in a manifest, which is not trusted any further than that."""
+    """Return the options of a manifest; nothing else in it is trusted."""
     path = folder / MANIFEST
     if not path.is_file():
-        raise DataError(f"{folder} holds no data ({path} is missing); write some with: lfo generate")
+        raise DataError(f"{folder} contains no data ({path} is missing); write some with: lfo generate")
     where = f"{path}, line 1"
     try:
         manifest = json.loads(_read_bytes(path).decode())
@@ -344,7 +344,7 @@ def _parse_lines(path: Path, content: bytes) -> list[dict[str, Any]]:
 
 
 def _parse_task(row: dict[str, Any], split: str, options: Options, where: str) -> Task:
-    """A task of the right types that the world can serve, or a `DataError`."""
+    """Parse and validate a task; raise a `DataError` if it is invalid."""
     task: Task = _read(Task, row, where)
     unseen = split == "test_unseen_companies"
     first, count = (UNSEEN, options.num_unseen_companies) if unseen else (0, options.num_companies)
@@ -356,10 +356,13 @@ def _parse_task(row: dict[str, Any], split: str, options: Options, where: str) -
         (task.law != options.law, f"law must be {options.law}"),
         (task.level not in options.levels, f"level must be one of {list(options.levels)}"),
         (not task.errands, "errands must not be empty"),
-        (any(each.kind not in kinds for each in task.errands), "an errand's kind is no department of the company"),
+        (
+            any(each.kind not in kinds for each in task.errands),
+            "the kind of an errand is not a department of the company",
+        ),
         (any(KIND_OF_SERVICE.get(each.service) != each.kind for each in task.errands), "an errand's service is wrong"),
         (any(set(each.requires) - set(FIELDS) - {REFERENCE} for each in task.errands), "an errand's field is unknown"),
-        (bool(set(task.profile) - set(FIELDS)), "profile holds an unknown field"),
+        (bool(set(task.profile) - set(FIELDS)), "profile contains an unknown field"),
         (bool(task.moved_number) != (task.moved_kind in kinds), "moved_kind and moved_number do not fit"),
     ):
         if wrong:
@@ -368,7 +371,7 @@ def _parse_task(row: dict[str, Any], split: str, options: Options, where: str) -
 
 
 def _read(hint: Any, value: Any, where: str) -> Any:
-    """A JSON value as what a type hint says (dataclasses included), or a `DataError` that says where it is not."""
+    """Convert a JSON value to a type hint (including dataclasses); raise a `DataError` that names the wrong place."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint) and type(value) is dict:
         hints = _hints(hint)

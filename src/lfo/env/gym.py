@@ -1,14 +1,14 @@
-"""Our environments under Gymnasium's API: text in, text out.
+"""Our environments with Gymnasium's API: text in, text out.
 
     import gymnasium
-    import lfo.env.gym  # registers the names; Gymnasium 1.x no longer looks for plug-ins by itself
+    import lfo.env.gym  # registers the names; Gymnasium 1.x does not load plug-ins by itself
 
     game = gymnasium.make("lfo/OracleCodes-v0", split="val", max_turns=8)
     observation, info = game.reset(seed=3)
     observation, reward, terminated, truncated, info = game.step("<tool_call>...</tool_call>")
 
-`gymnasium.make("lfo.env.gym:lfo/PhoneCalls-v0")` imports and makes in one go. Options that are not of
-`TextEnvironment` go to the environment itself. Training does not use this module: it calls `Environment` directly.
+`gymnasium.make("lfo.env.gym:lfo/PhoneCalls-v0")` imports and makes in one call. Other options than those of
+`TextEnvironment` go to the environment. Training does not use this module: it calls `Environment` directly.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _ENVIRONMENTS = {
 
 
 class TextEnvironment(gymnasium.Env[str, str]):
-    """Any `Environment` as a Gymnasium one: an action is a whole message, an observation is its answer.
+    """Any `Environment` as a Gymnasium environment: an action is a message, an observation is the reply.
 
     `reset` draws a task of the split by its seed, or takes the one that `options={"task_id": ..., "split": ...}`
-    names. A rollout is terminated when the environment says so and truncated after `max_turns` messages.
+    names. A rollout is terminated when the environment is done and truncated after `max_turns` messages.
     """
 
     def __init__(self, factory: EnvironmentFactory, *, split: str = "train", max_turns: int = 16) -> None:
@@ -54,7 +54,7 @@ class TextEnvironment(gymnasium.Env[str, str]):
         self.split = split
         self.max_turns = max_turns
         self.environment: Environment | None = None
-        self._tasks: dict[str, Sequence[Any]] = {}  # drawing a split may be slow, and it never changes
+        self._tasks: dict[str, Sequence[Any]] = {}  # cached: drawing a split may be slow
         self.turns = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
@@ -96,14 +96,14 @@ class TextEnvironment(gymnasium.Env[str, str]):
 
 
 def make(factory: str, *, split: str = "train", max_turns: int = 16, **options: Any) -> TextEnvironment:
-    """A `TextEnvironment` of the class at `package.module:Class`; options are those of the class."""
+    """Return a `TextEnvironment` of the class at `package.module:Class`; `options` go to the class."""
     module, _, name = factory.partition(":")
     environment_class = getattr(importlib.import_module(module), name)
     return TextEnvironment(functools.partial(environment_class, **options), split=split, max_turns=max_turns)
 
 
 def register() -> None:
-    """Make the names known to `gymnasium.make`; happens on import."""
+    """Register the names with Gymnasium; called on import."""
     for name, factory in _ENVIRONMENTS.items():
         if name not in gymnasium.registry:
             gymnasium.register(name, entry_point="lfo.env.gym:make", kwargs={"factory": factory})

@@ -1,15 +1,15 @@
-"""What an environment is to the rest of the system.
+"""The interface of an environment.
 
-An environment object is single-use: it plays one rollout. Whoever needs many makes many, from a factory
-(`EnvironmentFactory`, usually the class itself), so that rollouts can run at the same time.
+An environment object is single-use: it plays one rollout. A factory (`EnvironmentFactory`, usually the class itself)
+makes one for each rollout, so that rollouts can run in parallel.
 
     environment = PhoneCalls()
     messages = environment.reset(environment.tasks("train")[0])
     result = environment.step('<tool_call>{"name": "search_company", "arguments": {"name": "Acme"}}</tool_call>')
 
-An environment hears Hermes' form, whatever the model's own is: the whole message is text, a tool call stands between
-`<tool_call>` tags. Of a message with several calls it hears one after the other, each as a message of its own, until
-the rollout is over. A message without a call is a final answer and ends the rollout. It hears no thoughts.
+An environment receives messages in Hermes format, whatever format the model uses: text with a tool call between
+`<tool_call>` tags. If a message has several calls, the environment receives each as a separate message, in order, until
+the rollout is over. A message without a call is a final answer and ends the rollout. Thoughts are removed.
 """
 
 from __future__ import annotations
@@ -25,50 +25,51 @@ from lfo.types import Message, ReplyFacts, StepResult, ToolCall
 
 logger = logging.getLogger(__name__)
 
-# What an environment may report in the `info` of a rollout's end and evaluation shows as a mean over rollouts.
+# Keys of the last `info` of a rollout that evaluation shows as means over rollouts.
 MEASURES = ("mistakes", "calls", "excess_fields", "form_before_call", "department_order")
 
 
 @runtime_checkable
 class Environment(Protocol):
-    """Implement these four methods and everything else works."""
+    """Implement these four methods; nothing else is required."""
 
     def tasks(self, split: str) -> Sequence[Any]:
-        """The tasks of a split, each with an `id`; at least "train" and "val"."""
+        """Return the tasks of a split, each with an `id`; at least "train" and "val" must exist."""
         ...
 
     def tools(self) -> Sequence[Mapping[str, Any]]:
-        """Tool schemas in OpenAI form, for the chat template."""
+        """Return the tool schemas in OpenAI format, for the chat template."""
         ...
 
     def reset(self, task: Any) -> Sequence[Message]:
-        """Start the one rollout of this object; answers the opening messages (system, user)."""
+        """Start the one rollout of this object; return the opening messages (system, user)."""
         ...
 
     def step(self, message: str) -> StepResult:
-        """Take the policy's whole message; never raises on bad text, whatever it contains.
+        """Process one message of the policy; never raise, whatever text it contains.
 
-        The rewards of a rollout's steps are summed up; 0 is failure and 1 success, and what lies between is a part.
+        The reward of a rollout is the sum over its steps: 0 is failure, 1 is success, values between are partial
+        credit.
         """
         ...
 
 
 @runtime_checkable
 class DescribesReplies(Protocol):
-    """Optional: the meaning of a reply's text, for evaluation only, never for training; None for a text that nobody
-    here would say. It is also asked about what a world model says, which may be anything."""
+    """Optional: return the meaning of a reply, or None for a text that this environment never writes.
+
+    Used for evaluation only, never for training. It also gets replies of a world model, which may be any text."""
 
     def describe_reply(self, observation: str) -> ReplyFacts | None: ...
 
 
 @runtime_checkable
 class OffersLookahead(Protocol):
-    """Optional: which call the world model should be asked about next, or None.
+    """Optional: return the next call to imagine, or None.
 
-    A pure function of the transcript, which holds what the policy has seen and nothing else. It is asked
-    before each turn of the policy, again and again until it answers None; imagined exchanges stand in the
-    transcript as messages marked `predicted`. Training may also make the call for real (`exploration.inquiries`),
-    for which the questions of a point are listed with nothing expected in answer.
+    A pure function of the transcript, which contains only what the policy has seen. It is called before each turn of
+    the policy until it returns None; imagined exchanges are in the transcript as messages marked `predicted`. Training
+    may also make the call for real; it then lists the calls of a point with empty replies.
     """
 
     def lookahead_query(self, transcript: Sequence[Message]) -> ToolCall | None: ...
@@ -76,7 +77,7 @@ class OffersLookahead(Protocol):
 
 @runtime_checkable
 class NamesPredictedTools(Protocol):
-    """Optional: the tools whose replies are worth predicting, for `world_model.predict=default`; else all of them."""
+    """Optional: the tools whose replies `world_model.predict=default` predicts; without it, all tools."""
 
     @property
     def predicted_tools(self) -> Collection[str]: ...
@@ -84,7 +85,7 @@ class NamesPredictedTools(Protocol):
 
 @runtime_checkable
 class NamesMoves(Protocol):
-    """Optional: calls that are legal now, for random play (`lfo check-env`, `lfo pretrain --env`) and nobody else."""
+    """Optional: the legal calls now, for random play only (`lfo check-env`, `lfo pretrain --env`)."""
 
     def moves(self) -> Sequence[ToolCall]: ...
 
@@ -93,11 +94,11 @@ EnvironmentFactory = Callable[[], Environment]
 
 
 def tasks_of(environment: Environment, split: str) -> Sequence[Any]:
-    """The tasks of a split; that there is none of them is the caller's mistake."""
+    """Return the tasks of a split; raise a `UsageError` if there are none."""
     try:
         tasks = environment.tasks(split)
     except LfoError:
-        raise  # the environment says it better
+        raise  # the environment has a better message
     except Exception as error:
         raise UsageError(f"the environment {type(environment).__name__} has no split {split!r}") from error
     if not tasks:
@@ -106,7 +107,7 @@ def tasks_of(environment: Environment, split: str) -> Sequence[Any]:
 
 
 def predicted_tools(environment: Environment, setting: str = "default") -> frozenset[str] | None:
-    """The tools that a setting means here: `default`, `all`, `none` or names with commas; None is all."""
+    """Return the tools that a setting names: `default`, `all`, `none` or names separated by commas. None: all."""
     if setting in ("all", "none"):
         return None if setting == "all" else frozenset()
     if setting != "default":
@@ -126,46 +127,46 @@ def predicted_tools(environment: Environment, setting: str = "default") -> froze
     return frozenset(names)
 
 
-def flaw_of(environment: EnvironmentFactory) -> str | None:
-    """The first thing in which this is no environment, in a sentence, by looking at one task."""
-    made = environment()
+def flaw_of(make_environment: EnvironmentFactory) -> str | None:
+    """Validate an environment on one task; return the first problem as a sentence, or None."""
+    made = make_environment()
     name = f"the environment {type(made).__name__}"
     tools = {tool["function"]["name"] for tool in made.tools()}
     if not tools:
-        return f"{name} has no tools: tools() must answer at least one schema"
+        return f"{name} has no tools: tools() must return at least one schema"
     tasks = made.tasks("val" if hasattr(made, "stream") else "train")
     if not isinstance(tasks, Sequence):
-        return f"{name}: tasks() must answer a sequence, such as a list, not a {type(tasks).__name__}"
+        return f"{name}: tasks() must return a sequence, such as a list, not a {type(tasks).__name__}"
     if not tasks:
         return None
     if not hasattr(tasks[0], "id"):
-        return f"{name}: a task must have an id, which {type(tasks[0]).__name__} has not"
+        return f"{name}: each task needs an attribute id, which {type(tasks[0]).__name__} does not have"
     opening = made.reset(tasks[0])
     if not opening or not all(isinstance(message, Message) for message in opening):
-        return f"{name} must open with a list of Message: see its reset() or start()"
+        return f"{name} must return a list of Message from reset() or start()"
     call = made.lookahead_query(opening) if isinstance(made, OffersLookahead) else None
     if call is not None and not (isinstance(call, ToolCall) and call.name in tools):
-        return f"{name}: lookahead_query must answer None or a ToolCall of one of its tools, not {str(call)[:80]}"
+        return f"{name}: lookahead_query must return None or a ToolCall of one of its tools, not {str(call)[:80]}"
     return None
 
 
 def describe_with(environment: Environment, reply: str) -> ReplyFacts | None:
-    """What a reply means, where the environment can tell."""
+    """Return the meaning of a reply, or None if the environment cannot describe it."""
     if not isinstance(environment, DescribesReplies):
         return None
     try:
         return environment.describe_reply(reply)
-    except Exception as error:  # somebody else's code, and nothing that is learned depends on it
+    except Exception as error:  # foreign code, and training does not depend on it
         _warn_once(f"describe_reply of {type(environment).__name__} raised {type(error).__name__}: {error}"[:300])
         return None
 
 
 def same_meaning(environment: Environment, predicted: str, actual: str) -> bool | None:
-    """Whether two replies mean the same; None where the environment cannot say what the true one means."""
+    """Whether two replies mean the same; None if the environment cannot describe the true one."""
     meant = describe_with(environment, actual)
     if meant is None:
         return None
-    said = describe_with(environment, predicted)  # the facts in whatever order
+    said = describe_with(environment, predicted)  # facts are compared as sets
     return said is not None and said.category == meant.category and set(said.facts) == set(meant.facts)
 
 

@@ -1,17 +1,17 @@
-"""A second, tiny world: doors that open to two code words, and oracles that name them a moment too late.
+"""A second, small environment: doors that open to two code words, which the oracle names only after a failed try.
 
-It has no telephone and no form, and keeps the rest of the system honest about being general. The difficulty
-has the same shape as that of the phone-call world:
+It has no phone and no form, so it tests that the rest of the system is general. It is difficult in the same way as the
+phone-call world:
 
     user        Open the red door in the temple of Vashti.
     assistant   ask_oracle(oracle="Vashti")
-    tool        I am Vashti of the owl order.                       <- what the law depends on
-    assistant   open_door(words=["moss", "iron"])                   <- the one try of this task
-    tool        This door wanted ember and salt. It stays shut.     <- too late here, useful in every other task
+    tool        I am Vashti of the owl order.                       <- the law depends on this
+    assistant   open_door(words=["moss", "iron"])                   <- the only try in this task
+    tool        This door wanted ember and salt. It stays shut.     <- too late for this task, useful for others
 
-The two words follow from the oracle's order and the door's colour by a law that is drawn once per seed and then
-holds in every task. It is written nowhere; only a wrong try is told. So a player that carries nothing from task
-to task cannot win, and one that knows the law always does, with oracles that it never met too.
+A law, drawn once per seed and valid in every task, gives the two words from the oracle's order and the door's colour.
+The law is never shown; only a wrong try reveals the right words. So a player without knowledge from other tasks cannot
+win, and a player that knows the law always wins, also with unseen oracles.
 
 Splits: `train`; `val` (the same oracles before other doors); `test_unseen_oracles`. 5 orders x 6 colours = 30 laws
 over 66 pairs of words, no pair used twice: guessing wins 1 task in 66, the best constant answer 1 in 30.
@@ -98,11 +98,11 @@ def _splits(seed: int) -> Mapping[str, tuple[OracleTask, ...]]:
 class OracleCodes(ToolEnvironment):
     """The world of this module, as an `Environment`: one object plays one task."""
 
-    predicted_tools = ("open_door",)  # whose replies tell the law; an oracle's order is no secret
+    predicted_tools = ("open_door",)  # its replies reveal the law; an oracle's order is not secret
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
-        self.spoken: frozenset[str] | None = None  # the words of the one try
+        self.spoken: frozenset[str] | None = None  # the words of the try
 
     def tasks(self, split: str) -> Sequence[OracleTask]:
         splits = _splits(self.seed)
@@ -112,7 +112,7 @@ class OracleCodes(ToolEnvironment):
 
     def start(self, task: OracleTask) -> Sequence[Message]:
         self.task = task
-        self.phrasing = stream(task.id, "phrasing")  # of the visible name only: wording must not tell the code
+        self.phrasing = stream(task.id, "phrasing")  # only by visible names: the wording must not reveal the code
         return (
             Message(role="system", content=_SYSTEM),
             Message(role="user", content=self._say(_GOALS, colour=task.colour)),
@@ -166,8 +166,8 @@ class OracleCodes(ToolEnvironment):
         return {"words": ", ".join(WORDS)}
 
     def describe_reply(self, observation: str) -> ReplyFacts | None:
-        """What a reply means, from its words alone, so that a predicted reply can be read too."""
-        if '"' in observation:  # only mistakes quote, and what they quote is the policy's own words
+        """Return the meaning of a reply from its text only, so that it also works for predicted replies."""
+        if '"' in observation:  # only mistakes contain quotes, and these quote the policy
             return None
         text = observation.lower()
         if order := _ORDER_IN_TEXT.search(text):
@@ -179,7 +179,7 @@ class OracleCodes(ToolEnvironment):
         return None
 
     def lookahead_query(self, transcript: Sequence[Message]) -> ToolCall | None:
-        """Once the oracle is known: a try without words, whose expected reply names the right ones."""
+        """Return a try without words as soon as the oracle is known; its predicted reply names the right words."""
         if any(message.predicted for message in transcript):
             return None
         replies = [message for message in transcript if message.role == "tool" and message.name == "ask_oracle"]

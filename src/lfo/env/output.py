@@ -1,4 +1,4 @@
-"""What environments print is no output of ours."""
+"""Redirect what environments print."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TextIO
 
 @contextlib.contextmanager
 def redirected_stdout(target: TextIO) -> Iterator[None]:
-    """As `contextlib.redirect_stdout`, for calls that may end late, in a thread that nobody waits for any more: such a
-    call finds somebody else's stdout, and leaves it alone."""
+    """Like `contextlib.redirect_stdout`, for calls that may end late in an abandoned thread: such a call restores
+    stdout only if nobody else has replaced it meanwhile."""
     before, sys.stdout = sys.stdout, target
     try:
         yield

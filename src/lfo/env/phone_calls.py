@@ -1,7 +1,7 @@
 """The phone-call world as an environment: look a company up, ask the user once, call departments.
 
-What a department wants to hear before it helps is written nowhere; it is learned from what reps say.
-The reward is 1 when every errand of the task is done, else 0, computed from the state and never from text.
+What a department requires before it helps is never shown; an agent learns it from the replies of reps. The reward is 1
+if every errand of the task is done, else 0. It is computed from the state, never from text.
 
     environment = PhoneCalls()
     messages = environment.reset(environment.tasks("train")[0])
@@ -36,7 +36,7 @@ DEFAULT_COUNTS = {"train": 500, "val": 300} | {split: 300 for split in SPLITS if
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Everything that exists beside the tasks: the companies of one seed, found by index or by name."""
+    """The companies of one seed, by index or by name."""
 
     seed: int = 0
     companies: int = 100
@@ -80,12 +80,12 @@ def _close_names(world: World, name: str) -> tuple[str, ...]:
 class PhoneCalls(ToolEnvironment):
     """One rollout in the phone-call world.
 
-    `law` is the seed of what departments want: 0 is the law with names that make sense, any other draws it anew.
-    With `data`, a folder that `lfo generate` wrote, the world and the tasks are those of the folder (seed, law, numbers
-    of companies and counts are its own); `levels` then picks among its levels.
+    `law` is the seed of the departments' requirements: law 0 has names that make sense, other laws are drawn. With
+    `data`, a folder of `lfo generate`, world and tasks come from the folder (with its seed, law and counts); `levels`
+    then selects from its levels.
     """
 
-    predicted_tools = ("make_phone_call",)  # what reps say; the rest stands in the directory or in the user's profile
+    predicted_tools = ("make_phone_call",)  # the other tools only show the directory or the user's profile
 
     def __init__(
         self,
@@ -125,13 +125,13 @@ class PhoneCalls(ToolEnvironment):
         return _tasks(self.world, split, self.levels, count)
 
     def stream(self, split: str, stream_seed: int) -> TaskStream:
-        """Tasks without end, of this world and these levels."""
+        """Return an endless stream of tasks of this world and these levels."""
         return self.world.stream(split, levels=self.levels, stream_seed=stream_seed)
 
     def start(self, task: Task) -> Sequence[Message]:
         self.task = task
         self.company = company(self.world.seed, task.company, self.world.law)
-        self.values: dict[str, str] = {}  # what the user told, and the newest reference
+        self.values: dict[str, str] = {}  # values from the user, and the newest reference
         self.form: tuple[str, ...] | None = None
         self.calls = 0
         self.done_errands = 0
@@ -141,8 +141,8 @@ class PhoneCalls(ToolEnvironment):
         self.requested: tuple[str, ...] = ()
         self.order = [errand.kind for errand in task.errands]
         self.called: list[str] = []  # kinds of departments
-        self.form_before_call = True  # no call was made without one
-        self.excess_fields = 0  # that the form asked for and nobody needs
+        self.form_before_call = True  # no call was made before the form
+        self.excess_fields = 0  # fields of the form that no department needs
         return (Message(role="system", content=SYSTEM), Message(role="user", content=task.goal))
 
     # --- tools -------------------------------------------------------------------------------------------------
@@ -216,21 +216,24 @@ class PhoneCalls(ToolEnvironment):
         if department is None:
             return self._say("refusal")
         self.called.append(department.kind)
-        place = next((i for i, errand in enumerate(self.task.errands) if errand.kind == department.kind), None)
-        if place is None:
+        index = next((i for i, errand in enumerate(self.task.errands) if errand.kind == department.kind), None)
+        if index is None:
             return self._say("routing_violation", department=department.name)
-        if place < self.done_errands:
+        if index < self.done_errands:
             return self._say("refusal")
         if self.failures.get(department.kind, 0) >= self.task.limits.failures_to_lock:
             return self._say("lockout")
-        return self._verify(department, place, given)
+        return self._verify(department, index, given)
 
     def _verify(self, department: Department, place: int, given: Mapping[str, str]) -> str:
         errand = self.task.errands[place]
-        missing = tuple(name for name in errand.requires if not self._proven(name, place, given))
-        if not missing or (self.task.limits.lenient and self._first_is_enough(errand, given)):
-            # A chained errand needs the reference of the one before it, so errands are done in order; elsewhere
-            # the order of independent errands is the user's wish and is checked here.
+        if self.task.limits.lenient:  # the rep looks at the first detail only, so a refusal names all required ones
+            missing = () if self._first_is_enough(errand, given) else errand.requires
+        else:
+            missing = tuple(name for name in errand.requires if not self._proven(name, place, given))
+        if not missing:
+            # A chained errand needs the reference of the one before it, so its order is enforced. The order of
+            # independent errands is a wish of the user and is checked here.
             if place != self.done_errands:
                 return self._say("routing_violation", department=department.name)
             return self._serve(errand)
@@ -316,10 +319,10 @@ _DIRECTORY_LINE = re.compile(r"(.+) (555-\d{4}): (.+)")
 
 
 def lookahead_query(transcript: Sequence[Message]) -> ToolCall | None:
-    """The call to imagine next: to a department in view, with nothing to say, before the form is spent.
+    """Return the call to imagine next: a call without details to a relevant department, before the form is used.
 
-    In view are the departments whose service the user named, in the order in which they were named, that were
-    neither called nor imagined yet. Reads nothing but the transcript.
+    Relevant are the departments whose service the user named, in that order, if they were neither called nor imagined
+    yet. Reads only the transcript.
     """
     goal, directory, numbers = "", "", set()
     for message in transcript:
@@ -332,7 +335,7 @@ def lookahead_query(transcript: Sequence[Message]) -> ToolCall | None:
             if call is None:
                 continue
             if call.name == "auth_info_form":
-                return None  # the form is spent: nothing that a rep would say can be asked for any more
+                return None  # the form is used: the user can no longer be asked for what a rep requires
             if call.name == "make_phone_call":
                 numbers.add(call.arguments.get("phone_number"))
     offered = {
@@ -352,7 +355,7 @@ def lookahead_query(transcript: Sequence[Message]) -> ToolCall | None:
 
 
 def tool_config_yaml() -> str:
-    """`configs/tool_config.yaml`: the schemas of the three tools, in the shape of verl's tool configuration."""
+    """Return `configs/tool_config.yaml`: the schemas of the three tools in verl's format."""
     tools = [
         {"class_name": "lfo.env.phone_calls.PhoneCalls", "config": {"type": "native"}, "tool_schema": schema}
         for schema in PhoneCalls().tools()
@@ -361,7 +364,7 @@ def tool_config_yaml() -> str:
 
 
 def _yaml(value: Any, indent: str) -> str:
-    """What stands behind a "key:" in YAML; a string in JSON is one in YAML too, so no YAML package is needed here."""
+    """Return a value as YAML. JSON strings are valid YAML, so no YAML package is needed."""
     if isinstance(value, dict) and value:
         return "".join(f"\n{indent}{key}:{_yaml(item, indent + '  ')}" for key, item in value.items())
     if isinstance(value, list) and value:

@@ -1,9 +1,9 @@
-"""Random play in any environment: calls drawn from the tools' schemas, or from the moves that an environment names.
+"""Random play in any environment: calls drawn from the tool schemas or from the moves that an environment names.
 
     random_call(environment.tools(), heard="Open the red safe.", random=stream(0, "play"))
 
-Who plays like this knows how calls are written and nothing else: the floor that a policy must beat (`lfo check-env`),
-and practice in syntax (`lfo pretrain --env`).
+Such a player only knows the syntax of calls. `lfo check-env` uses it as the baseline that a policy must beat, and
+`lfo pretrain --env` as training data for syntax.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from lfo.types import ToolCall
 
-MOST_ITEMS = 3  # of a list or an object that may have any number
+MOST_ITEMS = 3  # of a list or an object without a size limit
 _MARKED = re.compile(r"\[([^\[\]\n]{1,40})\]|\"([^\"\n]{1,40})\"|'([^'\n]{1,40})'")
 _WORD = re.compile(r"\w[\w.-]*\w|\w")
 
@@ -23,7 +23,7 @@ _WORD = re.compile(r"\w[\w.-]*\w|\w")
 def random_call(
     tools: Sequence[Mapping[str, Any]], *, heard: str, random: Random, moves: Sequence[ToolCall] = ()
 ) -> ToolCall:
-    """One of the moves, where there are some; else any tool with arguments that fit its schema, in words just heard."""
+    """Return one of the moves, if there are any, else a call of any tool with valid arguments from recent words."""
     if moves:
         return random.choice(moves)
     function = random.choice(tools)["function"]
@@ -79,7 +79,7 @@ def _value(schema: Mapping[str, Any], definitions: Mapping[str, Any], heard: str
 
 
 def some_words(heard: str, random: Random) -> str:
-    """What stands in brackets or quotes somewhere in the text, or one to three words of it that follow each other."""
+    """Return a part of the text in brackets or quotes, or one to three consecutive words of it."""
     marked = ["".join(found) for found in _MARKED.findall(heard)]
     if marked and random.random() < 0.7:
         return random.choice(marked)

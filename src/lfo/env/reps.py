@@ -1,7 +1,7 @@
-"""What reps say: a seeded grammar with many phrasings, and its inverse.
+"""The replies of reps: a seeded grammar with many phrasings, and its inverse.
 
-The meaning of a reply (category, facts) travels beside the text; `describe` reads it back out of the text, for
-evaluation only. Three phrasings of each category are kept out of training, for `test_unseen_phrasing`.
+`describe` returns the meaning of a reply (category, facts) from its text, for evaluation only. Three phrasings of each
+category are held out from training, for `test_unseen_phrasing`.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def spoken_fields(fields: tuple[str, ...], *, alternatives: bool) -> str:
 
 
 def say(category: str, rng: random.Random, *, held_out: bool, reference: str = "", **slots: str) -> str:
-    """One reply of a category ("moved" is a routing violation that names a number), its slots filled."""
+    """Return one reply of a category with filled slots ("moved" is a routing violation that names a number)."""
     text = rng.choice(phrasings(category, held_out=held_out)).format(**slots)
     return text + REFERENCE_SENTENCE.format(reference=reference) if reference else text
 
@@ -164,7 +164,7 @@ def _patterns() -> tuple[tuple[str, str, re.Pattern[str]], ...]:
 
 
 def describe(text: str) -> ReplyFacts | None:
-    """The meaning of a reply, or None for text that no rep says.
+    """Return the meaning of a reply, or None for a text that no rep says.
 
     Facts: the requested fields of an authentication failure; the new number of a moved line; else nothing.
     """

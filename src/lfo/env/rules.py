@@ -1,17 +1,16 @@
-"""What a department requires: a law that holds everywhere, and each company's own deviations from it.
+"""The requirements of departments: one law for all companies, and the deviations of each company.
 
-The law has three parts, and a service's requirement is their sum:
+The requirement of a service has three parts:
 
     identifier   by industry and the department's group   a bank's money departments know you by account_number
     proof        by the department's kind                 every billing department wants billing_zip
     extra        by industry, only sensitive services     a bank's sensitive services want maiden_name on top
 
-So a combination that nobody has seen still follows from its parts. With probability `DEVIATION` a company's
-department asks for another field in place of its identifier or its proof; nothing that an agent is shown
-before it calls depends on it.
+So an unseen combination still follows from its parts. With probability `DEVIATION` a department of a company asks for
+another field in place of its identifier or its proof; nothing that an agent sees before its call depends on it.
 
-Law 0 is written by hand, with names that make sense. Law 1, 2, ... draw by seed which field stands where in these
-tables, so that common sense about names is of no use: `PhoneCalls(law=3)`.
+Law 0 is written by hand, with names that make sense. Laws 1, 2, ... draw by seed which field is where in these tables,
+so that common sense about names does not help: `PhoneCalls(law=3)`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ DEVIATION = 0.1  # one company in ten, for each kind of department
 _BLOCK = 10
 WINDOW = 100  # ranks are counted within a window of this many companies
 
-# Industry -> what its money departments, and what its other departments, know a customer by.
+# Industry -> the identifier of its money departments, and that of its other departments.
 IDENTIFIERS: dict[str, tuple[str, str]] = {
     "bank": ("account_number", "card_number"),
     "insurance": ("policy_number", "claim_number"),
@@ -74,9 +73,9 @@ class Requirement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Law:
-    """The tables above, or others of the same shape.
+    """The tables above, or other tables of the same shape.
 
-    `first_group` are the kinds of departments that know a customer by the first identifier of an industry.
+    `first_group`: the kinds of departments that use the first identifier of an industry.
     """
 
     identifiers: Mapping[str, tuple[str, str]]
@@ -90,10 +89,10 @@ _BY_HAND = Law(identifiers=IDENTIFIERS, extras=EXTRAS, proofs=PROOFS, first_grou
 
 @lru_cache(maxsize=64)
 def law_of(seed: int) -> Law:
-    """Law 0, or the law of that seed: the same fields, dealt anew to industries and kinds of departments.
+    """Return law 0, or the law of that seed: the same fields, shuffled over industries and kinds of departments.
 
-    As many proofs and extras as in law 0 have an accepted alternative, and no identifier has: level 4, whose tasks need
-    such a field, is then about as many rules as in law 0.
+    As many proofs and extras as in law 0 have an alternative, and no identifier has one. So level 4, whose tasks need
+    such a field, covers about as many rules as with law 0.
     """
     if not seed:
         return _BY_HAND
@@ -115,7 +114,7 @@ def law_of(seed: int) -> Law:
 
 
 def law(industry: str, kind: str, *, sensitive: bool, seed: int = 0) -> Requirement:
-    """What the law of that seed says, without any company's deviation."""
+    """Return the requirement by the law of that seed, without deviations."""
     tables = law_of(seed)
     first, second = tables.identifiers[industry]
     return Requirement(
@@ -127,21 +126,22 @@ def law(industry: str, kind: str, *, sensitive: bool, seed: int = 0) -> Requirem
 
 @lru_cache(maxsize=64)
 def stand_ins(law_seed: int = 0) -> Mapping[str, frozenset[str]]:
-    """What a lenient department is content with, by industry: an identifier, the extra, or one of two or three others.
+    """Return the fields that a lenient department accepts, by industry: an identifier, the extra, or one of two or
+    three other fields.
 
-    All fields that are neither are dealt to the industries, so that every field helps somewhere, and in one alone.
+    All other fields are distributed over the industries, so that each field helps in exactly one.
     """
     tables = law_of(law_seed)
     own = {industry: (*pair, tables.extras[industry]) for industry, pair in tables.identifiers.items()}
     others = [name for name in FIELDS if not any(name in names for names in own.values())]
     stream(law_seed, "stand-ins").shuffle(others)
     return {
-        industry: frozenset((*names, *others[place :: len(own)])) for place, (industry, names) in enumerate(own.items())
+        industry: frozenset((*names, *others[index :: len(own)])) for index, (industry, names) in enumerate(own.items())
     }
 
 
 def deviation_pool(industry: str, kind: str, law_seed: int = 0) -> tuple[str, ...]:
-    """The fields that a deviating department may ask for instead, each equally likely."""
+    """Return the fields that a deviating department may ask for instead, all with the same probability."""
     own = law(industry, kind, sensitive=True, seed=law_seed).fields
     return tuple(name for name in PLAIN_FIELDS if name not in own)
 
@@ -149,15 +149,15 @@ def deviation_pool(industry: str, kind: str, law_seed: int = 0) -> tuple[str, ..
 def deviation(
     seed: int, company: int, rank: int, industry: str, kind: str, law_seed: int = 0
 ) -> tuple[str, str] | None:
-    """The (part, field) that this company changes in its department of this kind, or None.
+    """Return the (part, field) that this company changes in its department of this kind, or None.
 
-    `rank` counts the companies before it that have such a department. Of ten in a row exactly one deviates, for
-    each kind independently: every department deviates with probability `DEVIATION`, departments of one company
-    are independent of each other, and a world's realised rate stays close to the law's.
+    `rank` counts the companies before it with such a department. Exactly one in ten consecutive ones deviates, for each
+    kind independently. So every department deviates with probability `DEVIATION`, the departments of a company are
+    independent, and the realised rate of a world stays close to `DEVIATION`.
     """
     window = company // WINDOW
-    block, place = divmod(rank, _BLOCK)
-    if stream(seed, "deviation", kind, window, block).randrange(_BLOCK) != place:
+    block, index = divmod(rank, _BLOCK)
+    if stream(seed, "deviation", kind, window, block).randrange(_BLOCK) != index:
         return None
     rng = stream(seed, "deviation", kind, "company", company)
     part = rng.choice(("identifier", "proof"))

@@ -1,10 +1,10 @@
-"""The phone-call world for a policy that cannot speak: whatever it says, the next call of a script is made.
+"""The phone-call world for a policy that cannot speak: a script makes the calls, whatever the policy says.
 
     lfo train engine=verl env=lfo.env.scripted:ScriptedCalls model=FOLDER ...
 
-For measuring what a step costs at sizes for which there are only random weights. Tasks, prompts, replies and turns are
-the real ones; rewards alternate, so that every group trains the policy. engine=verl lets the policy speak as long as a
-turn may be, and puts the words of the script in the place of what it said, so that rows hold calls and replies.
+It measures the cost of a step for model sizes of which only random weights exist. Tasks, prompts, replies and turns are
+real; rewards alternate, so that every group trains the policy. With engine=verl the policy samples a turn of full
+length, and the words of the script then replace it, so that rows contain calls and replies.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from lfo.env.players import PLAYERS
 from lfo.env.tasks import Task
 from lfo.types import StepResult
 
-_rollouts = itertools.count()  # of a process, in the order in which they begin
+_rollouts = itertools.count()  # numbers the rollouts of a process
 
 
 class _Heard:
-    """An environment that notes what is said to it."""
+    """Records the messages to an environment."""
 
     def __init__(self, environment: PhoneCalls) -> None:
         self._environment = environment
@@ -47,7 +47,7 @@ class ScriptedCalls(PhoneCalls):
 
     @property
     def words(self) -> str:
-        """What the script says next."""
+        """The next message of the script."""
         return self._script[min(self._turn, len(self._script) - 1)]
 
     def step(self, message: str) -> StepResult:
@@ -59,4 +59,4 @@ class ScriptedCalls(PhoneCalls):
         return self._reward
 
     def check(self) -> None:
-        pass  # the reward says nothing of the state
+        pass  # the reward does not depend on the state

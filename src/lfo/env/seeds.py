@@ -1,4 +1,4 @@
-"""Randomness that is a pure function of names: the same parts give the same stream on every machine.
+"""Named random streams: the same names give the same stream on every machine.
 
 No clock, no `hash()`, no global state. `stream(7, "company", 3)` is independent of every other stream.
 """
@@ -10,6 +10,6 @@ import random
 
 
 def stream(*parts: int | str) -> random.Random:
-    """A random stream named by its parts."""
+    """Return the random stream of these names."""
     name = "\x1f".join(map(str, parts)).encode()
     return random.Random(int.from_bytes(hashlib.sha256(name).digest()[:16], "big"))

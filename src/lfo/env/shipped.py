@@ -1,4 +1,4 @@
-"""The environments that come with the package: the one table of their names."""
+"""The table of the environments that ship with the package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lfo.env.phone_calls import PhoneCalls
 
 class Shipped(NamedTuple):
     made_by: type
-    arguments: Mapping[str, Any]  # where a config names none
+    arguments: Mapping[str, Any]  # the defaults of env_args
 
 
 SHIPPED: Mapping[str, Shipped] = {

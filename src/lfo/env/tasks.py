@@ -1,7 +1,7 @@
-"""Tasks: what a user wants, from which company, under which limits. A task is a pure function of its seed.
+"""Tasks: what a user wants from which company, and the limits. A task is a pure function of its seed.
 
-The visible part (goal, company, limits) is drawn from the law alone; a company's deviation changes only what is
-hidden. So an agent that knows the law and not the deviation has an exact best chance: `ceiling.py`.
+The visible part (goal, company, limits) depends on the law only; deviations change only the hidden part. So the best
+success probability of an agent that knows the law but no deviations is exact: `ceiling.py`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from lfo.env.world import HELD_OUT_RULES, UNSEEN, Company, Department, Service, 
 from lfo.errors import UsageError
 
 SPLITS = ("train", "val", "test_unseen_companies", "test_unseen_rules", "test_unseen_phrasing")
-LEVELS = (1, 2, 3, 4, 5)  # those that are used where none are named
-_ROUND = 100  # visits to companies before every company may draw again
+LEVELS = (1, 2, 3, 4, 5)  # the default
+_ROUND = 100  # companies tried before all may draw again
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Level:
-    """The limits of a level; `vague` is the chance that a rep does not say what was missing."""
+    """The limits of a level; `vague` is the probability that a rep does not say what is missing."""
 
     departments: tuple[int, int]
     max_fields: int
@@ -36,7 +36,7 @@ class Level:
     alternatives: bool = False  # a required field is unavailable, and reps name what they take instead
     moved: bool = False  # the first department's listed number is an old one
     vague: float = 0.0
-    lenient: bool = False  # a department looks only at the first detail that it is given: `Errand.accepted`
+    lenient: bool = False  # a department checks only the first detail of a call: `Errand.accepted`
 
 
 LEVEL: dict[int, Level] = {
@@ -45,7 +45,7 @@ LEVEL: dict[int, Level] = {
     3: Level(departments=(2, 2), max_fields=6, failures_to_lock=1, calls=4, chained=True),
     4: Level(departments=(1, 2), max_fields=6, failures_to_lock=1, calls=4, alternatives=True),
     5: Level(departments=(3, 3), max_fields=8, failures_to_lock=1, calls=6, chained=True, moved=True, vague=0.5),
-    6: Level(departments=(1, 1), max_fields=3, failures_to_lock=1, calls=3, sensitive=False, lenient=True),
+    6: Level(departments=(1, 1), max_fields=4, failures_to_lock=1, calls=3, sensitive=False, lenient=True),
 }
 
 
@@ -53,7 +53,7 @@ LEVEL: dict[int, Level] = {
 class Errand:
     """One service that must be done: `Errand(kind="billing", service="invoice copy", requires=("account_number",))`.
 
-    `requires` is hidden. It includes the reference of the errand before, where the level chains them.
+    `requires` is hidden. It includes the reference of the previous errand, if the level chains errands.
     """
 
     kind: str
@@ -61,7 +61,7 @@ class Errand:
     requires: tuple[str, ...]
 
     def accepted(self, industry: str, law: int) -> frozenset[str]:
-        """The fields of which one is enough for a lenient department: its own identifier, or what stands in for it."""
+        """The fields of which one is enough for a lenient department: its identifier or a substitute."""
         return stand_ins(law)[industry] | {self.requires[0]}
 
 
@@ -75,9 +75,9 @@ class Task:
     goal: str
     errands: tuple[Errand, ...]  # hidden, in the order in which they must be done
     profile: Mapping[str, str]  # hidden: the user's value for every available field
-    moved_kind: str = ""  # the department whose number in the directory is an old one: the first errand's
+    moved_kind: str = ""  # the department whose listed number is old: that of the first errand
     moved_number: str = ""  # that old number
-    talk_seed: int = 0  # what the reps of this task say is a function of it
+    talk_seed: int = 0  # the seed of the reps' phrasings
     law: int = 0  # hidden: the seed of the law that the company follows
 
     @property
@@ -95,7 +95,7 @@ _ASKS = (
 
 
 def _goal(rng: random.Random, name: str, services: Sequence[str], level: Level) -> str:
-    """The user's words. Each service is said as the directory says it; several are joined by "then", in order."""
+    """Return the text of the goal. Services have their directory names; several are joined by "then", in order."""
     wishes = " and then ".join(f"the {service}" for service in services)
     text = rng.choice(_ASKS).format(wishes=wishes, company=name)
     if level.alternatives:
@@ -105,14 +105,14 @@ def _goal(rng: random.Random, name: str, services: Sequence[str], level: Level) 
 
 
 def _looks_alike(service: Service, home: Department, where: Company) -> bool:
-    """Does another department of this company offer a service whose last word is the same?"""
+    """Whether another department of this company has a service with the same last word."""
     head = service.name.split()[-1]
     others = (each for department in where.departments if department is not home for each in department.services)
     return any(other.name.split()[-1] == head for other in others)
 
 
 def form_with_alternatives(requirements: Sequence[Requirement], *, alternatives: bool) -> tuple[str, ...]:
-    """All fields of the requirements, without repetition; with `alternatives`, what is accepted in their place too."""
+    """Return the distinct fields of the requirements; with `alternatives`, also their alternatives."""
     names = dict.fromkeys(name for requirement in requirements for name in requirement.fields)
     if alternatives:
         names |= dict.fromkeys(ALTERNATIVE[name] for name in tuple(names) if name in ALTERNATIVE)
@@ -122,7 +122,7 @@ def form_with_alternatives(requirements: Sequence[Requirement], *, alternatives:
 def _pick_errands(
     rng: random.Random, where: Company, level: Level, split: str
 ) -> list[tuple[Department, Service]] | None:
-    """Departments and services by visible facts and the law alone; None where this company cannot serve the level."""
+    """Choose departments and services by visible facts and the law; None if this company cannot serve the level."""
     low, high = level.departments
     count = rng.randint(low, high)
     wants_held_out = split == "test_unseen_rules"
@@ -148,18 +148,21 @@ def _pick_errands(
         return None
     if level.alternatives and not any(name in ALTERNATIVE for name in form):
         return None
-    # A department that deviates from a field which it shares with another makes the form one longer.
+    # If two departments share a field and one deviates from it, the form gets one field longer.
     return errands if len(form) + count - 1 <= level.max_fields else None
 
 
 def _profile(
     rng: random.Random, errands: Sequence[Errand], lawful: Sequence[Requirement], level: Level
 ) -> dict[str, str]:
-    """A value for most fields. What is required can always be given, itself or by an available alternative."""
+    """Return values for most fields. Every required field is available, itself or as an alternative.
+
+    Where one detail decides, the user has all of them: otherwise a form could win by what the user lacks.
+    """
     values = {name: field.value(rng) for name, field in FIELDS.items()}
+    if level.lenient:
+        return values
     needed = {name for errand in errands for name in errand.requires}
-    if level.lenient:  # what the law asks for is enough there, so the user has it, whatever the company asks for
-        needed |= {name for requirement in lawful for name in requirement.fields}
     missing: set[str] = set()
     if level.alternatives:
         with_alternative = [name for name in form_with_alternatives(lawful, alternatives=False) if name in ALTERNATIVE]
@@ -178,7 +181,7 @@ def _unused_number(rng: random.Random, where: Company) -> str:
 def draw_task(
     *, world: int, where: Company, level: int, split: str, number: int, stream_seed: int, attempt: int = 0
 ) -> Task | None:
-    """Task `number` of a split's stream at one company, or None where this attempt finds no such task."""
+    """Return task `number` of a split's stream at one company, or None if this attempt finds none."""
     again = (attempt,) if attempt else ()
     rng = stream(world, "task", stream_seed, split, level, where.index, number, *again)
     limits = LEVEL[level]
@@ -195,10 +198,10 @@ def draw_task(
             service=service.name,
             requires=(
                 *department.requirement(service.name).fields,
-                *((REFERENCE,) if limits.chained and place else ()),
+                *((REFERENCE,) if limits.chained and index else ()),
             ),
         )
-        for place, (department, service) in enumerate(picked)
+        for index, (department, service) in enumerate(picked)
     )
     return Task(
         id=f"{split}-L{level}-{stream_seed}-{number:06d}" + (f"-law{where.law}" if where.law else ""),
@@ -218,10 +221,9 @@ def draw_task(
 
 @dataclass(frozen=True, slots=True)
 class TaskStream:
-    """An endless, seeded supply of tasks of one split: training is not limited to the tasks in the files.
+    """An endless seeded stream of tasks of one split, so that training is not limited to the tasks in the files.
 
-    Level by level in turn; streams of different splits never share a task, and `stream_seed` 0 is the one that
-    the data files are the beginning of.
+    Levels alternate. Streams of different splits share no task. The data files are the start of `stream_seed` 0.
     """
 
     world: int = 0
@@ -238,11 +240,11 @@ class TaskStream:
         return company(self.world, rng.randrange(self.companies), self.law)
 
     def task(self, number: int) -> Task:
-        """The task of that number, without drawing those before it."""
+        """Return the task of that number, without drawing the tasks before it."""
         level = self.levels[number % len(self.levels)]
         rng = stream(self.world, "companies", self.stream_seed, self.split, level, number)
-        # A company that cannot serve a level (no look-alike, too few departments) is passed over. In a small world
-        # all may fail at first; after a round of visits every company draws again.
+        # Skip a company that cannot serve the level (no look-alike, too few departments). In a small world all may
+        # fail at first; after a round, every company draws again.
         for visit in range(20 * _ROUND):
             task = draw_task(
                 world=self.world,

@@ -1,7 +1,7 @@
-"""The text edge of an environment: messages in, observations out, typed methods in between.
+"""A base class for environments: tools are typed methods, messages and observations are text.
 
-A subclass writes its tools as typed methods and its reward as a function of its final state; this base
-reads the policy's message, checks the call against the method's type hints and keeps the count of mistakes.
+A subclass implements its tools as typed methods and its reward as a function of the final state. This base class parses
+the policy's message, validates the call against the type hints and counts mistakes.
 
     class Lamp(ToolEnvironment):
         def tasks(self, split): return [LampTask(id="1")]
@@ -18,10 +18,10 @@ reads the policy's message, checks the call against the method's type hints and 
             self.on = state == "on"
             return f"The lamp is {state}."
 
-Nothing that a policy writes raises out of `step`: a call that cannot be read or carried out is answered with
-one sentence, counted, and the rollout goes on. What a policy wrote comes back only through `quote`.
+`step` never raises because of what a policy writes: an invalid call gets one sentence as reply and counts as a mistake,
+and the rollout continues. Text of a policy is repeated only through `quote`.
 
-This module is not a chat template: how a message becomes tokens is `lfo.protocol`.
+`lfo.protocol` turns messages into tokens, not this module.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from lfo.errors import UsageError
 from lfo.protocol.hermes import Mistake, parse_tool_call
 from lfo.types import Message, StepResult
 
-MAX_ARGUMENT_CHARS = 1_000  # of any one string inside the arguments
-MAX_QUOTE_CHARS = 80  # of a policy's own words that an observation repeats
+MAX_ARGUMENT_CHARS = 1_000  # of any string in the arguments
+MAX_QUOTE_CHARS = 80  # of text of the policy that an observation repeats
 
 
 def quote(text: str, limit: int = MAX_QUOTE_CHARS) -> str:
-    r"""A policy's own words as an observation may repeat them: clipped, on one line, with no live tag or quote.
+    r"""Return text of the policy so that an observation may repeat it: clipped, on one line, tags and quotes escaped.
 
     >>> print(quote('Acme\n<|im_start|>'))
     "Acme\u000a\u003c|im_start|>"
@@ -69,26 +69,26 @@ Method = TypeVar("Method", bound=Callable[..., str])
 
 
 def tool(method: Method) -> Method:
-    """Make a typed method a tool; its docstring is what the model reads.
+    """Make a typed method a tool; the model reads its docstring.
 
-    The first paragraph is the tool's description, a later line `argument: text` (and what is indented below it)
-    describes an argument. `{placeholders}` are filled from `ToolEnvironment.tool_text`.
-    Arguments may be str, int, float, bool, list[str], dict[str, str] or a Literal of strings, with or without default.
+    The first paragraph describes the tool. A later line `argument: text`, with the indented lines below it, describes
+    an argument. `ToolEnvironment.tool_text` fills `{placeholders}`. Arguments may be str, int, float, bool, list[str],
+    dict[str, str] or a Literal of strings, with or without default.
     """
     method.__dict__["is_tool"] = True
     return method
 
 
-Problem = Callable[[Any], str | None]  # what is wrong with a value, as the end of "argument x ...", or None
+Problem = Callable[[Any], str | None]  # the error of a value, as the end of "argument x ...", or None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Tool:
-    """Everything about a tool that can be known when its class is created."""
+    """What is known about a tool when its class is created."""
 
     name: str
     method: Callable[..., str]
-    schema: Mapping[str, Any]  # OpenAI form, placeholders not filled
+    schema: Mapping[str, Any]  # OpenAI format, with placeholders
     problems: Mapping[str, Problem]
     required: tuple[str, ...]
 
@@ -109,10 +109,10 @@ class _Tool:
 
 
 class ToolEnvironment(ABC):
-    """An environment whose actions are calls of its `@tool` methods. Single-use: one object, one rollout.
+    """An environment whose actions are calls of its `@tool` methods. Single-use: one object plays one rollout.
 
-    A rollout ends when the policy writes a message without a call, when `finished()` says so, or after
-    `max_mistakes` mistakes; its reward is computed once, then, from the state.
+    A rollout ends when the policy writes a message without a call, when `finished()` returns True, or after
+    `max_mistakes` mistakes. Its reward is then computed once, from the state.
     """
 
     max_mistakes: int = 8
@@ -121,36 +121,36 @@ class ToolEnvironment(ABC):
     _tools: ClassVar[Mapping[str, _Tool]] = {}
     _phase: Literal["new", "playing", "done"] = "new"
 
-    # What a subclass writes.
+    # A subclass implements these.
 
     @abstractmethod
     def tasks(self, split: str) -> Sequence[Any]:
-        """The tasks of a split, each with an `id`."""
+        """Return the tasks of a split, each with an `id`."""
 
     @abstractmethod
     def start(self, task: Any) -> Sequence[Message]:
-        """Set up the state for a task and answer the opening messages."""
+        """Set up the state for a task and return the opening messages."""
 
     @abstractmethod
     def reward(self) -> float:
-        """The reward of the state as it is now; asked once, at the end."""
+        """Return the reward of the current state; called once, at the end."""
 
     @abstractmethod
     def finished(self) -> bool:
-        """Whether the environment ends the rollout; asked after every step."""
+        """Whether the environment ends the rollout; called after every step."""
 
     def info(self) -> dict[str, Any]:
-        """Structured facts beside the observation, never shown to the policy."""
+        """Return structured facts about the state; the policy never sees them."""
         return {}
 
     def tool_text(self) -> Mapping[str, str]:
-        """Texts for the `{placeholders}` in tool docstrings."""
+        """Return the texts of the `{placeholders}` in tool docstrings."""
         return {}
 
-    def check(self) -> None:  # noqa: B027 - a subclass may have nothing to check
-        """Raise AssertionError when the state contradicts itself; for tests."""
+    def check(self) -> None:  # noqa: B027 - optional in a subclass
+        """Raise an AssertionError if the state is inconsistent; for tests."""
 
-    # What the rest of the system calls.
+    # The rest of the system calls these.
 
     def tools(self) -> list[dict[str, Any]]:
         texts = self.tool_text()
@@ -214,7 +214,7 @@ def _build_tool(name: str, method: Callable[..., str]) -> _Tool:
     if hints.pop("return", None) is not str:
         raise TypeError(f"tool {name} must be annotated to return str")
     if not method.__doc__:
-        raise TypeError(f"tool {name} needs a docstring: it is what the model reads")
+        raise TypeError(f"tool {name} needs a docstring, because the model reads it")
     description, descriptions = _read_docstring(inspect.cleandoc(method.__doc__), tuple(hints))
     problems: dict[str, Problem] = {}
     properties: dict[str, Any] = {}
@@ -236,7 +236,7 @@ def _build_tool(name: str, method: Callable[..., str]) -> _Tool:
 
 
 def _read_docstring(text: str, parameters: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """A docstring as (description, description of each argument)."""
+    """Parse a docstring into (description, description of each argument)."""
     first, _, rest = text.partition("\n\n")
     descriptions: dict[str, str] = {}
     current = None
@@ -253,7 +253,7 @@ def _read_docstring(text: str, parameters: Sequence[str]) -> tuple[str, dict[str
 
 
 def _read_hint(tool_name: str, parameter: str, hint: Any) -> tuple[dict[str, Any], Problem]:
-    """A type hint as (JSON schema, what is wrong with a value)."""
+    """Return the JSON schema and the validator of a type hint."""
     if typing.get_origin(hint) is Literal and all(type(choice) is str for choice in typing.get_args(hint)):
         choices = typing.get_args(hint)
         words = "must be one of: " + ", ".join(choices)
@@ -309,7 +309,7 @@ _HINTS: tuple[tuple[Any, Mapping[str, Any], Problem], ...] = (
 
 
 def _fill(value: Any, texts: Mapping[str, str]) -> Any:
-    """A deep copy of a schema with the placeholders of its descriptions filled."""
+    """Return a deep copy of a schema with filled placeholders."""
     if isinstance(value, dict):
         return {
             key: _PLACEHOLDER.sub(lambda match: texts[match[1]], item)

@@ -1,7 +1,7 @@
 """Companies: a name, an industry, departments with services and phone numbers, and hidden rules.
 
-A company is a pure function of (seed, index, law). The directory shows departments, numbers and services, never
-what a department wants to hear.
+A company is a pure function of (seed, index, law). The directory shows departments, numbers and services, but never the
+requirements of a department.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lfo.env.rules import IDENTIFIERS, WINDOW, Requirement, deviation, law
 from lfo.env.seeds import stream
 
 INDUSTRIES: tuple[str, ...] = tuple(IDENTIFIERS)
-UNSEEN = 1_000_000  # index of the first company that no training task ever names
+UNSEEN = 1_000_000  # index of the first company that no training task uses
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,8 +25,8 @@ class Service:
     sensitive: bool
 
 
-# Kind of department -> its plain and its sensitive service. The last words repeat across departments on
-# purpose: an "invoice copy" and a "contract copy" look alike and live in different places.
+# Kind of department -> its plain and its sensitive service. The last words repeat across departments on purpose: an
+# "invoice copy" and a "contract copy" look alike but belong to different departments.
 SERVICES: dict[str, tuple[Service, Service]] = {
     kind: (Service(name=plain, sensitive=False), Service(name=sensitive, sensitive=True))
     for kind, (plain, sensitive) in {
@@ -45,8 +45,8 @@ SERVICES: dict[str, tuple[Service, Service]] = {
 _SERVICE_NAMES: dict[str, str] = {kind: ", ".join(each.name for each in pair) for kind, pair in SERVICES.items()}
 KIND_OF_SERVICE: dict[str, str] = {service.name: kind for kind, pair in SERVICES.items() for service in pair}
 
-# Seven kinds for each industry. The last of each row exists in training directories, but no training task needs
-# it: the combination of that industry and that kind is kept for `test_unseen_rules`.
+# Seven kinds for each industry. The last of each row exists in training directories, but no training task needs it:
+# the combination of that industry and kind is held out for `test_unseen_rules`.
 KINDS: dict[str, tuple[str, ...]] = {
     "bank": ("billing", "refunds", "security", "records", "moving", "complaints", "appointments"),
     "insurance": ("refunds", "cancellations", "records", "repairs", "appointments", "renewals", "moving"),
@@ -79,7 +79,7 @@ _DEPARTMENT_SUFFIXES = ("", " Desk", " Team", " Office", " Line")
 class Department:
     """`Department(kind="billing", name="Billing Desk", number="555-0147", rules=(plain, sensitive))`
 
-    `rules` is hidden: the requirement of the plain and of the sensitive service, deviation included.
+    `rules` is hidden: the requirements of the plain and of the sensitive service, with deviations.
     """
 
     kind: str
@@ -92,7 +92,7 @@ class Department:
         return SERVICES[self.kind]
 
     def requirement(self, service: str) -> Requirement:
-        """What this department, as it is, wants to hear for a service."""
+        """Return the requirement of this department for a service, with its deviation."""
         return self.rules[[each.name for each in self.services].index(service)]
 
 
@@ -112,7 +112,7 @@ class Company:
         return next(department for department in self.departments if department.kind == kind)
 
     def directory(self, *, moved: str | None = None, moved_number: str = "") -> str:
-        """What `search_company` shows; `moved` is a kind whose listed number is an old one."""
+        """Return what `search_company` shows; `moved`: the kind whose listed number is old."""
         lines = [f"{self.name}, {self.industry}"]
         for department in self.departments:
             number = moved_number if department.kind == moved else department.number
@@ -122,7 +122,7 @@ class Company:
 
 @lru_cache(maxsize=65536)
 def _kinds(seed: int, index: int) -> tuple[str, ...]:
-    """The departments of a company: three to six of its industry's, and always the one kept for unseen rules."""
+    """Return three to six departments of the industry, always with the one held out for unseen rules."""
     rng = stream(seed, "departments", index)
     *usual, held_out = KINDS[INDUSTRIES[index % len(INDUSTRIES)]]
     kinds = [*rng.sample(usual, rng.randint(3, 6)), held_out]
@@ -131,7 +131,7 @@ def _kinds(seed: int, index: int) -> tuple[str, ...]:
 
 
 def _rules(seed: int, index: int, kind: str, law_seed: int) -> tuple[Requirement, Requirement]:
-    """The law's requirement of the plain and of the sensitive service, with this company's deviation, if any."""
+    """Return the requirements of the plain and the sensitive service, with this company's deviation, if any."""
     industry = INDUSTRIES[index % len(INDUSTRIES)]
     rank = sum(kind in _kinds(seed, other) for other in range(index - index % WINDOW, index))
     changed = deviation(seed, index, rank, industry, kind, law_seed)
@@ -142,7 +142,7 @@ def _rules(seed: int, index: int, kind: str, law_seed: int) -> tuple[Requirement
 
 @lru_cache(maxsize=4096)
 def company(seed: int, index: int, law_seed: int = 0) -> Company:
-    """The company of that index in the world of that seed. The law changes only what is hidden."""
+    """Return the company of that index in the world of that seed. The law changes only hidden facts."""
     rng = stream(seed, "company", index)
     industry = INDUSTRIES[index % len(INDUSTRIES)]
     number = (index % UNSEEN + (_NAMES // 2 if index >= UNSEEN else 0)) * 7919 % _NAMES

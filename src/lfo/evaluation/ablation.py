@@ -1,18 +1,18 @@
-"""Ablations: one thing varied, everything else held fixed, several seeds each. What the cells are, not how they run.
+"""Ablations: the runs that vary one idea, with several seeds each. `cli/ablate.py` runs them.
 
     lfo ablate weight --values 0,0.5 --seeds 3 --jobs 2
 
-A study varies one idea, which may take more than one setting, so that all else stays the same:
+A study varies one idea, which may need more than one config key:
 
-    weight     world_model.weight, with look-ahead on. 0 is the control in which an untrained world model speaks:
-               it is not plain DAPO, which has no look-ahead
-    predict    whose replies the world model learns (tools with a plus); `none` is again an untrained one that speaks
-    rank       lora.rank; alpha is 2 * rank, so the scale of an update stays what it is
+    weight     world_model.weight, with look-ahead on. 0 is the control with an untrained world model, not plain DAPO,
+               which has no look-ahead
+    predict    which replies the world model learns (tools joined by +); `none` is an untrained world model again
+    rank       lora.rank; alpha is 2 * rank, so the scale of an update stays the same
     schedule   when the world model learns: world_model_first for a fifth of the steps, hierarchical every second step
-    coupling   how the adapters meet, each without and with look-ahead; `separate` alone is the negative control
+    coupling   each coupling without and with look-ahead; `separate` without look-ahead is the negative control
 
-Seeds are 0, 1, ... in every cell, so values are compared on the same tasks in the same order. A study's folder holds a
-run for each cell and `ablation.json`, which only repeats what the folders say:
+Every value has the seeds 0, 1, ..., so values are compared on the same tasks in the same order. The folder of a study
+contains a run for each cell, and `ablation.json`, a summary of them:
 
     runs/ablations/weight/0.5-s0/       an ordinary run
     runs/ablations/weight/ablation.json {"study": "weight", "setting": "world_model.weight", "cells": [...]}
@@ -38,16 +38,16 @@ Status = Literal["done", "failed", "missing"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Study:
-    """What is varied: the setting that the values belong to, and all settings that a value stands for."""
+    """A study: the config key that it varies, its values, and the overrides of each value."""
 
     setting: str
-    values: tuple[str, ...]  # the grid, unless others are asked for
-    settings: Callable[[str, int], Sequence[str]]  # of a value, in runs of so many steps
+    values: tuple[str, ...]  # the default grid
+    overrides: Callable[[str, int], Sequence[str]]  # (value, steps) -> overrides
 
 
 def _rank(value: str, steps: int) -> Sequence[str]:
     if not value.isdecimal():
-        raise ConfigError(f"a rank is a whole number, which {value!r} is not")
+        raise ConfigError(f"a rank must be a whole number, not {value!r}")
     return (f"lora.rank={value}",)
 
 
@@ -59,7 +59,7 @@ def _schedule(value: str, steps: int) -> Sequence[str]:
 def _coupling(value: str, steps: int) -> Sequence[str]:
     coupling, plus, lookahead = value.partition("+")
     if plus and lookahead != "lookahead":
-        raise ConfigError(f"a coupling is written shared or shared+lookahead, which {value!r} is not")
+        raise ConfigError(f"a coupling must be written as shared or shared+lookahead, not {value!r}")
     return f"coupling={coupling}", f"lookahead={'true' if plus else 'false'}"
 
 
@@ -67,23 +67,23 @@ STUDIES: Mapping[str, Study] = {
     "weight": Study(
         setting="world_model.weight",
         values=("0", "0.1", "0.3", "0.5", "1", "2"),
-        settings=lambda value, steps: (f"world_model.weight={value}",),
+        overrides=lambda value, steps: (f"world_model.weight={value}",),
     ),
     "predict": Study(
         setting="world_model.predict",
         values=("none", "default", "make_phone_call+auth_info_form", "all"),
-        settings=lambda value, steps: (f"world_model.predict={value.replace('+', ',')}",),
+        overrides=lambda value, steps: (f"world_model.predict={value.replace('+', ',')}",),
     ),
-    "rank": Study(setting="lora.rank", values=("8", "16", "32", "64"), settings=_rank),
+    "rank": Study(setting="lora.rank", values=("8", "16", "32", "64"), overrides=_rank),
     "schedule": Study(
         setting="world_model.schedule",
         values=("joint", "alternating", "world_model_first", "hierarchical"),
-        settings=_schedule,
+        overrides=_schedule,
     ),
     "coupling": Study(
         setting="coupling and lookahead",
         values=(*COUPLINGS, *(f"{coupling}+lookahead" for coupling in COUPLINGS)),
-        settings=_coupling,
+        overrides=_coupling,
     ),
 }
 
@@ -94,13 +94,13 @@ class Cell:
 
     value: str
     seed: int
-    run: str  # its folder, in that of the study
+    run: str  # its folder in the folder of the study
     status: Status = "missing"  # also while it runs, and after it was stopped
-    error: str = ""  # its last words, where it failed
+    error: str = ""  # the error message, if it failed
 
 
 def grid(study: str, values: Sequence[str] | None, seeds: int) -> list[Cell]:
-    """The cells that are asked for, seed by seed, so that a study that is stopped early has all values."""
+    """Return the cells, seed by seed, so that a study that is stopped early has all values."""
     values = STUDIES[study].values if values is None else values
     if not values or seeds < 1:
         raise UsageError("an ablation needs at least one value and one seed")
@@ -108,18 +108,18 @@ def grid(study: str, values: Sequence[str] | None, seeds: int) -> list[Cell]:
         raise UsageError(f"--values names something twice: {', '.join(values)}")
     for value in values:
         if not re.fullmatch(r"[\w.+]+", value):
-            raise UsageError(f"{value!r} is no value of a study")
+            raise UsageError(f"{value!r} is not a value of a study")
     return [Cell(value=value, seed=seed, run=f"{value}-s{seed}") for seed in range(seeds) for value in values]
 
 
-def settings_of(study: str, cell: Cell, settings: Sequence[str]) -> tuple[str, ...]:
-    """All settings of a cell's run but its folder; the study's own come last and win."""
-    steps = load_config(settings).steps
-    return *settings, *STUDIES[study].settings(cell.value, steps), f"seed={cell.seed}"
+def overrides_of(study: str, cell: Cell, overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return the overrides of a cell, except its folder; those of the study come last and win."""
+    steps = load_config(overrides).steps
+    return *overrides, *STUDIES[study].overrides(cell.value, steps), f"seed={cell.seed}"
 
 
 def done_before(folder: Path, cells: Iterable[Cell]) -> list[Cell]:
-    """Finished runs of this study from earlier commands, which asked for other values or seeds."""
+    """Return finished cells of earlier commands with other values or seeds."""
     asked = {cell.run for cell in cells}
     found = []
     for adapters in sorted(folder.glob("*/adapters")):
@@ -130,7 +130,7 @@ def done_before(folder: Path, cells: Iterable[Cell]) -> list[Cell]:
 
 
 def write_ablation(folder: Path, study: str, cells: Sequence[Cell]) -> None:
-    """Keep `ablation.json` current, for the page and for people."""
+    """Write `ablation.json`, for the report and for people."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json_atomic(
         folder / "ablation.json",
@@ -138,11 +138,11 @@ def write_ablation(folder: Path, study: str, cells: Sequence[Cell]) -> None:
     )
 
 
-# What came out
+# Results
 
 
 def results(folder: Path, cells: Sequence[Cell]) -> dict[str, Group]:
-    """What the finished runs of each value show, in the order of the values; a value without any is left out."""
+    """Return the result of each value with finished runs, in order."""
     found = {}
     for value in dict.fromkeys(cell.value for cell in cells):
         runs = [read_run(folder / cell.run) for cell in cells if cell.value == value and cell.status == "done"]
@@ -153,7 +153,7 @@ def results(folder: Path, cells: Sequence[Cell]) -> dict[str, Group]:
 
 
 def table(study: str, cells: Sequence[Cell], found: Mapping[str, Group]) -> list[tuple[str, ...]]:
-    """The rows to show, the first of them the headings."""
+    """Return the rows of the table; the first has the headings."""
     of = "ceiling" if all("ceiling" in group.tasks_to for group in found.values()) else "success"
     rows: list[tuple[str, ...]] = [
         (STUDIES[study].setting, "seeds", *(f"{share:.0%}" for share in SHARES), "val", "unseen")
@@ -180,7 +180,7 @@ def table(study: str, cells: Sequence[Cell], found: Mapping[str, Group]) -> list
 
 
 def as_json(study: str, cells: Sequence[Cell], found: Mapping[str, Group]) -> dict[str, Any]:
-    """`ablation.json`, with what each value showed."""
+    """Return the content of `ablation.json` with the result of each value."""
     return {
         "study": study,
         "setting": STUDIES[study].setting,

@@ -1,10 +1,10 @@
-"""The metrics of a run -> the known troubles that show in them, each with its figure and the knob to turn.
+"""Find known problems in the metrics of a run, each with a figure and the option to change.
 
     lfo advise runs/x
 
-Pure functions of rows and config. The first third of a run is set against its last third, because single steps are
-noisy. A trouble is only named where it costs something: a policy that solves its tasks may be as certain, and a world
-model that predicts well as flat, as they like. Nothing here is proof: it says where to look first.
+Pure functions of rows and config. They compare the first third of a run with its last third, because single steps are
+noisy. A problem is reported only if it matters: a policy that solves its tasks may have a low entropy, and a world
+model that predicts well may have a flat loss. The result is not a proof, but says where to look first.
 """
 
 from __future__ import annotations
@@ -13,37 +13,35 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, variance
-from typing import Any
 
 from lfo.config import RunConfig
 from lfo.evaluation.balance import MOST
 from lfo.evaluation.correlation import ACCURACY_KEYS, LOOKAHEAD, VAL
+from lfo.evaluation.costs import MetricsRows
 from lfo.evaluation.success import FAR, evaluated_tasks, far_below
 from lfo.model.couplings import coupling_of, names_where
 
-Rows = Sequence[Mapping[str, Any]]
-
-MIN_STEPS = 20  # of training before anything is said: with fewer, a third is a handful of noisy rows
-# Where a run is good enough that nothing is called a trouble of its policy: most of any ceiling of the shipped levels.
+MIN_STEPS = 20  # steps before anything is reported: with fewer, a third is a few noisy rows
+# With a higher success, no problem of the policy is reported: most of any ceiling of the shipped levels.
 SOLVED = 0.7
-GAIN = 0.02  # in success on val, which 100 tasks can just tell; less is no gain
-# Groups whose rollouts all end alike teach nothing. Below one in ten, most steps of 8 prompts update the policy not at
-# all or from a single task.
+GAIN = 0.02  # in success on val: the least that 100 tasks can show
+# Groups with equal rewards teach nothing. Below one informative group in ten, most steps of 8 tasks update the policy
+# from one task or not at all.
 FEW_GROUPS = 0.1
-# Nats a token. A healthy policy of the shipped base stays between 0.05 and 0.15; collapsed ones were seen at 0.004.
+# Nats per token. A healthy policy of the shipped base has 0.05 to 0.15; collapsed ones had 0.004.
 COLLAPSED = 0.02
 FLAT = 0.05  # relative change of a loss from the first third to the last
 # A world model below this share of replies understood is still poor, above it is good: the thresholds of
 # `world_model.adaptive_weight`. Token accuracy starts high (most of a reply is wording), so its bar is higher.
 POOR_MEANING, GOOD_TOKENS = 0.3, 0.8
 POOR_TOKENS = 0.9
-# Where both losses move one adapter, weights from here on have been seen to push the policy out (0.2), lower ones not.
+# If both losses train one adapter, a weight of 0.2 was seen to destroy the policy; lower weights were not.
 HIGH_WEIGHT = 0.1
-LOST = 0.1  # success on val below its best, well outside the noise of 100 tasks
+LOST = 0.1  # below the best success on val; well outside the noise of 100 tasks
 LATELY = 3  # evaluations that must all be far below the best one (`success.far_below`): one may be bad luck
-BROKEN = 0.05  # share of rollouts that the environment broke off: one in twenty is more than bad luck
-FEW_DRAFTS = 0.05  # imagined calls of a rollout that looks ahead: fewer are as good as none
-FEW_KEPT = 0.1  # share of imagined calls that were kept: below, what is expected hardly ever changes what is done
+BROKEN = 0.05  # share of rollouts in which the environment failed
+FEW_DRAFTS = 0.05  # imagined calls per rollout with look-ahead: fewer are as good as none
+FEW_KEPT = 0.1  # share of imagined calls that were kept: below, predictions hardly ever change the calls
 
 BROKEN_OFF = ("environment_error", "environment_timeout")
 
@@ -53,12 +51,12 @@ class Trouble:
     """`Trouble(name="entropy collapse", figure="entropy fell to 0.004 ...", knob="lower policy.learning_rate")`"""
 
     name: str
-    figure: str  # what was seen
-    knob: str  # what to turn
+    figure: str  # the evidence
+    knob: str  # the option to change
 
 
-def advise(rows: Rows, config: RunConfig) -> list[Trouble]:
-    """All troubles that the rows show, causes before their consequences; none from a run that is too short."""
+def advise(rows: MetricsRows, config: RunConfig) -> list[Trouble]:
+    """Return all problems in the rows, causes before consequences; none for a run that is too short."""
     training = [row for row in rows if row["step"] > 0]
     if len(training) < MIN_STEPS:
         return []
@@ -70,8 +68,8 @@ def advise(rows: Rows, config: RunConfig) -> list[Trouble]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Run:
-    rows: Rows
-    training: Rows
+    rows: MetricsRows
+    training: MetricsRows
     config: RunConfig
 
     def early(self, key: str) -> list[float]:
@@ -86,13 +84,13 @@ class _Run:
 
     @property
     def success(self) -> float:
-        """How good the policy is now: on val, or in training where nothing was evaluated."""
+        """The success of the policy now: on val, or in training if nothing was evaluated."""
         lately = self.lately("success")
         return self.val[-1] if self.val else fmean(lately) if lately else 0.0
 
     @property
     def gains(self) -> bool:
-        """Whether success still rises, from the first third to the last."""
+        """Whether success rises from the first third to the last."""
         values = self.val if len(self.val) >= 3 else _numbers(self.training, "success")
         third = max(1, len(values) // 3)
         return len(values) >= 2 and fmean(values[-third:]) - fmean(values[:third]) >= GAIN
@@ -106,7 +104,7 @@ class _Run:
         return self.config.world_model.weight > 0 and self.config.world_model.predict != "none"
 
 
-# The troubles
+# The problems
 
 
 def _environment_fails(run: _Run) -> Trouble | None:
@@ -203,14 +201,14 @@ def _takes_back(run: _Run) -> Trouble | None:
     return Trouble(
         name="takes back what it imagines",
         figure=f"of {fmean(drafts):.1f} calls that a rollout imagines {fmean(kept):.0%} are kept, at {run.success:.0%} "
-        "success: what the world model expects does not change what the policy does",
+        "success: what the world model predicts does not change what the policy does",
         knob="read some with lfo rollouts; name in world_model.predict only tools whose replies matter, raise "
-        "imagine.drafts, or let more rollouts explore (exploration.blind_share) where expected replies are wrong",
+        "imagine.drafts, or let more rollouts explore (exploration.blind_share) where predicted replies are wrong",
     )
 
 
 def _drafts(run: _Run) -> tuple[list[float], list[float]]:
-    """Imagined calls of a rollout, and the share of them that was kept, lately; nothing where others propose them."""
+    """Return recent imagined calls per rollout and the share kept; nothing if the environment proposes them."""
     if run.config.lookahead != "policy":
         return [], []
     where = "eval/val/" if run.lately("eval/val/drafts") else ""
@@ -219,7 +217,7 @@ def _drafts(run: _Run) -> tuple[list[float], list[float]]:
 
 def _weight_too_high(run: _Run) -> Trouble | None:
     weights, tokens = run.lately("world_model_weight"), run.lately("world_model_accuracy")
-    # Where the adapters do not meet, the world-model loss never reaches the policy, whatever its weight.
+    # If the adapters do not meet, the world-model loss cannot affect the policy.
     if not coupling_of(run.config.coupling).meets or not run.learns_policy or not weights or not tokens or not run.val:
         return None
     weight, lost = weights[-1], max(run.val) - run.val[-1]
@@ -246,7 +244,7 @@ def _success_lost(run: _Run) -> Trouble | None:
     figure = f"success on val was {best:.0%} and is {fmean(lately):.0%} over the last {LATELY} evaluations"
     right = _numbers(evaluations, LOOKAHEAD) or [math.nan]
     best_right, now_right = max(right), fmean(right[-LATELY:])
-    # With one adapter for both there is one learning rate, the policy's.
+    # A shared adapter has the learning rate of the policy.
     has_own_rate = run.learns_world_model and not coupling_of(run.config.coupling).is_shared
     if has_own_rate and best_right - now_right >= FAR:
         figure += f"; look-ahead was right in {best_right:.0%} of cases and is in {now_right:.0%}"
@@ -280,7 +278,7 @@ def _gradient_imbalance(run: _Run) -> Trouble | None:
     pairs = [
         (row["gradient_norm/policy"], row["gradient_norm/world_model"])
         for row in run.training[-(len(run.training) // 3) :]
-        if "imitation_loss" not in row  # its rate is another
+        if "imitation_loss" not in row  # imitation has another learning rate
         and _numbers([row], "gradient_norm/policy")
         and _numbers([row], "gradient_norm/world_model")
     ]
@@ -317,7 +315,7 @@ _LOOKS: Sequence[Callable[[_Run], Trouble | None]] = (
     _gradient_imbalance,
 )
 
-# A trouble is not told again by its consequence.
+# A problem hides its consequences.
 _EXPLAINED_BY: Mapping[str, set[str]] = {
     "world model not learning": {"both losses flat"},
     "takes back what it imagines": {"world model not learning"},
@@ -330,7 +328,7 @@ _EXPLAINED_BY: Mapping[str, set[str]] = {
 
 
 def _meaning(run: _Run) -> float | None:
-    """How many replies the world model understands at the last evaluation; None where nobody asked it honestly."""
+    """Return the share of replies that the world model understands at the last evaluation; None if not measured."""
     for key in ACCURACY_KEYS:
         values = _numbers(run.rows, key)
         honest = key.startswith("world_model_eval/") or run.config.lookahead_source == "world_model"
@@ -340,7 +338,7 @@ def _meaning(run: _Run) -> float | None:
 
 
 def _flat(early: Sequence[float], lately: Sequence[float]) -> bool:
-    """No change that stands out: less than a twentieth, or within two standard errors of none."""
+    """Whether there is no clear change: less than a twentieth, or within two standard errors of 0."""
     change = abs(fmean(lately) - fmean(early))
     error = math.sqrt(sum(variance(each) / len(each) for each in (early, lately) if len(each) > 1))
     return change <= FLAT * abs(fmean(early)) or change <= 2 * error
@@ -350,6 +348,6 @@ def _over(values: Sequence[float]) -> str:
     return f"in the median of {len(values)} steps"
 
 
-def _numbers(rows: Rows, key: str) -> list[float]:
-    """The values of a key, in order, where a row has one."""
+def _numbers(rows: MetricsRows, key: str) -> list[float]:
+    """Return the values of a metric, in order, of the rows that have it."""
     return [row[key] for row in rows if isinstance(row.get(key), int | float) and math.isfinite(row[key])]

@@ -1,4 +1,4 @@
-"""Whether a run's policy can be served alone: its success without look-ahead beside its success with it."""
+"""Whether the policy of a run can be served alone: its success without and with look-ahead."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-NEAR = 0.05  # of the success with look-ahead: what a policy alone may lack
+NEAR = 0.05  # how much lower the success without look-ahead may be
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alone:
-    """Success on val, greedy, of the same tasks."""
+    """Greedy success on the same tasks of val."""
 
     blind: float
     sighted: float
 
     @property
     def suffices(self) -> bool:
-        """A policy that succeeds nowhere is near to nothing.
+        """Whether the policy alone is good enough; never if it has no success.
 
         >>> [Alone(blind=blind, sighted=0.8).suffices for blind in (0.7, 0.75, 0.9)], Alone(blind=0, sighted=0).suffices
         ([False, True, True], False)
@@ -34,9 +34,9 @@ class Alone:
 
 
 def policy_alone(rows: Sequence[Mapping[str, Any]], *, step: int | None = None) -> Alone | None:
-    """As the evaluation of this step tells it, or the last one; None where look-ahead was never compared with none.
+    """Return the result of the evaluation at this step, or of the last one; None if there was none with both.
 
-    Where look-ahead had ended by then, its last evaluation before counts.
+    If look-ahead had ended by then, use its last evaluation before.
     """
     judged = [row for row in rows if isinstance(row.get("eval/val/success_blind"), int | float)]
     judged = [row for row in judged if step is None or row["step"] <= step]

@@ -1,4 +1,4 @@
-"""What is wrong with a step, by its metrics: an adapter hardly learns, or servers sample otherwise than the trainer."""
+"""Warnings about a step: an adapter hardly learns, or rollout servers and trainer disagree."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-MOST = 10.0  # times the other's gradient norm
+MOST = 10.0  # largest ratio of the gradient norms without a warning
 
-LARGE_GAP = 0.02  # of a token's log-prob, on average; between bf16 servers and trainer 0.0006 to 0.006 were measured
+LARGE_GAP = 0.02  # mean difference of log-probs; between bf16 servers and trainer 0.0006 to 0.006 were measured
 
-POLICY_SILENT = "gradient_ratio is below 1:10: the policy hardly learns beside the world model; ask lfo advise"
-WORLD_MODEL_SILENT = "gradient_ratio is above 10:1: the world model hardly learns beside the policy; ask lfo advise"
+POLICY_SILENT = "gradient_ratio is below 1:10: the policy hardly learns beside the world model; run lfo advise"
+WORLD_MODEL_SILENT = "gradient_ratio is above 10:1: the world model hardly learns beside the policy; run lfo advise"
 
 SERVERS_DIFFER = (
     "logprob_gap_mean is above 0.02: rollout servers compute other log-probs than the trainer; "
-    "look at their precision, and whether they have the trainer's adapters"
+    "check their precision, and whether they have the adapters of the trainer"
 )
 
 
 def judged(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What to add to a row of metrics: `gradient_balance`, and one more of its `warnings` where servers differ.
+    """Return additions to a row of metrics: those of `gradient_balance`, and a warning if the servers disagree.
 
     >>> judged({"logprob_gap_mean": 0.001})
     {}
@@ -33,11 +33,11 @@ def judged(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def gradient_balance(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What to add to a row of metrics: `gradient_ratio`, policy over world model, and, outside 1:10..10:1, one more of
-    its `warnings`.
+    """Return additions to a row of metrics: `gradient_ratio`, policy over world model, and a warning outside
+    1:10..10:1.
 
-    Nothing where one of the adapters does not exist or did not learn in this step, or where the policy imitated: that
-    gradient grows small because the policy has learned.
+    Return nothing if one of the adapters does not exist or was not trained in this step, or if the policy imitated:
+    that gradient gets small because the policy has learned.
     """
     policy, world_model = row.get("gradient_norm/policy", 0.0), row.get("gradient_norm/world_model", 0.0)
     if not (policy > 0 and world_model > 0) or "imitation_loss" in row:
@@ -48,7 +48,7 @@ def gradient_balance(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def mean_of_each(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each figure over the updates that have it.
+    """Return the mean of each metric over the updates that have it.
 
     >>> mean_of_each([{"loss": 1.0, "norm": 3.0}, {"loss": 2.0}])
     {'loss': 1.5, 'norm': 3.0}

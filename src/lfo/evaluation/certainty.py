@@ -1,8 +1,8 @@
-"""Whether the world model's certainty (`rollout/certainty.py`) can be believed.
+"""The calibration of the world model's certainty (`rollout/certainty.py`).
 
-It is calibrated where, of all replies that were expected with a certainty of 70 %, seven in ten come true. Bins of
-predictions of like certainty are the reliability diagram; how far certainty and truth lie apart in them, on average
-over all predictions, is the expected calibration error.
+It is calibrated if seven in ten predictions with a certainty of 70 % are right. The reliability diagram has bins of
+predictions of similar certainty. The expected calibration error is the mean difference between certainty and accuracy
+of the bins, over all predictions.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ BINS = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bin:
-    """Predictions of like certainty: `Bin(certainty=0.72, right=0.65, count=20)`"""
+    """Predictions of similar certainty: `Bin(certainty=0.72, right=0.65, count=20)`"""
 
     certainty: float  # mean
-    right: float  # share of them
+    right: float  # share of right predictions
     count: int
 
 
 def reliability(certainties: Sequence[float], right: Sequence[bool], *, bins: int = BINS) -> list[Bin]:
-    """The reliability diagram: predictions by certainty, in bins of equal width from 0 to 1, without empty ones."""
+    """Return the reliability diagram: bins of equal width from 0 to 1, without empty ones."""
     of_bin: dict[int, list[tuple[float, bool]]] = {}
     for sure, came_true in zip(certainties, right, strict=True):
         of_bin.setdefault(min(int(sure * bins), bins - 1), []).append((sure, came_true))
@@ -37,13 +37,13 @@ def reliability(certainties: Sequence[float], right: Sequence[bool], *, bins: in
 
 
 def expected_calibration_error(diagram: Sequence[Bin]) -> float:
-    """How far certainty and truth lie apart in a bin, mean over all predictions."""
+    """Return the mean difference of certainty and accuracy in a bin, over all predictions."""
     total = sum(each.count for each in diagram)
     return sum(each.count * abs(each.certainty - each.right) for each in diagram) / total
 
 
 def together(diagrams: Iterable[Iterable[Bin]], *, bins: int = BINS) -> list[Bin]:
-    """The diagram of all predictions of several diagrams.
+    """Merge several diagrams.
 
     >>> together([[Bin(certainty=0.5, right=1.0, count=1)], [Bin(certainty=0.5, right=0.0, count=3)]])
     [Bin(certainty=0.5, right=0.25, count=4)]
@@ -64,7 +64,7 @@ def _merged(some: Sequence[Bin]) -> Bin:
 
 
 def calibration_metrics(certainties: Sequence[float | None], right: Sequence[bool | None]) -> dict[str, Any]:
-    """The diagram and its error, of the predictions of which both are known; nothing where there is none."""
+    """Return diagram and error of the predictions with known certainty and truth; nothing if there are none."""
     known = [
         (sure, true) for sure, true in zip(certainties, right, strict=True) if sure is not None and true is not None
     ]

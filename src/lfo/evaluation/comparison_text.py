@@ -1,6 +1,6 @@
-"""A comparison for programs and people: as JSON, as tables and in sentences.
+"""Format a comparison as JSON, tables and sentences.
 
-as_json(comparison), table(comparison), cost_table(comparison), conclusions(comparison)
+as_json(comparison), table(comparison), needed_table(comparison), cost_table(comparison), conclusions(comparison)
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Any
 
 from lfo.evaluation.costs import COSTS
 from lfo.evaluation.intervals import CONFIDENCE
-from lfo.evaluation.sample_efficiency import SHARES, Comparison, Difference, Ratio, Spread
+from lfo.evaluation.sample_efficiency import SHARES, Comparison, Cost, Difference, Ratio, Spread
 
-FEWEST_SEEDS = 3  # that have an interval worth showing, and that allow to say that two groups cannot be told apart
-TELLS_NOTHING = 50  # points: half an interval that covers most of what success can be; the seeds themselves say more
+FEWEST_SEEDS = 3  # for an interval, and to say that two groups cannot be distinguished
+TELLS_NOTHING = 50  # points: with a larger half-width of the interval, show the seeds instead
 BLIND = "Blind, without look-ahead, is what the policy's weights know."
-SIGNS = {"at least": "≥ ", "at most": "≤ ", None: ""}  # of a ratio that is a bound
+SIGNS = {"at least": "≥ ", "at most": "≤ ", None: ""}  # before a ratio that is a bound
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
-    """Everything, with null where nothing is known."""
+    """Return the comparison as JSON, with null for unknown values."""
     return {
         "baseline": comparison.baseline,
         "ceiling": comparison.ceiling,
@@ -48,7 +48,10 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
                 "bound": group.ratio.bound,
                 "paired_seeds": list(group.ratio.seeds),
                 "note": group.ratio.note,
-                "costs": {cost: {"by_seed": each.by_seed, **asdict(each.ratio)} for cost, each in group.costs.items()},
+                "costs": {
+                    cost: {"by_seed": each.by_seed, "needed": asdict(each.needed), **asdict(each.ratio)}
+                    for cost, each in group.costs.items()
+                },
                 "zero_shot": group.zero_shot.success if group.zero_shot else None,
                 "zero_shot_tasks": group.zero_shot.tasks if group.zero_shot else None,
                 "zero_shot_baseline": group.zero_shot.baseline if group.zero_shot else None,
@@ -62,7 +65,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def split_table(comparison: Comparison) -> list[tuple[str, ...]]:
-    """Success at the last evaluation on each split, with look-ahead and blind where a run looks ahead."""
+    """Return the table of success at the last evaluation on each split, also blind for runs with look-ahead."""
     rows = _spread_table(
         [
             (group.name, {**group.at_the_end, **{f"{split} blind": each for split, each in group.blind.items()}})
@@ -73,7 +76,7 @@ def split_table(comparison: Comparison) -> list[tuple[str, ...]]:
 
 
 def level_table(comparison: Comparison) -> list[tuple[str, ...]]:
-    """Success at the last evaluation on each level of val; empty where no run has several."""
+    """Return the table of success at the last evaluation on each level of val; empty if no run has several."""
     rows = _spread_table([(group.name, group.by_level) for group in comparison.groups])
     return rows if len(rows[0]) > 1 else []
 
@@ -97,7 +100,7 @@ def _spread_in_words(each: Spread | None) -> str:
 
 
 def table(comparison: Comparison) -> list[tuple[str, ...]]:
-    """The rows to show, the first of them the headings."""
+    """Return the rows of the table; the first has the headings."""
     of = "success" if comparison.ceiling is None else "ceiling"
     rows = [("group", "seeds", *(f"{share:.0%}" for share in SHARES), "ratio", "val", "unseen")]
     for group in comparison.groups:
@@ -115,8 +118,41 @@ def table(comparison: Comparison) -> list[tuple[str, ...]]:
     return rows
 
 
+def needed_table(comparison: Comparison) -> list[tuple[str, ...]]:
+    """What the target took of each cost, and how many seeds got there."""
+    rows = [("group", "there", *(cost.removeprefix("sampled_") for cost in COSTS))]
+    for group in comparison.groups:
+        there = sum(not reached.censored for reached in group.by_seed.values())
+        cells = (_needed_in_words(group.costs.get(cost)) for cost in COSTS)
+        rows.append((group.name, f"{there}/{len(group.runs)}", *cells))
+    return rows
+
+
+def _needed_in_words(cost: Cost | None) -> str:
+    if cost is None:
+        return "-"
+    words = f"{'> ' if cost.needed.censored else ''}{_rounded(cost.needed.mean)}"
+    if cost.needed.interval is None:
+        return words
+    low, high = cost.needed.interval
+    return f"{words} (above {_rounded(low)})" if high is None else f"{words} ({_rounded(low)}-{_rounded(high)})"
+
+
+def _rounded(amount: float) -> str:
+    """Three digits.
+
+    >>> _rounded(336.2), _rounded(53_412), _rounded(1_999_999), _rounded(7.25)
+    ('336', '53.4k', '2M', '7.25')
+    """
+    if amount >= 999_500:
+        return f"{amount / 1e6:.3g}M"
+    if amount >= 9_995:
+        return f"{amount / 1e3:.3g}k"
+    return f"{amount:.0f}" if amount >= 100 else f"{amount:.3g}"
+
+
 def cost_table(comparison: Comparison) -> list[tuple[str, ...]]:
-    """How many times less than the baseline each group spent to the target; empty where nobody is compared."""
+    """Return the table of how many times less each group spent to the target; empty without a comparison."""
     others = [group for group in comparison.groups if group.name != comparison.baseline]
     if comparison.baseline is None or not others:
         return []
@@ -128,7 +164,7 @@ def cost_table(comparison: Comparison) -> list[tuple[str, ...]]:
 
 
 def conclusions(comparison: Comparison) -> list[str]:
-    """In plain words what the groups show against the baseline, and what nobody can tell."""
+    """Return sentences about the groups and the baseline, and about what is unknown."""
     words = []
     for group in comparison.groups:
         ratio, seeds = group.ratio, len(group.ratio.seeds)
@@ -160,13 +196,14 @@ def conclusions(comparison: Comparison) -> list[str]:
 
 
 def _no_difference(name: str, baseline: str, gap: Difference) -> str:
-    """Says so where the two cannot be told apart; nothing where they can, or where too few seeds tell nothing."""
+    """Return a sentence if the two cannot be distinguished; "" if they can, or with too few seeds."""
     if len(gap.points.by_seed) < FEWEST_SEEDS:
         return ""
     if gap.points.interval is None:
         same = not any(gap.points.by_seed.values())
         return f"{name} did exactly what {baseline} did on val after {gap.tasks} tasks, seed by seed." if same else ""
-    low, high = max(gap.points.interval[0], -1.0), min(gap.points.interval[1], 1.0)  # a t-interval knows no limits
+    # A t-interval may exceed the possible range.
+    low, high = max(gap.points.interval[0], -1.0), min(gap.points.interval[1], 1.0)
     if low > 0 or high < 0:
         return ""
     return (

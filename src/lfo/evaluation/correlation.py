@@ -1,4 +1,4 @@
-"""Does a world model that predicts well come before a policy that gains?"""
+"""The correlation of world-model accuracy with the later gain of the policy."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-GAIN_STEPS = 50  # how much later the policy's gain is looked at
+GAIN_STEPS = 50  # after so many steps the gain of the policy is measured
 VAL = "eval/val/success"
 LOOKAHEAD = "eval/val/lookahead_accuracy"
-# What tells how good the world model was at an evaluation, the best witness first.
+# Metrics of world-model accuracy at an evaluation, the best first.
 ACCURACY_KEYS = ("world_model_eval/semantic_accuracy", LOOKAHEAD)
 
 
@@ -19,7 +19,7 @@ ACCURACY_KEYS = ("world_model_eval/semantic_accuracy", LOOKAHEAD)
 class Correlation:
     """World-model accuracy at a step against what the policy did in the `steps` after it, over `n` pairs."""
 
-    accuracy: str  # the metric that was taken
+    accuracy: str  # the metric
     steps: int
     n: int
     with_gain: float | None  # in success on val
@@ -27,11 +27,11 @@ class Correlation:
 
 
 def correlation(runs: Sequence[Sequence[Mapping[str, Any]]]) -> Correlation | None:
-    """Does a world model that predicts well come before a policy that gains? Pearson, over all evaluations of all runs.
+    """Return the Pearson correlation of world-model accuracy with the later gain of the policy, over all evaluations.
 
-    The gain is looked at 50 steps later, or in shorter runs half a run later. Evaluations of one run are not
-    independent, so there is a number of points and no significance. A policy that has reached the ceiling gains
-    nothing more however well its world model predicts, which is why the correlation with success itself stands beside.
+    The gain is measured 50 steps later, or half a run later in shorter runs. Evaluations of one run are not
+    independent, so the result has a number of points but no significance. A policy at the ceiling gains nothing,
+    however well its world model predicts; therefore the correlation with success is returned too.
     """
     key = next((key for key in ACCURACY_KEYS if all(any(key in row for row in rows) for rows in runs)), None)
     if key is None:
@@ -55,7 +55,7 @@ def correlation(runs: Sequence[Sequence[Mapping[str, Any]]]) -> Correlation | No
 
 
 def pearson(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """None where it says nothing: fewer than three points, or one side that does not vary."""
+    """Return the correlation, or None with fewer than three points or a constant side."""
     if len(one) < 3 or np.ptp(one) < 1e-12 or np.ptp(other) < 1e-12:
         return None
     return float(np.corrcoef(one, other)[0, 1])

@@ -1,7 +1,7 @@
-"""What training has cost so far, from a run's rows of metrics: tasks, rollouts, sampled tokens and seconds.
+"""The cost of training by the metrics of a run: tasks, rollouts, sampled tokens and seconds.
 
-Rows count all four. Those of older runs count tasks alone: their rollouts are tasks times the size of a group, their
-tokens and seconds the sums over steps. Evaluation is no cost of training.
+Rows of metrics contain all four. Rows of older runs contain only tasks: their rollouts are tasks times the group size,
+and tokens and seconds are sums over steps. Evaluation does not count as cost of training.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-Rows = Sequence[Mapping[str, Any]]
-# Cost -> where a row says how much of it has been spent.
+MetricsRows = Sequence[Mapping[str, Any]]
+# Cost -> the metric with the total so far.
 COSTS = {
     "tasks": "tasks_seen",
     "rollouts": "rollouts_seen",
@@ -22,14 +22,14 @@ COSTS = {
 
 
 def number(value: Any) -> float | None:
-    """A finite number, or None for anything else that a file may hold."""
+    """Return a finite number, or None for any other value in a file."""
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return float(value)
     return None
 
 
-def training_seconds(rows: Rows) -> list[float]:
-    """Seconds of training up to each row, evaluation not counted.
+def training_seconds(rows: MetricsRows) -> list[float]:
+    """Return the seconds of training up to each row, without evaluation.
 
     >>> training_seconds([{"seconds/eval": 9.0}, {"seconds/rollout": 2.0, "seconds/update": 1.0}, {"step": 2}])
     [0.0, 3.0, 3.0]
@@ -37,19 +37,19 @@ def training_seconds(rows: Rows) -> list[float]:
     return list(accumulate(sum(_seconds(row).values()) - _seconds(row).get("seconds/eval", 0.0) for row in rows))
 
 
-def all_seconds(rows: Rows) -> float:
-    """Seconds of rollouts, updates and evaluations."""
+def all_seconds(rows: MetricsRows) -> float:
+    """Return the seconds of rollouts, updates and evaluations."""
     return sum(sum(_seconds(row).values()) for row in rows)
 
 
 def _seconds(row: Mapping[str, Any]) -> dict[str, float]:
-    """What one step took, by phase."""
+    """Return the seconds of one step, by phase."""
     phases = (key for key in row if key.startswith("seconds/") and key != COSTS["seconds"])
     return {key: number(row[key]) or 0.0 for key in phases}
 
 
-def spent(rows: Rows, *, group_size: int) -> dict[str, dict[int, float]]:
-    """Cost -> tasks seen -> how much had been spent by then; a cost of which a run tells nothing is left out.
+def spent(rows: MetricsRows, *, group_size: int) -> dict[str, dict[int, float]]:
+    """Return cost -> tasks seen -> total so far; a cost that the run does not record is left out.
 
     >>> spent([{"tasks_seen": 0}, {"tasks_seen": 8, "seconds/update": 2.0}], group_size=4)
     {'tasks': {0: 0.0, 8: 8.0}, 'rollouts': {0: 0, 8: 32}, 'seconds': {0: 0.0, 8: 2.0}}

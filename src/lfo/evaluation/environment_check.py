@@ -1,10 +1,10 @@
-"""Is this an environment that one can train in? Any environment, by playing it; nothing is known about its rules.
+"""Check by playing whether an environment is fit for training, without knowledge of its rules.
 
-    check_environment(factory, episodes=20) -> {"ok": True, "problems": [], "warnings": [...], "players": {...}, ...}
+    check_environment(make_environment, episodes=20) -> {"ok": True, "problems": [], "warnings": [...], ...}
 
-A problem makes runs fail, or makes their figures wrong; a warning is what its author should know. Two players are let
-loose: one that does nothing, and one that makes random calls which fit the schemas. Each call of the environment has a
-time limit, and what it does to the process around it is watched.
+A problem makes runs fail or their metrics wrong; a warning is what its author should know. Two players are used: one
+does nothing, and one makes random calls that fit the schemas. Each call to the environment has a time limit, and its
+side effects on the process are recorded.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from lfo.env.random_play import random_call
 from lfo.env.seeds import stream
 from lfo.errors import EnvironmentFailed
 from lfo.protocol.hermes import format_tool_call
+from lfo.rollout.call_monitor import CallMonitor
 from lfo.rollout.patience import EnvironmentTimedOut
-from lfo.rollout.watch import Watch
 from lfo.types import Message
 
 FAREWELL = "I am done."
-REPEATED = 5  # tasks that are played twice, and side by side
+REPEATED = 5  # tasks that are played twice, and in parallel
 SLOW_STEP = 1.0  # seconds
 MOST_TOOLS = 20
 HOSTILE = (
@@ -44,7 +44,7 @@ _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 @dataclass(slots=True)
 class Story:
-    """What happened in one rollout, as a player sees it."""
+    """One rollout, as a player sees it."""
 
     opening: Sequence[Message] = ()
     replies: list[tuple[str, str, float, bool]] = field(default_factory=list)  # message, observation, reward, done
@@ -65,12 +65,12 @@ class Story:
         return [*(message.content for message in self.opening), *(reply[1] for reply in self.replies)]
 
     def told(self) -> tuple[Any, ...]:
-        """What must be the same when the same is done again."""
+        """What must be equal if the same calls are made again."""
         return tuple(message.content for message in self.opening), tuple(self.replies), str(self.failure)
 
 
 def check_environment(
-    factory: EnvironmentFactory,
+    make_environment: EnvironmentFactory,
     *,
     episodes: int = 20,
     max_turns: int = 16,
@@ -79,28 +79,28 @@ def check_environment(
     length_of: Callable[[str], int] = len,
     room: int | None = None,
 ) -> dict[str, Any]:
-    """Play and check everything. `specials` are the tokenizer's special tokens, `length_of` counts a text's tokens, and
-    `room` is how many of them a rollout may have."""
-    watch = Watch(timeout)
-    flaw, _ = watch.call(partial(flaw_of, factory))
+    """Play and check an environment. `specials` are the special tokens of the tokenizer, `length_of` counts the tokens
+    of a text, and `room` is the number of tokens that a rollout may have."""
+    monitor = CallMonitor(timeout)
+    flaw, _ = monitor.call(partial(flaw_of, make_environment))
     problems = [flaw] if isinstance(flaw, str) else []
     if isinstance(flaw, EnvironmentFailed):
         problems.append(f"its first task cannot be opened: {flaw}")
     if problems:
         return {"ok": False, "problems": problems, "warnings": []}
-    tools = list(factory().tools())
-    splits, found = _splits(factory, watch)
+    tools = list(make_environment().tools())
+    splits, found = _splits(make_environment, monitor)
     problems += found
     tasks = [*splits.get("train", ()), *splits.get("val", ())][:episodes]
-    idle = _play(factory, tasks, watch, max_turns=1)
-    played = _play(factory, tasks, watch, max_turns=max_turns, tools=tools) if not hangs(idle) else []
+    idle = _play(make_environment, tasks, monitor, max_turns=1)
+    played = _play(make_environment, tasks, monitor, max_turns=max_turns, tools=tools) if not hangs(idle) else []
     problems += _failures(played, idle)
-    if hangs(idle) or hangs(played):  # more of it would take the time limit again and again
-        return {"ok": False, "problems": problems, "warnings": watch.effects()}
-    problems += _hostile_problems(factory, tasks[0], watch, allowed=idle[0].reward)
+    if hangs(idle) or hangs(played):  # each further call would wait for the time limit
+        return {"ok": False, "problems": problems, "warnings": monitor.effects()}
+    problems += _hostile_problems(make_environment, tasks[0], monitor, allowed=idle[0].reward)
     problems += [f"it answers a special token of the model: {each!r}" for each in _specials_in(played, specials)]
-    again = _repeated(factory, tasks, played, watch, tools, max_turns)
-    warnings = [*again, *schema_flaws(tools), *watch.effects()]
+    again = _repeated(make_environment, tasks, played, monitor, tools, max_turns)
+    warnings = [*again, *schema_flaws(tools), *monitor.effects()]
     figures = _figures(idle, played, length_of)
     warnings += _figure_warnings(figures, room)
     return {
@@ -116,29 +116,31 @@ def check_environment(
 Speak = Callable[[str, Any], str]
 
 
-def tell(factory: EnvironmentFactory, task: Any, watch: Watch, *, max_turns: int, speak: Speak | None) -> Story:
-    """One rollout of a player; one without words, None, says goodbye at once, and so does each after its last turn."""
+def tell(
+    make_environment: EnvironmentFactory, task: Any, monitor: CallMonitor, *, max_turns: int, speak: Speak | None
+) -> Story:
+    """Play one rollout; `speak=None` ends it at once, and every player ends it after its last turn."""
     story = Story()
-    for _ in _turns(story, factory, task, watch, max_turns=max_turns, speak=speak):
+    for _ in _turns(story, make_environment, task, monitor, max_turns=max_turns, speak=speak):
         pass
     return story
 
 
 def _play(
-    factory: EnvironmentFactory,
+    make_environment: EnvironmentFactory,
     tasks: Sequence[Any],
-    watch: Watch,
+    monitor: CallMonitor,
     *,
     max_turns: int,
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[Story]:
-    """A rollout of each task, up to the first that hangs: random calls of the tools, or nothing without them."""
+    """Play each task, up to the first that hangs, with random calls of `tools`; without tools, do nothing."""
     stories: list[Story] = []
-    for place, task in enumerate(tasks):
+    for index, task in enumerate(tasks):
         if hangs(stories):
             break
-        speak = partial(random_speech, tools, place) if tools else None
-        stories.append(tell(factory, task, watch, max_turns=max_turns, speak=speak))
+        speak = partial(random_speech, tools, index) if tools else None
+        stories.append(tell(make_environment, task, monitor, max_turns=max_turns, speak=speak))
     return stories
 
 
@@ -147,11 +149,17 @@ def hangs(stories: Sequence[Story]) -> bool:
 
 
 def _turns(
-    story: Story, factory: EnvironmentFactory, task: Any, watch: Watch, *, max_turns: int, speak: Speak | None
+    story: Story,
+    make_environment: EnvironmentFactory,
+    task: Any,
+    monitor: CallMonitor,
+    *,
+    max_turns: int,
+    speak: Speak | None,
 ) -> Any:
-    """The same, turn by turn, so that two can be told side by side."""
-    environment = factory()
-    opening, seconds = watch.call(lambda: tuple(environment.reset(task)))
+    """Play one rollout, turn by turn, so that two can be interleaved."""
+    environment = make_environment()
+    opening, seconds = monitor.call(lambda: tuple(environment.reset(task)))
     story.seconds.append(seconds)
     if isinstance(opening, EnvironmentFailed):
         story.failure = opening
@@ -160,7 +168,7 @@ def _turns(
     for turn in range(max_turns + 1):
         yield
         message = speak("\n".join(story.texts), environment) if speak and turn < max_turns else FAREWELL
-        result, seconds = watch.call(partial(environment.step, message))
+        result, seconds = monitor.call(partial(environment.step, message))
         story.seconds.append(seconds)
         if isinstance(result, EnvironmentFailed):
             story.failure = result
@@ -172,17 +180,17 @@ def _turns(
 
 
 def random_speech(tools: Sequence[Mapping[str, Any]], place: int, heard: str, environment: Any) -> str:
-    """A random call, a function of `place` and of what was heard."""
+    """Return a random call, a function of `place` and of the replies so far."""
     moves = environment.moves() if isinstance(environment, NamesMoves) else ()
     random = stream(place, len(heard), heard[-200:])
     return format_tool_call(random_call(tools, heard=heard, random=random, moves=moves))
 
 
-def _splits(factory: EnvironmentFactory, watch: Watch) -> tuple[dict[str, Sequence[Any]], list[str]]:
+def _splits(make_environment: EnvironmentFactory, monitor: CallMonitor) -> tuple[dict[str, Sequence[Any]], list[str]]:
     splits: dict[str, Sequence[Any]] = {}
     problems: list[str] = []
     for split in ("train", "val"):
-        tasks, _ = watch.call(lambda split=split: factory().tasks(split))
+        tasks, _ = monitor.call(lambda split=split: make_environment().tasks(split))
         if isinstance(tasks, EnvironmentFailed) or not tasks:
             problems.append(f"it has no tasks in its split {split}")
             continue
@@ -197,7 +205,7 @@ def _splits(factory: EnvironmentFactory, watch: Watch) -> tuple[dict[str, Sequen
 
 
 def _failures(*groups: Sequence[Story]) -> list[str]:
-    """One sentence for each kind of failure, with how often it happened."""
+    """Return one sentence for each kind of failure, with its count."""
     failures = [story.failure for group in groups for story in group if story.failure is not None]
     rollouts = sum(map(len, groups))
     hung = [each for each in failures if isinstance(each, EnvironmentTimedOut)]
@@ -205,9 +213,11 @@ def _failures(*groups: Sequence[Story]) -> list[str]:
     return [f"{each[0]} (in {len(each)} of {rollouts} rollouts)" for each in (hung, raised) if each]
 
 
-def _hostile_problems(factory: EnvironmentFactory, task: Any, watch: Watch, *, allowed: float) -> list[str]:
+def _hostile_problems(
+    make_environment: EnvironmentFactory, task: Any, monitor: CallMonitor, *, allowed: float
+) -> list[str]:
     for message in HOSTILE:
-        story = tell(factory, task, watch, max_turns=1, speak=lambda *_, message=message: message)
+        story = tell(make_environment, task, monitor, max_turns=1, speak=lambda *_, message=message: message)
         if story.failure is not None:
             return [f"a message that cannot be read is not answered: {story.failure}; it was {message[:40]!r}"]
         if story.reward > allowed:
@@ -216,27 +226,27 @@ def _hostile_problems(factory: EnvironmentFactory, task: Any, watch: Watch, *, a
 
 
 def _repeated(
-    factory: EnvironmentFactory,
+    make_environment: EnvironmentFactory,
     tasks: Sequence[Any],
     played: Sequence[Story],
-    watch: Watch,
+    monitor: CallMonitor,
     tools: Sequence[Mapping[str, Any]],
     max_turns: int,
 ) -> list[str]:
-    """Is the same heard when the same is done again, alone and beside another rollout?"""
+    """Check that the same calls get the same replies again, alone and in parallel with another rollout."""
 
     def turns(place: int, story: Story) -> Any:
         speak = partial(random_speech, tools, place)
-        return _turns(story, factory, tasks[place], watch, max_turns=max_turns, speak=speak)
+        return _turns(story, make_environment, tasks[place], monitor, max_turns=max_turns, speak=speak)
 
-    places = [place for place in range(min(REPEATED, len(tasks))) if played[place].failure is None]
-    for place in places:
+    indices = [place for place in range(min(REPEATED, len(tasks))) if played[place].failure is None]
+    for place in indices:
         story = Story()
         for _ in turns(place, story):
             pass
         if story.told() != played[place].told():
             return [f"the same calls are answered differently the second time (task {tasks[place].id})"]
-    for one, other in pairwise(places):
+    for one, other in pairwise(indices):
         stories = {one: Story(), other: Story()}
         running = [turns(place, story) for place, story in stories.items()]
         while running:
@@ -255,7 +265,7 @@ def _specials_in(stories: Sequence[Story], specials: Collection[str]) -> list[st
 
 
 def schema_flaws(tools: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What makes a schema hard to read for a model, in words."""
+    """Return what makes a schema hard to read for a model, as sentences."""
     flaws = (
         [f"{len(tools)} tools are many; a model reads all of their schemas first"] if len(tools) > MOST_TOOLS else []
     )

@@ -1,4 +1,4 @@
-"""A policy on fixed tasks: greedily once on each, and sampled k times; and what its look-ahead was told."""
+"""Evaluate a policy on fixed tasks, greedily and with samples, and measure its look-ahead."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from typing import Any, Protocol
 from lfo.config import RunConfig
 from lfo.env.interface import DescribesReplies, EnvironmentFactory, OffersLookahead, same_meaning, tasks_of
 from lfo.errors import EnvironmentFailed
-from lfo.evaluation.repeated_tasks import judge
+from lfo.evaluation.repeated_tasks import judge, solved
 from lfo.evaluation.success import draft_metrics, rollout_metrics
 from lfo.rollout.deliberation import imagined, questions
 from lfo.rollout.predictors import true_reply_predictor
 from lfo.rollout.records import rollout_record, transcript_at
 from lfo.rollout.row import RolloutRequest
-from lfo.rollout.runner import RunnerSettings, refuse_dead_environment
+from lfo.rollout.runner import RunnerConfig, refuse_dead_environment
+from lfo.statistics import paired_difference
 from lfo.types import Rollout, RolloutGroup
 
-SAMPLE_ROLLOUTS = 4  # kept of each split, for a person to read
+SAMPLE_ROLLOUTS = 4  # of each split, saved for people to read
 
 
 class RollsOut(Protocol):
@@ -35,28 +36,29 @@ class Acts(Protocol):
     @property
     def config(self) -> RunConfig: ...
     @property
-    def environment(self) -> EnvironmentFactory: ...
+    def make_environment(self) -> EnvironmentFactory: ...
     @property
     def roll_out(self) -> Callable[..., list[Rollout]]: ...
 
 
 def evaluate_splits(
     config: RunConfig,
-    environment: EnvironmentFactory,
+    make_environment: EnvironmentFactory,
     splits: Sequence[str],
     roll_out: RollsOut,
     *,
     blind: bool = False,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Greedy success on the fixed tasks of each split, as metrics, and some rollouts to read.
+    """Return metrics of greedy rollouts on the fixed tasks of each split, and some rollouts to read.
 
-    A run that looks ahead is also evaluated blind: that is what the policy's weights know. `blind`: look-ahead is over.
+    A run with look-ahead is also evaluated blind, which shows what the weights of the policy know. `blind`: look-ahead
+    has ended.
     """
     sighted = config.looks_ahead and not blind
     row: dict[str, Any] = {}
     records: list[dict[str, Any]] = []
     for split in splits:
-        tasks = tasks_of(environment(), split)[: config.eval.tasks]
+        tasks = tasks_of(make_environment(), split)[: config.eval.tasks]
         requests = [RolloutRequest(task=task, seeds=(0,), blind=True) for task in tasks]
         shown = {"blind": not sighted, "untrained": sighted and config.looks_ahead_untrained}
         rollouts = roll_out([replace(request, **shown) for request in requests], temperature=0.0)
@@ -66,18 +68,20 @@ def evaluate_splits(
             alone = roll_out(requests, temperature=0.0) if sighted else rollouts
             metrics["success_blind"] = fmean(rollout.reward for rollout in alone)
         if sighted and config.lookahead == "policy":
-            metrics["drafts_informative"] = informative_drafts(config, environment, rollouts)
+            metrics["drafts_informative"] = informative_drafts(config, make_environment, rollouts)
         if sighted and config.lookahead_source != "truth":
-            metrics["lookahead_accuracy"] = lookahead_accuracy(config, environment, tasks, rollouts)
+            metrics["lookahead_accuracy"] = lookahead_accuracy(config, make_environment, tasks, rollouts)
         row |= {f"eval/{split}/{name}": value for name, value in metrics.items()}
         records += [{"split": split, **rollout_record(rollout)} for rollout in rollouts[:SAMPLE_ROLLOUTS]]
     return row, records
 
 
-def informative_drafts(config: RunConfig, environment: EnvironmentFactory, rollouts: Sequence[Rollout]) -> float | None:
-    """Share of rollouts in which a call stayed imagined that the environment itself would have asked about; None where
-    it asks nothing or fails. Nothing is trained on it."""
-    judge = environment()
+def informative_drafts(
+    config: RunConfig, make_environment: EnvironmentFactory, rollouts: Sequence[Rollout]
+) -> float | None:
+    """Return the share of rollouts that kept an imagined call which the environment's `lookahead_query` also names;
+    None if it names none or fails. For evaluation only."""
+    judge = make_environment()
     if not isinstance(judge, OffersLookahead):
         return None
 
@@ -85,7 +89,7 @@ def informative_drafts(config: RunConfig, environment: EnvironmentFactory, rollo
         drafts = [(index, turn.call) for index, turn in enumerate(rollout.turns) if turn.predicted]
         return any(call in questions(judge, transcript_at(rollout, index)) for index, call in drafts)
 
-    verdicts = RunnerSettings.of_run(config).call_all([partial(asks, rollout) for rollout in rollouts])
+    verdicts = RunnerConfig.of_run(config).call_all([partial(asks, rollout) for rollout in rollouts])
     known = [verdict for verdict in verdicts if not isinstance(verdict, EnvironmentFailed)]
     return fmean(known) if known else None
 
@@ -99,31 +103,50 @@ def evaluate(
     seed: int = 0,
     on_rollouts: Callable[[int], None] = lambda ended: None,
 ) -> dict[str, Any]:
-    """`{"greedy": ..., "sampled": ...}`, each as `repeated_tasks.judge` tells it: what `lfo eval` computes."""
+    """Return `{"greedy": ..., "sampled": ...}`, each from `repeated_tasks.judge`, for `lfo eval`."""
     levels = [getattr(task, "level", None) for task in tasks]
     greedy = agent.roll_out(tasks, greedy=True, lookahead=lookahead, on_batch=on_rollouts)
     refuse_dead_environment(greedy)
     config = agent.config
     accuracy = None
     if lookahead and config.looks_ahead and config.lookahead_source != "truth":
-        accuracy = lookahead_accuracy(config, agent.environment, tasks, greedy)
+        accuracy = lookahead_accuracy(config, agent.make_environment, tasks, greedy)
     sampled = agent.roll_out(tasks, greedy=False, lookahead=lookahead, samples=k, seed=seed, on_batch=on_rollouts)
     refuse_dead_environment(sampled)
     result = {"greedy": judge(_groups(greedy, 1), levels), "sampled": judge(_groups(sampled, k), levels)}
     if accuracy is not None:
         result["greedy"]["behaviour"]["lookahead_accuracy"] = accuracy
+    result["greedy"]["solved"] = [solved(rollout) for rollout in greedy]
     return result
 
 
+def evaluate_paired(
+    agent: Acts,
+    tasks: Sequence[Any],
+    solved_by_first: Sequence[bool],
+    *,
+    lookahead: bool = True,
+    on_rollouts: Callable[[int], None] = lambda ended: None,
+) -> dict[str, Any]:
+    """Compare a second agent with a first one on the same tasks, each played greedily once.
+
+    >>> evaluate_paired(other, tasks, figures["greedy"]["solved"])  # doctest: +SKIP
+    {"rate": 0.81, "difference": 0.03, "interval": [0.011, 0.049], "only_first": 52, "only_second": 22}
+    """
+    rollouts = agent.roll_out(tasks, greedy=True, lookahead=lookahead, on_batch=on_rollouts)
+    refuse_dead_environment(rollouts)
+    return paired_difference(solved_by_first, [solved(rollout) for rollout in rollouts])
+
+
 def lookahead_accuracy(
-    config: RunConfig, environment: EnvironmentFactory, tasks: Sequence[Any], rollouts: Sequence[Rollout]
+    config: RunConfig, make_environment: EnvironmentFactory, tasks: Sequence[Any], rollouts: Sequence[Rollout]
 ) -> float | None:
-    """How often an imagined reply that stayed means what would really have been said; None where nobody can tell."""
-    judge_of_replies = environment()
+    """Return how often a predicted reply that stayed means the same as the true one; None if it is unknown."""
+    judge_of_replies = make_environment()
     asked = [pair for task, rollout in zip(tasks, rollouts, strict=True) for pair in imagined(rollout, task)]
     if not asked or not isinstance(judge_of_replies, DescribesReplies):
         return None
-    truth = true_reply_predictor(environment, RunnerSettings.of_run(config))([question for question, _ in asked])
+    truth = true_reply_predictor(make_environment, RunnerConfig.of_run(config))([question for question, _ in asked])
     verdicts = [
         same_meaning(judge_of_replies, predicted, actual) for (_, predicted), actual in zip(asked, truth, strict=True)
     ]
@@ -132,6 +155,6 @@ def lookahead_accuracy(
 
 
 def _groups(rollouts: Sequence[Rollout], size: int) -> list[RolloutGroup]:
-    """Rollouts that stand task by task, as groups."""
+    """Group rollouts that are ordered by task."""
     parts = [tuple(rollouts[start : start + size]) for start in range(0, len(rollouts), size)]
     return [RolloutGroup(task_id=part[0].task_id, rollouts=part) for part in parts]

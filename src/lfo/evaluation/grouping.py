@@ -1,6 +1,6 @@
-"""Which runs belong together and which can be compared: groups, their names, the baseline among them.
+"""Group runs, name the groups, find the baseline, and check which runs can be compared.
 
-Runs that agree in every setting but the seed are one group.
+Runs with the same config except for the seed are one group.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from lfo.errors import UsageError
 from lfo.evaluation.runs import RunRecord
 
 WITH_FEEDBACK = "+feedback"
-FROZEN, FROZEN_POLICY = "policy.frozen", "frozen-policy"  # the setting, and its name among those of groups
+FROZEN, FROZEN_POLICY = "policy.frozen", "frozen-policy"  # the config key, and its name in group names
 
 
 def config_of(run: RunRecord) -> RunConfig:
-    assert run.config is not None, "unusable runs are refused before"
+    assert run.config is not None, "unusable runs are rejected before"
     return run.config
 
 
@@ -28,18 +28,18 @@ def grouped(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
         group = groups[experiment(config_of(run))]
         twin = next((other for other in group if config_of(other).seed == config_of(run).seed), None)
         if twin is not None:
-            raise UsageError(f"{twin.path} and {run.path} have the same settings and the same seed; leave one out")
+            raise UsageError(f"{twin.path} and {run.path} have the same config and the same seed; leave one out")
         group.append(run)
     return [sorted(group, key=lambda run: config_of(run).seed) for group in groups.values()]
 
 
 def group_names(configs: Sequence[RunConfig]) -> list[str]:
-    """A short name for each group: its algorithm, and those settings in which it stands out from groups of the same.
+    """Return a short name for each group: its algorithm, and the config values that distinguish it.
 
     "dapo", "dual-lora", "dual-lora frozen-policy", "dual-lora coupling=shared lookahead=off"
 
-    A frozen policy is a control and always called so; feedback is always named too. No two groups have one name: those
-    that no setting tells apart are numbered.
+    A frozen policy, which is a control, and feedback are always named. Names are unique: groups that no config value
+    distinguishes get numbers.
     """
     names: list[str] = []
     for config in configs:
@@ -53,20 +53,20 @@ def group_names(configs: Sequence[RunConfig]) -> list[str]:
         algo = f"{config.algo}{WITH_FEEDBACK}" if config.has_feedback else config.algo
         names.append(" ".join([algo, *control, *settings]))
     return [
-        name if names.count(name) == 1 else f"{name} #{names[: place + 1].count(name)}"
-        for place, name in enumerate(names)
+        name if names.count(name) == 1 else f"{name} #{names[: index + 1].count(name)}"
+        for index, name in enumerate(names)
     ]
 
 
 def _telling(one: RunConfig, other: RunConfig) -> set[str]:
-    """Settings that tell two groups apart: those beside the experiment, and how it is evaluated, where no others do."""
+    """Return the config values that distinguish two groups; those of evaluation only if there are no others."""
     found = differences(one, other).keys() - {"seed", "output_dir"}
     evaluated = {name for name in found if name.startswith("eval.")}
     return found - set(BESIDE_THE_EXPERIMENT) - evaluated or found
 
 
 def _short(name: str) -> str:
-    """A setting by its last word, where no other has the same; the world model's weight was the first of its name."""
+    """Return the last part of a config key, if it is unique; `weight` means that of the world model."""
     last = name.rpartition(".")[2]
     if name == "world_model.weight":
         return last
@@ -77,14 +77,14 @@ def _in_words(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
-        return repr(value).removesuffix(".0")  # every digit: groups may differ in the last
+        return repr(value).removesuffix(".0")  # all digits, because groups may differ in the last
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def baseline_name(names: Sequence[str], groups: Sequence[Sequence[RunRecord]], asked: str | None) -> str | None:
     if asked is not None:
         if asked not in names:
-            raise UsageError(f"there is no group {asked!r}; the groups are {', '.join(map(repr, names))}")
+            raise UsageError(f"group {asked!r} does not exist; the groups are {', '.join(map(repr, names))}")
         return asked
     plain = [name for name, group in zip(names, groups, strict=True) if config_of(group[0]).is_plain_dapo]
     if len(plain) > 1:
@@ -93,7 +93,7 @@ def baseline_name(names: Sequence[str], groups: Sequence[Sequence[RunRecord]], a
 
 
 def refuse_different_data(runs: Sequence[RunRecord]) -> None:
-    """Runs that were evaluated on different tasks cannot be compared."""
+    """Raise a `UsageError` if runs were evaluated on different tasks."""
     first, *others = runs
     assert first.data is not None
     for run in others:

@@ -1,14 +1,13 @@
-"""The calls on which a world model is examined: a fixed pool of (state, call, true reply), the same in every run.
+"""Evaluate a world model on held-out calls: a fixed pool of (state, call, true reply), the same in every run.
 
-It depends on the environment and nothing else - not on the seed, the policy or the step - so that the curves of all
-runs on the same data compare. In the phone-call world scripted players make the calls, so that every kind of reply
-occurs; in any other world the untrained base plays. To them come the calls that look-ahead asks about, where the
-environment has such. The tasks are the first of `val`, on which nobody trains.
+The pool depends only on the environment, not on the seed, the policy or the step, so that the curves of all runs can be
+compared. In the phone-call world scripted players make the calls, so that every kind of reply occurs; in any other
+environment the untrained base plays. Calls that look-ahead asks about are added, if the environment names some. The
+tasks are the first of `val`, which are never trained on.
 
-All replies are written in one greedy batch and scored in one forward pass; to calls of
-the kind that look-ahead asks about, further ones are sampled with numbers that the calls name, to tell how sure the
-world model is. Nothing is trained, so a run is the same with and without an
-examination.
+All replies are generated in one greedy batch and scored in one forward pass. For calls that look-ahead asks about, more
+replies are sampled, with random numbers seeded by the call, to measure certainty. Nothing is trained, so a run is the
+same with and without this evaluation.
 """
 
 from __future__ import annotations
@@ -50,59 +49,59 @@ from lfo.rollout.deliberation import Question
 from lfo.rollout.predictors import true_reply_predictor
 from lfo.rollout.records import rollout_from_texts, transcripts
 from lfo.rollout.row import RolloutRequest
-from lfo.rollout.runner import RunnerSettings
+from lfo.rollout.runner import RunnerConfig
 from lfo.rollout.samples import world_model_sample
 from lfo.types import Rollout, StepResult
 
 SPLIT = "val"
 TASKS = 24
 CALLS = 64
-EXAMPLES = 5  # shown of each examination, of different categories as far as there are
+EXAMPLES = 5  # saved predictions of each evaluation, of different categories if possible
 
 PlaysTasks = Callable[[Sequence[Any]], Sequence[Rollout]]
 
 
 class Examination:
-    """The world model of a run on the held-out calls: what it writes, and how it takes the true replies."""
+    """Evaluates the world model of a run on the held-out calls: its replies, and its scores of the true ones."""
 
     def __init__(
         self,
         config: RunConfig,
-        environment: EnvironmentFactory,
+        make_environment: EnvironmentFactory,
         codec: WorldModelCodec,
         backend: Backend,
         adapters: tuple[str, ...],
     ) -> None:
-        self._config, self._environment, self._codec = config, environment, codec
+        self._config, self._make_environment, self._codec = config, make_environment, codec
         self._backend, self._adapters = backend, adapters
 
     @cached_property
     def calls(self) -> list[ObservedCall]:
-        """The fixed pool, made at first need; a run that is evaluated on few tasks is examined on few calls."""
-        settings, count = RunnerSettings.of_run(self._config), min(CALLS, self._config.eval.tasks)
-        return held_out_calls(self._environment, settings, self._untrained, count=count)
+        """The fixed pool, created on first use; smaller if `eval.tasks` is small."""
+        runner_config, count = RunnerConfig.of_run(self._config), min(CALLS, self._config.eval.tasks)
+        return held_out_calls(self._make_environment, runner_config, self._untrained, count=count)
 
     @cached_property
     def asked(self) -> list[ObservedCall]:
-        """As many calls that look-ahead asks about, each of another task; where it asks about none, the pool."""
-        settings, count = RunnerSettings.of_run(self._config), min(CALLS, self._config.eval.tasks)
-        return asked_calls(self._environment, settings, self._untrained, count=count) or self.calls
+        """Calls that look-ahead asks about, each of a different task; the pool if there are none."""
+        runner_config, count = RunnerConfig.of_run(self._config), min(CALLS, self._config.eval.tasks)
+        return asked_calls(self._make_environment, runner_config, self._untrained, count=count) or self.calls
 
     def _untrained(self, tasks: Sequence[Any]) -> list[Rollout]:
-        """The bare base plays, blind, with the same random numbers in every run."""
-        requests = [RolloutRequest(task=task, seeds=(0, place), blind=True) for place, task in enumerate(tasks)]
+        """Play blind with the base, with the same random numbers in every run."""
+        requests = [RolloutRequest(task=task, seeds=(0, index), blind=True) for index, task in enumerate(tasks)]
         return self._backend.roll_out(requests, temperature=1.0, untrained=True)
 
     def lost_tokens(self, rollouts: Sequence[Rollout], predict: Collection[str] | None) -> dict[str, float]:
-        """How much of what was heard in these rollouts the world model neither learns nor predicts."""
+        """Return which share of the replies the world model neither learns nor predicts, because they are too long."""
         world = self._config.world_model
         heard = (turn for rollout in rollouts for turn in rollout.turns if is_heard(turn, predict))
         lengths = [self._codec.length(turn.observation) for turn in heard]
         return lost_tokens(lengths, learned=max(TARGET_TOKENS, world.reply_tokens), predicted=world.reply_tokens)
 
     def run(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """The metrics under their names in a row, and some examples for a person to read."""
-        codec, judge = self._codec, self._environment()
+        """Return the metrics for a row, and some predictions to read."""
+        codec, judge = self._codec, self._make_environment()
         prompts = [codec.question_ids(call.state, call.call) for call in self.calls]
         written = [codec.decode(ids) for ids in self._backend.complete(prompts)]
         rows = [codec.example(call.state, call.call, call.reply) for call in self.calls]
@@ -125,65 +124,67 @@ class Examination:
         return metrics, _of_different_categories(examples, EXAMPLES)
 
     def _calibration(self) -> dict[str, Any]:
-        """How far its certainty can be believed where it matters: of what look-ahead asks about."""
-        codec, judge, complete = self._codec, self._environment(), self._backend.complete
+        """Return the calibration of certainty on calls that look-ahead asks about."""
+        codec, judge, complete = self._codec, self._make_environment(), self._backend.complete
         prompts = [codec.question_ids(call.state, call.call) for call in self.asked]
-        expected = [codec.decode(ids) for ids in complete(prompts)]
+        predicted = [codec.decode(ids) for ids in complete(prompts)]
         drawn = sampled_replies(complete, prompts, limit=self._config.world_model.reply_tokens)
         return calibration_metrics(
-            [certainty(judge, each, map(codec.decode, some)) for each, some in zip(expected, drawn, strict=True)],
-            [same_meaning(judge, each, call.reply) for each, call in zip(expected, self.asked, strict=True)],
+            [certainty(judge, each, map(codec.decode, some)) for each, some in zip(predicted, drawn, strict=True)],
+            [same_meaning(judge, each, call.reply) for each, call in zip(predicted, self.asked, strict=True)],
         )
 
 
 def held_out_calls(
-    environment: EnvironmentFactory, settings: RunnerSettings, base_policy: PlaysTasks, *, count: int = CALLS
+    make_environment: EnvironmentFactory, runner_config: RunnerConfig, base_policy: PlaysTasks, *, count: int = CALLS
 ) -> list[ObservedCall]:
-    """At most `count` different calls, as evenly over the kinds of replies as these tasks allow.
+    """Return at most `count` different calls, distributed over the kinds of replies as evenly as possible.
 
-    `base_policy` answers one rollout for each task, in order: of the untrained base, always the same.
+    `base_policy` returns one rollout of the untrained base for each task, in order, always the same.
     """
-    judge = environment()
+    judge = make_environment()
     tasks = judge.tasks(SPLIT)[:TASKS]
     if isinstance(judge, PhoneCalls):
         tools = predicted_tools(judge)
         plays = [(task, player) for task in tasks for player in EVERY_REPLY]
-        rollouts = settings.call_all([partial(_play, environment, *play) for play in plays])
+        rollouts = runner_config.call_all([partial(_play, make_environment, *play) for play in plays])
         played = [(task, rollout) for (task, _), rollout in zip(plays, rollouts, strict=True)]
     else:
         tools = None
         played = list(zip(tasks, base_policy(tasks), strict=True))
     played = [(task, rollout) for task, rollout in played if not isinstance(rollout, EnvironmentFailed)]
     made = (call for _, rollout in played for call in observed_calls(rollout, predict=tools))
-    return _evenly([*_asked_calls(environment, settings, played), *made], count)
+    return _evenly([*_asked_calls(make_environment, runner_config, played), *made], count)
 
 
 def asked_calls(
-    environment: EnvironmentFactory, settings: RunnerSettings, base_policy: PlaysTasks, *, count: int = CALLS
+    make_environment: EnvironmentFactory, runner_config: RunnerConfig, base_policy: PlaysTasks, *, count: int = CALLS
 ) -> list[ObservedCall]:
-    """The first call of each of so many tasks that look-ahead asks about; none where the environment has no such."""
-    judge = environment()
+    """Return the first call of each task that look-ahead asks about; none if the environment names none."""
+    judge = make_environment()
     if not isinstance(judge, OffersLookahead):
         return []
     tasks = judge.tasks(SPLIT)[:count]
     if isinstance(judge, PhoneCalls):
-        rollouts = settings.call_all([partial(_play, environment, task, EVERY_REPLY[0]) for task in tasks])
+        rollouts = runner_config.call_all([partial(_play, make_environment, task, EVERY_REPLY[0]) for task in tasks])
     else:
         rollouts = base_policy(tasks)
     played = [each for each in zip(tasks, rollouts, strict=True) if not isinstance(each[1], EnvironmentFailed)]
-    return list(_asked_calls(environment, settings, played))
+    return list(_asked_calls(make_environment, runner_config, played))
 
 
 def _asked_calls(
-    environment: EnvironmentFactory, settings: RunnerSettings, played: Sequence[tuple[Any, Rollout]]
+    make_environment: EnvironmentFactory, runner_config: RunnerConfig, played: Sequence[tuple[Any, Rollout]]
 ) -> Iterator[ObservedCall]:
-    """The first call of each rollout that look-ahead would have asked about, with what would have been heard."""
-    judge = environment()
+    """Return the first call of each rollout that look-ahead would ask about, with its true reply."""
+    judge = make_environment()
     if not isinstance(judge, OffersLookahead):
         return
-    answers = settings.call_all([partial(_question, judge, *play) for play in played])
+    answers = runner_config.call_all([partial(_question, judge, *play) for play in played])
     questions = [answer for answer in answers if isinstance(answer, Question)]
-    for question, reply in zip(questions, true_reply_predictor(environment, settings)(questions), strict=True):
+    for question, reply in zip(
+        questions, true_reply_predictor(make_environment, runner_config)(questions), strict=True
+    ):
         if reply:
             facts = describe_with(judge, reply)
             yield ObservedCall(state=question.state, call=question.call, reply=reply, facts=facts, asked=True)
@@ -199,7 +200,7 @@ def _question(judge: OffersLookahead, task: Any, rollout: Rollout) -> Question |
 
 
 def _evenly(calls: Iterable[ObservedCall], count: int) -> list[ObservedCall]:
-    """One of each kind in turn, no call twice; those that look-ahead asks about are a kind of their own."""
+    """Take one of each kind in turn, each call once; calls that look-ahead asks about are a separate kind."""
     different: dict[str, ObservedCall] = {}
     for call in calls:
         different.setdefault(repr((call.state, call.call)), call)
@@ -223,20 +224,20 @@ def _example(call: ObservedCall, made: Prediction) -> dict[str, Any]:
 
 
 def _of_different_categories(examples: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """The first of each category, then the second of each, and so on."""
+    """Yield the first of each category, then the second of each, and so on."""
     seen: dict[str, int] = {}
-    places = []
-    for place, example in enumerate(examples):
+    indices = []
+    for index, example in enumerate(examples):
         seen[example["category"]] = rank = seen.get(example["category"], 0) + 1
-        places.append((rank, place))
-    return [examples[place] for _, place in sorted(places)[:count]]
+        indices.append((rank, index))
+    return [examples[index] for _, index in sorted(indices)[:count]]
 
 
 # --- scripted players, and what they say and hear ---------------------------------------------------------------------
 
 
 class _Recorder:
-    """Stands before an environment and notes what is said."""
+    """Wraps an environment and records the messages."""
 
     def __init__(self, environment: Environment, task: Any) -> None:
         self.environment = environment
@@ -252,8 +253,8 @@ class _Recorder:
         return getattr(self.environment, name)
 
 
-def _play(environment: EnvironmentFactory, task: Task, player: Player) -> Rollout:
-    recorder = _Recorder(environment(), task)
+def _play(make_environment: EnvironmentFactory, task: Task, player: Player) -> Rollout:
+    recorder = _Recorder(make_environment(), task)
     reward = player(cast(PhoneCalls, recorder), task)
     return rollout_from_texts(
         recorder.environment, task_id=task.id, opening=recorder.opening, exchanges=recorder.exchanges, reward=reward

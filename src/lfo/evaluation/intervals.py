@@ -1,4 +1,4 @@
-"""What a few seeds tell about all of them: intervals and bounds, along the last axis of what is given."""
+"""Confidence intervals and bounds over seeds, along the last axis."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CONFIDENCE = 0.95
 
 
 def t_interval(values: Any, confidence: float = CONFIDENCE) -> tuple[Any, Any, Any]:
-    """Mean and t-interval over the last axis; the interval is NaN where there is no deviation to judge by.
+    """Return mean and t-interval over the last axis; the interval is NaN without a deviation.
 
     >>> [round(float(each), 3) for each in t_interval([1.0, 2.0, 3.0])]
     [2.0, -0.484, 4.484]
@@ -23,16 +23,16 @@ def t_interval(values: Any, confidence: float = CONFIDENCE) -> tuple[Any, Any, A
     if n < 2:
         return mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan)
     deviation = values.std(axis=-1, ddof=1)
-    # Seeds that agree to the last digit agree because evaluations are far apart, not because nothing varies.
+    # Seeds with equal values agree because evaluations are coarse, not because nothing varies.
     deviation = np.where(deviation > 1e-12, deviation, np.nan)
     half = stdtrit(n - 1, (1 + confidence) / 2) * deviation / math.sqrt(n)
     return mean, mean - half, mean + half
 
 
 def median_bound(values: Any, confidence: float = CONFIDENCE) -> Any:
-    """A lower bound on the median over the last axis, good for any distribution; -inf where n is too small.
+    """Return a lower bound of the median over the last axis, for any distribution; -inf if n is too small.
 
-    The k-th smallest of n exceeds the median only if fewer than k fall below it: a tail of the fair binomial.
+    The k-th smallest of n exceeds the median only if fewer than k are below it: a tail of the fair binomial.
 
     >>> median_bound([3.0, 1.0, 2.0, 5.0, 4.0]), median_bound([3.0, 1.0, 2.0, 5.0])
     (1.0, -inf)

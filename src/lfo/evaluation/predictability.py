@@ -1,13 +1,13 @@
-"""Recorded rollouts -> how predictable each tool's replies are, and which are worth predicting. Nothing is trained.
+"""Measure on recorded rollouts how predictable the replies of each tool are. Nothing is trained.
 
-For each tool, over its replies in the order in which they were heard:
+For each tool, over its replies in order:
 
     constant      share of the most frequent reply: a world model would learn one sentence
-    by_memory     how well the reply in the most similar earlier situation foretells the next one (F1 of its words)
-    by_frequency  the same for the most frequent reply so far: what can be had without looking at the call
-    new_words     share of a reply's words that stand nowhere in the transcript before it
+    by_memory     how well the reply in the most similar earlier situation predicts the next one (F1 of its words)
+    by_frequency  the same for the most frequent reply so far, which ignores the call
+    new_words     share of a reply's words that do not occur in the transcript before it
 
-A tool is worth predicting when its replies differ, say something new, and what was heard before helps to foretell them.
+A tool is worth predicting if its replies differ, contain something new, and earlier replies help to predict them.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from statistics import fmean, median
 from typing import Any
 
 from lfo.protocol.world_model import ObservedCall, observed_calls
-from lfo.rollout.reply_memory import ReplyMemory
+from lfo.rollout.reply_store import ReplyStore
 from lfo.types import Rollout
 
-CONSTANT = 0.9  # a reply that is so frequent leaves nothing to learn
+CONSTANT = 0.9  # with a more frequent reply there is nothing to learn
 NEW = 0.05  # of a reply's words, at least
-GAIN = 0.05  # of the memory over the most frequent reply, at least
-FEWEST = 20  # replies from which anything can be said
-MOST = 500  # replies of a tool that are foretold; the others are only counted
-BATCH = 25  # the memory is asked about so many at once, and hears them afterwards
+GAIN = 0.05  # of the reply store over the most frequent reply, at least
+FEWEST = 20  # replies needed for a verdict
+MOST = 500  # replies of a tool that are predicted; the others are only counted
+BATCH = 25  # calls that the reply store answers at once; it hears their replies afterwards
 _WORD = re.compile(r"\w+")
 
 
 def predictability(rollouts: Iterable[Rollout], *, length_of: Callable[[str], int] = len) -> dict[str, Any]:
-    """One row for each tool, and the names of those that are worth predicting."""
+    """Return one row for each tool, and the names of the tools that are worth predicting."""
     heard: dict[str, list[ObservedCall]] = defaultdict(list)
     for rollout in rollouts:
         for call in observed_calls(rollout):
@@ -71,24 +71,24 @@ def _verdict(row: dict[str, Any]) -> str:
 
 
 def _foretold(calls: Sequence[ObservedCall]) -> tuple[float, float]:
-    """Mean F1 of the memory's and of the most frequent reply, each asked before it hears the true one."""
-    memory, frequent = ReplyMemory(), Counter[str]()
+    """Mean F1 of the reply store and of the most frequent reply; each predicts a reply before it hears it."""
+    store, frequent = ReplyStore(), Counter[str]()
     by_memory: list[float] = []
     by_frequency: list[float] = []
     for start in range(0, len(calls), BATCH):
         batch = calls[start : start + BATCH]
-        recalled = memory.recall([(call.state, call.call) for call in batch])
+        recalled = store.recall([(call.state, call.call) for call in batch])
         usual = frequent.most_common(1)[0][0] if frequent else ""
-        if start:  # of the first ones nothing can be known
+        if start:  # there is nothing to predict the first ones from
             by_memory += [word_f1(said, call.reply) for said, call in zip(recalled, batch, strict=True)]
             by_frequency += [word_f1(usual, call.reply) for call in batch]
-        memory.add(batch)
+        store.add(batch)
         frequent.update(call.reply for call in batch)
     return (fmean(by_memory), fmean(by_frequency)) if by_memory else (0.0, 0.0)
 
 
 def word_f1(said: str, true: str) -> float:
-    """The harmonic mean of precision and recall of words, order aside.
+    """Return the F1 score of the words of two texts, ignoring their order.
 
     >>> word_f1("the door is shut", "the door is open")
     0.75

@@ -1,21 +1,21 @@
-"""Hand-written questions to a world model: a state and a call, and what the predicted reply must be like.
+"""Hand-written cases for a world model: a state, a call, and conditions on the predicted reply.
 
     cases:
       - name: without details the rep asks for some
         task: I need the invoice copy from Acme Bank. Limits: 4 details, 3 calls, 1 failed check.
-        before:                                  # what was done and heard so far, oldest first; may be left out
+        before:                                  # earlier calls and replies, oldest first; optional
           - call: search_company
             arguments: {name: Acme Bank}
             reply: "Acme Bank, bank\\nBilling 555-1000: invoice copy, payment change"
         call: make_phone_call
         arguments: {phone_number: 555-1000, auth_info: {}}
-        expect:                                  # at least one of the three; all must hold
-          category: auth_failure                 # as the environment reads the reply
-          reply: your (account|card) number      # a regular expression that is found in it, case ignored
-          not: invoice copy                      # one that is not
-        assumes: ...                             # what the case takes for granted, where it does; shown
+        expect:                                  # at least one of these; all must hold
+          category: auth_failure                 # by the environment's describe_reply
+          reply: your (account|card) number      # a regular expression that must match, case ignored
+          not: invoice copy                      # one that must not match
+        assumes: ...                             # an assumption of the case; shown
 
-States are built by the same function as in training. A failed case is a finding about a model, not an error.
+States are built by the same function as in training. A failed case is a finding about the model, not an error.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ProbeCase:
     assumes: str = ""
 
     def state(self, environment: Environment) -> WorldModelState:
-        """What the world model is told, as after a rollout in which `before` happened."""
+        """The state after a rollout with the exchanges `before`."""
         rollout = rollout_from_texts(
             environment,
             task_id=self.name,
@@ -62,16 +62,16 @@ class ProbeCase:
         return state_of(rollout.opening, rollout.turns)
 
     def problems(self, reply: str, environment: Environment) -> list[str]:
-        """What is wrong with a predicted reply, each in a few words; nothing: the case has passed."""
+        """Return the violated conditions of a predicted reply; none if the case has passed."""
         found = []
         if self.category is not None:
             if not isinstance(environment, DescribesReplies):
                 raise UsageError(
-                    f"the case {self.name!r} expects a category, which this environment cannot read out of a reply"
+                    f"the case {self.name!r} expects a category, but this environment has no describe_reply"
                 )
             meaning = describe_with(environment, reply)
             if meaning is None:
-                found.append(f"wanted the category {self.category}, but nobody says this")
+                found.append(f"wanted the category {self.category}, but the environment would not say this")
             elif meaning.category != self.category:
                 found.append(f"wanted the category {self.category}, not {meaning.category}")
         if self.wanted is not None and not self.wanted.search(reply):
@@ -82,7 +82,7 @@ class ProbeCase:
 
 
 def read_cases(path: str | Path) -> list[ProbeCase]:
-    """The cases of a YAML file; an error names the file and the case."""
+    """Read the cases of a YAML file; an error names the file and the case."""
     try:
         tree = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -92,7 +92,7 @@ def read_cases(path: str | Path) -> list[ProbeCase]:
         raise DataError(f"{path}{f', line {mark.line + 1}' if mark else ''} is not valid YAML") from error
     cases = tree.get("cases") if isinstance(tree, dict) else None
     if not isinstance(cases, list) or not cases:
-        raise DataError(f"{path} holds no cases; it needs a list of them under `cases`")
+        raise DataError(f"{path} contains no cases; it needs a list of them under `cases`")
     read: list[ProbeCase] = []
     for number, each in enumerate(cases, start=1):
         name = each.get("name") if isinstance(each, dict) else None
@@ -141,7 +141,7 @@ def _call(tree: Mapping[str, Any]) -> ToolCall:
     call = ToolCall(name=_text(tree, "call"), arguments=arguments)
     try:
         format_tool_call(call)
-    except (TypeError, ValueError) as error:  # a date, say, which YAML knows and JSON does not
+    except (TypeError, ValueError) as error:  # such as a date, which YAML has and JSON does not
         raise ValueError(
             f"the arguments of {call.name} cannot be written as JSON ({error}); put texts in quotes"
         ) from None
@@ -154,7 +154,7 @@ def _pattern(tree: Mapping[str, Any], key: str) -> re.Pattern[str] | None:
     try:
         return re.compile(_text(tree, key), re.IGNORECASE)
     except re.error as error:
-        raise ValueError(f"{key} is no regular expression: {error}") from error
+        raise ValueError(f"{key} is not a valid regular expression: {error}") from error
 
 
 def _text(tree: Mapping[str, Any], key: str) -> str:

@@ -1,15 +1,15 @@
-"""Several rollouts of each task -> how often and how reliably tasks are solved, with intervals.
+"""Success and reliability over several rollouts of each task, with confidence intervals.
 
-A rollout solves its task when its reward is 1. Per task, of n rollouts of which c solved it:
+A rollout solves its task if its reward is 1. For a task with n rollouts, of which c solved it:
 
-    success   c / n                         would one more try work?
-    pass^k    C(c, k) / C(n, k)             would k more tries all work?
+    success   c / n                         does one try succeed?
+    pass^k    C(c, k) / C(n, k)             do k tries all succeed?
 
-Both are unbiased estimates for that task, and the figure of a split is the mean over its tasks. pass^k asks for
-reliability: unlike pass@k, which is content with one success in k, it falls as k grows.
+Both are unbiased estimates for the task; the value of a split is the mean over its tasks. pass^k measures reliability:
+unlike pass@k, which needs one success in k, it falls as k grows.
 
 Intervals are Wilson's, 95 %, with one trial for each task. Rollouts of one task are not independent, so they do not
-count as trials of their own; where a task's figure is a fraction, the interval is a little too wide, never too narrow.
+count as separate trials; if the value of a task is a fraction, the interval is a little too wide, never too narrow.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lfo.types import Rollout, RolloutGroup
 
 
 def pass_hat_k(successes: int, trials: int, k: int) -> float:
-    """The share of all choices of k among the trials in which every one succeeded.
+    """Return the share of all choices of k trials in which all succeeded.
 
     >>> pass_hat_k(3, 4, 2)  # of the 6 pairs among 4 trials, 3 hold successes only
     0.5
@@ -41,9 +41,9 @@ def solved(rollout: Rollout) -> bool:
 
 
 def judge(groups: Sequence[RolloutGroup], levels: Sequence[Any]) -> dict[str, Any]:
-    """What the groups of one split show; `levels` are those of their tasks, None where a world has no levels.
+    """Return the results of the groups of one split; `levels` are the levels of their tasks, if there are any.
 
-    All groups have the same number n of rollouts; `pass_k` has every k up to n, where n is more than 1.
+    All groups have the same number n of rollouts; `pass_k` has every k up to n, if n is more than 1.
     """
     counts = [sum(map(solved, group.rollouts)) for group in groups]
     trials = len(groups[0].rollouts)
@@ -64,5 +64,5 @@ def judge(groups: Sequence[RolloutGroup], levels: Sequence[Any]) -> dict[str, An
 
 
 def _share(rates: Sequence[float]) -> dict[str, Any]:
-    """The mean over tasks: `{"rate": 0.9, "interval": [0.83, 0.94], "tasks": 100}`."""
+    """Return the mean over tasks: `{"rate": 0.9, "interval": [0.83, 0.94], "tasks": 100}`."""
     return {"rate": fmean(rates), "interval": list(wilson(sum(rates) / len(rates), len(rates))), "tasks": len(rates)}

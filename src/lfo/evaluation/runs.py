@@ -1,11 +1,11 @@
-"""What a run's folder holds, for whoever compares, judges or shows runs; and what it was evaluated on.
+"""Read run folders, for comparisons and reports, and describe the tasks of their evaluation.
 
     record = read_run("runs/x")
     record.problem or record.rows[-1]["eval/val/success"]
 
-Reading never fails: a folder that cannot be used says why in `problem`, one sentence. Two runs can be compared when
-their `data` agree, which is why every run keeps its own description (`data.json`); a run without one is described
-from its config, where the environment ships with the package. Nothing here plays, trains or writes.
+Reading never fails: `problem` says in one sentence why a folder cannot be used. Two runs can be compared if their
+`data` agree; every run writes it as `data.json`. For a run without this file, it is computed from the config, if the
+environment ships with the package. Nothing here plays, trains or writes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lfo.env.interface import EnvironmentFactory, tasks_of
 from lfo.env.shipped import SHIPPED
 from lfo.env.tasks import Task
 from lfo.errors import EnvironmentFailed, LfoError
-from lfo.rollout.runner import RunnerSettings
+from lfo.rollout.runner import RunnerConfig
 from lfo.rundir import read_metrics
 from lfo.types import Message
 
@@ -36,12 +36,12 @@ DATA_FILE = "data.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:
-    """One run as it lies on disk; `config` is None and `rows` are empty where they cannot be read."""
+    """One run on disk; `config` is None and `rows` are empty if they cannot be read."""
 
     path: Path
     config: RunConfig | None
     rows: tuple[Mapping[str, Any], ...]  # of metrics.jsonl, in order
-    data: Mapping[str, Any] | None  # None: nobody can tell on what it was evaluated
+    data: Mapping[str, Any] | None  # None: the tasks of its evaluation are unknown
     finished: bool
     problem: str = ""  # why this run cannot be used, in one sentence
 
@@ -51,7 +51,7 @@ class RunRecord:
 
     @property
     def note(self) -> str:
-        """A word on a run that has not ended, which may be in progress or may have been stopped."""
+        """A note if the run has not ended: it may be in progress or stopped."""
         if self.problem or self.finished or not self.rows or self.config is None:
             return ""
         return f"{self.path} has not ended: step {self.rows[-1]['step']} of {self.config.steps}"
@@ -61,12 +61,12 @@ NO_METRICS = "has no metrics yet"
 
 
 def read_run(path: str | Path) -> RunRecord:
-    """The run in a folder, whatever state it is in."""
+    """Return the run in a folder, in any state."""
     path = Path(path)
     config, rows, data, problem = None, [], None, ""
     try:
         if not (path / "config.yaml").is_file():
-            problem = f"{path} holds no run: there is no config.yaml in it"
+            problem = f"{path} is not a run folder: it has no config.yaml"
         else:
             config = from_yaml(path / "config.yaml", known_only=True)
             if not (path / "metrics.jsonl").is_file():
@@ -82,14 +82,14 @@ def read_run(path: str | Path) -> RunRecord:
         config=config,
         rows=tuple(rows),
         data=data,
-        # Adapters do not tell: a copy may have come without them, and a run that was given more steps has old ones.
+        # The adapters do not show it: a copy may lack them, and an extended run has old ones.
         finished=bool(config and rows and rows[-1]["step"] >= config.steps),
         problem=problem,
     )
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:
-    """The runs in these folders and in the folders below them; a folder without any stands for itself."""
+    """Return the runs in these folders and below; a folder without runs is returned itself."""
     found: list[Path] = []
     for path in paths:
         found += [folder for folder in folders(path) if holds_run(folder)] or [path]
@@ -97,7 +97,7 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
 
 
 def folders(path: Path) -> Iterator[Path]:
-    """A folder and those below it, without the insides of runs."""
+    """Yield a folder and those below it, but not below runs."""
     yield path
     if path.is_dir() and not holds_run(path):
         for child in sorted(path.iterdir()):
@@ -109,37 +109,37 @@ def holds_run(folder: Path) -> bool:
     return (folder / "config.yaml").is_file() or (folder / "metrics.jsonl").is_file()
 
 
-def describe_data(config: RunConfig, environment: EnvironmentFactory) -> dict[str, Any]:
-    """What runs of this config are evaluated on: `data.json`.
+def describe_data(config: RunConfig, make_environment: EnvironmentFactory) -> dict[str, Any]:
+    """Return the content of `data.json`: the tasks of the evaluation of this config.
 
     {"environment": "phone-calls", "levels": [2],
      "splits": {"val": {"tasks": 100, "fingerprint": "0f3a...", "ceiling": 0.908}}}
 
-    Two splits with one fingerprint hold the same tasks with the same openings, in the same order. `ceiling` is the
-    information ceiling of these tasks, or null in worlds that have none.
+    Splits with the same fingerprint have the same tasks with the same openings, in the same order. `ceiling` is the
+    information ceiling of these tasks, or null if the environment has none.
     """
     splits = (*config.eval.splits, *config.eval.final_splits) if config.eval.every else ()
     return {
         "environment": config.env,
         "levels": list(config.env_args.get("levels", ())) if config.env in SHIPPED else [],
-        "splits": {split: _describe_split(config, environment, split) for split in splits},
+        "splits": {split: _describe_split(config, make_environment, split) for split in splits},
     }
 
 
 def warn_of_changed_data(run: Path, data: Mapping[str, Any]) -> None:
-    """Warn of splits that hold other tasks now than when the run in this folder began."""
+    """Warn if splits have other tasks now than when the run in this folder began."""
     try:
         before = json.loads((run / DATA_FILE).read_text(encoding="utf-8"))["splits"]
         changed = [split for split, told in data["splits"].items() if told != before.get(split, told)]
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return  # a new run, one of an older version, or a damaged file: there is nothing to compare with
+        return  # a new run, an old version or a damaged file: nothing to compare with
     for split in changed:
-        logger.warning(f"the tasks of {split} are not those that {run} began with: its environment has changed")
+        logger.warning(f"the tasks of {split} have changed since {run} began, because its environment has changed")
 
 
-def _describe_split(config: RunConfig, environment: EnvironmentFactory, split: str) -> dict[str, Any]:
-    tasks = tasks_of(environment(), split)[: config.eval.tasks]
-    openings = _openings(config, environment, tasks)
+def _describe_split(config: RunConfig, make_environment: EnvironmentFactory, split: str) -> dict[str, Any]:
+    tasks = tasks_of(make_environment(), split)[: config.eval.tasks]
+    openings = _openings(config, make_environment, tasks)
     identity = [[str(task.id), opening] for task, opening in zip(tasks, openings, strict=True)]
     bounded = [task for task in tasks if isinstance(task, Task)]
     return {
@@ -149,37 +149,39 @@ def _describe_split(config: RunConfig, environment: EnvironmentFactory, split: s
     }
 
 
-def _openings(config: RunConfig, environment: EnvironmentFactory, tasks: Sequence[Any]) -> list[list[dict[str, Any]]]:
-    """The first messages of each task; none where the environment fails, which training will tell better."""
+def _openings(
+    config: RunConfig, make_environment: EnvironmentFactory, tasks: Sequence[Any]
+) -> list[list[dict[str, Any]]]:
+    """Return the opening of each task; empty if the environment fails, which training reports."""
 
     def opening(task: Any) -> Callable[[], Sequence[Message]]:
-        return lambda: environment().reset(task)
+        return lambda: make_environment().reset(task)
 
-    answers = RunnerSettings.of_run(config).call_all([opening(task) for task in tasks])
+    answers = RunnerConfig.of_run(config).call_all([opening(task) for task in tasks])
     return [
         [] if isinstance(answer, EnvironmentFailed) else [asdict(message) for message in answer] for answer in answers
     ]
 
 
 def _data_of(path: Path, config: RunConfig) -> Mapping[str, Any] | None:
-    """The description that the run wrote, else one made from its config where its environment ships with us."""
+    """Return `data.json` of the run, or compute it if the environment ships with the package."""
     try:
         data = json.loads((path / DATA_FILE).read_bytes())
         if isinstance(data, dict) and isinstance(data.get("splits"), dict):
             return data
     except (OSError, ValueError):
         pass  # an older run, or a damaged file
-    factory = _shipped_environment(config)
-    return None if factory is None else describe_data(config, factory)
+    make_environment = _shipped_environment(config)
+    return None if make_environment is None else describe_data(config, make_environment)
 
 
 def _shipped_environment(config: RunConfig) -> EnvironmentFactory | None:
-    """Environments of the package alone: reading a run must not import somebody's code."""
+    """Return the factory of a shipped environment, else None: reading a run must not import foreign code."""
     if config.env not in SHIPPED:
         return None
-    factory = cast(EnvironmentFactory, partial(SHIPPED[config.env].made_by, **config.env_args))
+    make_environment = cast(EnvironmentFactory, partial(SHIPPED[config.env].made_by, **config.env_args))
     try:
-        factory()
+        make_environment()
     except (TypeError, ValueError, LfoError):
         return None  # its folder of tasks is not on this machine
-    return factory
+    return make_environment

@@ -1,21 +1,20 @@
-"""How many tasks does a way of training need, and how many times fewer than plain DAPO? From run folders alone.
+"""Compare how many tasks groups of runs need, relative to plain DAPO, from their run folders.
 
     comparison = compare([read_run(path) for path in paths])
     lfo compare runs/level2/* --json
 
-Runs that agree in every setting but the seed are one group. A run needs as many tasks to a target as it had seen at
-the first of two evaluations on val in a row that were at or above it, so answers are as fine as evaluations are
-frequent, and one lucky evaluation does not count. `ratio_to_baseline` is the baseline's tasks over the group's tasks to
-70 % of the information ceiling, paired by seed: the geometric mean over seeds, with a t-interval on the logarithm.
-The other costs, rollouts, sampled tokens and seconds, are those that had been spent when these tasks had been seen.
+Runs with the same config except for the seed are one group. The tasks to a target are the tasks seen at the first of
+two consecutive evaluations on val at or above it. So the resolution is the evaluation interval, and one lucky
+evaluation does not count. `ratio_to_baseline` is the baseline's tasks over the group's tasks to 70 % of the information
+ceiling, paired by seed: the geometric mean over seeds, with a t-interval on the logarithm. Other costs (rollouts,
+sampled tokens, seconds) are those spent when these tasks were seen.
 
-A run that ended before it reached the target is censored, also one that met it at its very last evaluation, which no
-second one confirms: all that is known is that it needs more tasks than it saw.
-Its ratio is then a bound, the ratio of the group the mean of such bounds, itself a bound and marked so. No mean and no
-deviation can be estimated from bounds; what holds whatever the distribution is a bound on the median (which for the
-log-normal ratios that the t-interval assumes is the geometric mean): of n seeds the smallest bound lies below the
-median but for a chance of 1 in 2 ** n. So five seeds are the fewest that give a censored ratio a one-sided bound at
-95 %, and one seed gives no interval of any kind.
+A run that ended before it reached the target is censored; so is a run that reached it only at its last evaluation,
+without confirmation. Then only a bound is known: it needs more tasks than it saw. Its ratio is a bound, and the ratio
+of the group, the mean of such bounds, is marked as a bound. Mean and deviation cannot be estimated from bounds, but a
+bound on the median holds for any distribution (for the log-normal ratios that the t-interval assumes, the median is the
+geometric mean): with n seeds, the smallest bound is below the median except with probability 1 in 2 ** n. So a censored
+ratio needs at least five seeds for a one-sided 95 % bound, and one seed gives no interval at all.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from lfo.evaluation.intervals import median_bound, t_interval
 from lfo.evaluation.runs import NO_METRICS, RunRecord
 
 SHARES = (0.5, 0.7, 0.9)  # of 1 and of the ceiling: the targets
-TARGET_SHARE = 0.7  # of the ceiling: where "good" begins, and where groups are compared
+TARGET_SHARE = 0.7  # of the ceiling: the target at which groups are compared
 LEVELS = "eval/val/success_by_level"
 
 Curve = Mapping[int, float]  # tasks seen -> success, at each evaluation
@@ -43,7 +42,7 @@ Curve = Mapping[int, float]  # tasks seen -> success, at each evaluation
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reached:
-    """How many tasks a target took: `Reached(tasks=320, censored=False)`; censored: more than so many."""
+    """The tasks to a target: `Reached(tasks=320, censored=False)`; censored: more than so many."""
 
     tasks: float
     censored: bool = False
@@ -53,23 +52,37 @@ class Reached:
 class Ratio:
     """How many times fewer tasks than the baseline, or how many times less of another cost.
 
-    `bound` is "at least" or "at most" where runs that never got there allow no more; None with `censored` means that
-    they allow nothing at all. An interval has None on the side on which nothing is known.
+    `bound` is "at least" or "at most" if some runs are censored; None with `censored` means that the ratio has no
+    bound. An interval has None on an unknown side.
     """
 
     value: float | None = None
     interval: tuple[float | None, float | None] | None = None
     censored: bool = False
     bound: str | None = None
-    seeds: tuple[int, ...] = ()  # that both have
+    seeds: tuple[int, ...] = ()  # common to both
     note: str = ""  # why there is no ratio
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cost:
-    """What the target of the comparison cost: tasks, rollouts, sampled tokens or seconds."""
+class Needed:
+    """The geometric mean over seeds, and its t-interval on the logarithm.
 
-    by_seed: Mapping[int, float]  # spent when it was reached, or by the end of a run that never got there
+    Censored, where a seed never got there: more than so much. From five seeds on the interval is then a lower bound on
+    the median, its upper end None.
+    """
+
+    mean: float
+    interval: tuple[float, float | None] | None
+    censored: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """The cost to the target of the comparison: tasks, rollouts, sampled tokens or seconds."""
+
+    by_seed: Mapping[int, float]  # at the target, or at the end of a censored run
+    needed: Needed
     ratio: Ratio
 
 
@@ -84,12 +97,12 @@ class ZeroShot:
 
     @property
     def ratio(self) -> float | None:
-        return self.success / self.baseline if self.baseline else None  # nothing is a multiple of 0
+        return self.success / self.baseline if self.baseline else None  # no ratio to 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spread:
-    """A figure of each seed, their mean and its t-interval; None where one seed, or no deviation, tells nothing."""
+    """A value of each seed, their mean and its t-interval; None with one seed or no deviation."""
 
     mean: float
     interval: tuple[float, float] | None
@@ -98,7 +111,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """Success on val less the baseline's, at the last evaluation that all of them had, after `tasks` tasks."""
+    """Success on val minus the baseline's, at the last common evaluation, after `tasks` tasks."""
 
     tasks: int
     points: Spread
@@ -106,7 +119,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """Runs that differ by seed alone, and what they show against the baseline."""
+    """Runs that differ only by seed, and their results relative to the baseline."""
 
     name: str
     runs: tuple[RunRecord, ...]
@@ -114,11 +127,11 @@ class Group:
     by_seed: Mapping[int, Reached]  # tasks of each run to the target of the comparison
     success: float  # on val at the last evaluation of each run
     at_the_end: Mapping[str, Spread]  # split -> success at the last evaluation on it
-    blind: Mapping[str, Spread]  # the same without look-ahead, where a run looks ahead: what the policy's weights know
+    blind: Mapping[str, Spread]  # the same without look-ahead, for runs with look-ahead
     by_level: Mapping[str, Spread]  # level -> success on its part of val at the last evaluation; empty for one level
     tasks_seen: int  # of the shortest run
     ratio: Ratio
-    costs: Mapping[str, Cost]  # of COSTS, those that all runs of the group tell
+    costs: Mapping[str, Cost]  # those of COSTS that all runs of the group record
     difference: Difference | None
     zero_shot: ZeroShot | None
     correlation: Correlation | None
@@ -129,16 +142,16 @@ class Comparison:
     groups: tuple[Group, ...]
     baseline: str | None
     ceiling: float | None
-    target: float  # the success to which tasks are counted for the ratios
-    notes: tuple[str, ...]  # what a reader should know: runs that have not ended, no baseline
+    target: float  # the success to which ratios count tasks
+    notes: tuple[str, ...]  # notes for the reader: runs that have not ended, no baseline
 
 
 # Comparing
 
 
 def compare(runs: Sequence[RunRecord], *, baseline: str | None = None) -> Comparison:
-    """Group runs and compare the groups; refuses runs that cannot be compared, with the reason. A run that has not got
-    as far as its first row is left out, and noted."""
+    """Group runs and compare the groups; raise if runs cannot be compared. A run without metrics is left out and
+    noted."""
     waiting = [run for run in runs if run.problem.endswith(NO_METRICS)]
     runs = [run for run in runs if run not in waiting] or runs
     _refuse_unusable(runs)
@@ -152,15 +165,15 @@ def compare(runs: Sequence[RunRecord], *, baseline: str | None = None) -> Compar
     target = TARGET_SHARE * (1.0 if ceiling is None else ceiling)
     notes = [run.note for run in runs if run.note] + [f"{run.problem} and is left out" for run in waiting]
     if baseline is None:
-        notes.append("there is no plain DAPO among these runs, so there is nothing to be a multiple of")
+        notes.append("there is no plain DAPO among these runs, so there are no ratios")
     if len(often := sorted({config_of(run).eval.every for run in runs})) > 1:
         *others, last = map(str, often)
         notes.append(
-            f"runs were evaluated every {', '.join(others)} or {last} steps: no finer is known what each of them needed"
+            f"runs were evaluated every {', '.join(others)} or {last} steps, and tasks are known only so exactly"
         )
     notes += [
-        f"{run.path} met {target:.0%} at its last evaluation only: a second one would have to confirm it, so it does "
-        "not count as reached"
+        f"{run.path} reached {target:.0%} only at its last evaluation, which a second one must confirm, so it does not "
+        "count"
         for run in unconfirmed(runs, target)
     ]
     return Comparison(
@@ -204,7 +217,7 @@ def _group(
 
 
 def curve(rows: Sequence[Mapping[str, Any]], key: str = VAL) -> dict[int, float]:
-    """Tasks seen -> a metric, at every row that has it."""
+    """Return tasks seen -> metric, for every row with the metric."""
     return {
         row["tasks_seen"]: row[key]
         for row in rows
@@ -213,7 +226,7 @@ def curve(rows: Sequence[Mapping[str, Any]], key: str = VAL) -> dict[int, float]
 
 
 def tasks_to(points: Curve, success: float) -> Reached:
-    """Tasks seen at the first of two evaluations in a row that reached `success`, or how many were not enough.
+    """Return the tasks seen at the first of two consecutive evaluations that reached `success`, else a censored number.
 
     >>> tasks_to({80: 0.6, 160: 0.4, 240: 0.5, 320: 0.7}, 0.5), tasks_to({80: 0.4, 160: 0.7}, 0.5)
     (Reached(tasks=240, censored=False), Reached(tasks=160, censored=True))
@@ -223,7 +236,7 @@ def tasks_to(points: Curve, success: float) -> Reached:
 
 
 def unconfirmed(runs: Sequence[RunRecord], success: float) -> list[RunRecord]:
-    """Runs that met a target at their last evaluation and never before for good."""
+    """Return the runs that reached a target only at their last evaluation."""
     curves = {run.path: curve(run.rows) for run in runs}
     return [
         run
@@ -233,14 +246,14 @@ def unconfirmed(runs: Sequence[RunRecord], success: float) -> list[RunRecord]:
 
 
 def _typical(each: Sequence[Reached]) -> Reached:
-    """The geometric mean over seeds, a bound as soon as one of them is."""
+    """Return the geometric mean over seeds; censored if one of them is."""
     tasks = [reached.tasks for reached in each]
     mean = math.exp(fmean(map(math.log, tasks))) if min(tasks) > 0 else 0.0
     return Reached(tasks=round(mean, 1), censored=any(reached.censored for reached in each))
 
 
 def _curves(runs: Sequence[RunRecord], key: str = VAL) -> dict[int, Curve]:
-    """The curve of each seed."""
+    """Return the curve of each seed."""
     return {config_of(run).seed: curve(run.rows, key) for run in runs}
 
 
@@ -248,35 +261,55 @@ def _reached(runs: Sequence[RunRecord], target: float) -> dict[int, Reached]:
     return {seed: tasks_to(each, target) for seed, each in _curves(runs).items()}
 
 
-# The ratio and what is known about it
+# Ratios
 
 
 def _costs(runs: Sequence[RunRecord], base: Sequence[RunRecord] | None, target: float) -> dict[str, Cost]:
     own, reached = _spent(runs, target), _reached(runs, target)
     if base is None or base is runs:
         itself = Ratio(note="there is no baseline" if base is None else "the baseline itself")
-        return {cost: Cost(by_seed=amounts, ratio=itself) for cost, amounts in own.items()}
-    others, needed = _spent(base, target), _reached(base, target)
-    unknown = Ratio(note="not every run of the two tells it")
+        return {
+            cost: Cost(by_seed=amounts, needed=needed(amounts, reached), ratio=itself) for cost, amounts in own.items()
+        }
+    others, theirs = _spent(base, target), _reached(base, target)
+    unknown = Ratio(note="not every run of the two records it")
     return {
         cost: Cost(
             by_seed=amounts,
-            ratio=ratio_to_baseline(needed, reached, (others[cost], amounts)) if cost in others else unknown,
+            needed=needed(amounts, reached),
+            ratio=ratio_to_baseline(theirs, reached, (others[cost], amounts)) if cost in others else unknown,
         )
         for cost, amounts in own.items()
     }
 
 
 def _spent(runs: Sequence[RunRecord], target: float) -> dict[str, dict[int, float]]:
-    """Cost -> seed -> how much of it a run needed to a target; only those costs that all runs tell."""
+    """Return cost -> seed -> amount to a target, for the costs that all runs record."""
     reached, found = _reached(runs, target), {}
     for run in runs:
         config = config_of(run)
         tasks = int(reached[config.seed].tasks)
         for cost, amounts in spent(run.rows, group_size=config.rollout.group_size).items():
-            if amounts[tasks] or not tasks:  # tasks that cost nothing were not measured
+            if amounts[tasks] or not tasks:  # a cost of 0 was not measured
                 found.setdefault(cost, {})[config.seed] = amounts[tasks]
     return {cost: by_seed for cost, by_seed in found.items() if len(by_seed) == len(runs)}
+
+
+def needed(by_seed: Mapping[int, float], reached: Mapping[int, Reached]) -> Needed:
+    """
+    >>> needed({0: 200, 1: 800}, {0: Reached(tasks=1), 1: Reached(tasks=2, censored=True)})
+    Needed(mean=400.0, interval=None, censored=True)
+    """
+    censored = any(reached[seed].censored for seed in by_seed)
+    if min(by_seed.values()) <= 0:  # there before any training
+        return Needed(mean=0.0, interval=None, censored=censored)
+    logs = [math.log(amount) for amount in by_seed.values()]
+    mean, low, high = t_interval(logs)
+    if censored:
+        low, high = median_bound(logs), math.inf
+    known = math.isfinite(low)
+    interval = (math.exp(low), None if censored else math.exp(high)) if known else None
+    return Needed(mean=round(math.exp(mean), 1), interval=interval, censored=censored)
 
 
 def ratio_to_baseline(
@@ -284,8 +317,7 @@ def ratio_to_baseline(
     group: Mapping[int, Reached],
     spent: tuple[Mapping[int, float], Mapping[int, float]] | None = None,
 ) -> Ratio:
-    """The baseline's tasks over the group's, paired by seed; with `spent`, what each seed of the two had spent of
-    another cost by then.
+    """Return the ratio of the baseline's tasks to the group's, paired by seed; with `spent`, the ratio of another cost.
 
     >>> ratio_to_baseline({0: Reached(tasks=800)}, {0: Reached(tasks=200)}).value
     4.0
@@ -324,7 +356,7 @@ def ratio_to_baseline(
     )
 
 
-# Success on every split, with how far seeds agree
+# Success on every split, with intervals over seeds
 
 
 def spread(by_seed: Mapping[int, float]) -> Spread:
@@ -338,9 +370,9 @@ def spread(by_seed: Mapping[int, float]) -> Spread:
 
 
 def _at_the_end(runs: Sequence[RunRecord], metric: str) -> dict[str, Spread]:
-    settings = config_of(runs[0]).eval
+    evaluation = config_of(runs[0]).eval
     found = {}
-    for split in (*settings.splits, *settings.final_splits):
+    for split in (*evaluation.splits, *evaluation.final_splits):
         curves = _curves(runs, f"eval/{split}/{metric}")
         if all(curves.values()):
             found[split] = spread({seed: points[max(points)] for seed, points in curves.items()})
@@ -363,7 +395,7 @@ def _difference(own: Mapping[int, Curve], others: Mapping[int, Curve]) -> Differ
     if not seeds:
         return None
     shared = set.intersection(*({*own[seed]} & {*others[seed]} for seed in seeds))
-    if not any(shared):  # before training there is no difference to look for
+    if not any(shared):  # before training there is no difference
         return None
     tasks = max(shared)
     points = {seed: own[seed][tasks] - others[seed][tasks] for seed in seeds}
@@ -392,7 +424,7 @@ def _zero_shot(runs: Sequence[RunRecord], base: Sequence[RunRecord] | None) -> Z
 
 
 def _at(points: Curve, tasks: int) -> float:
-    """At the last evaluation that had seen no more than `tasks`."""
+    """Return the value at the last evaluation with at most `tasks` tasks seen."""
     before = [seen for seen in points if seen <= tasks]
     return points[max(before) if before else min(points)]
 
@@ -404,6 +436,6 @@ def _refuse_unusable(runs: Sequence[RunRecord]) -> None:
         if run.problem:
             raise DataError(run.problem)
         if not curve(run.rows):
-            raise DataError(f"{run.path} holds no evaluation on val yet")
+            raise DataError(f"{run.path} contains no evaluation on val yet")
         if run.data is None or "val" not in run.data["splits"]:
-            raise DataError(f"nobody can tell on which tasks {run.path} was evaluated: it has no data.json")
+            raise DataError(f"the tasks of the evaluation of {run.path} are unknown, because it has no data.json")

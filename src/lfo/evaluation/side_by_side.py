@@ -1,6 +1,6 @@
-"""Two runs on the same tasks -> one small table and a few plain words, from the comparison of them.
+"""A small table and a summary of two runs on the same tasks.
 
-Says what these two runs did and no more: no interval, because one run each has none.
+Without intervals, because one run each has none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from lfo.evaluation.sample_efficiency import TARGET_SHARE, Comparison, Group, Re
 
 
 def table(comparison: Comparison) -> list[tuple[str, ...]]:
-    """The rows to show, each a label and one cell for each arm, which is a group of one run."""
+    """Return the rows of the table: a label and one cell for each run."""
     arms = comparison.groups
     curves = [curve(arm.runs[0].rows) for arm in arms]
     ceiling = "-" if comparison.ceiling is None else f"{comparison.ceiling:.1%}"
@@ -29,7 +29,7 @@ def table(comparison: Comparison) -> list[tuple[str, ...]]:
 
 
 def conclusion(comparison: Comparison, names: Mapping[str, str]) -> str:
-    """In plain words what two runs show, and what they do not; `names` are what people call the groups."""
+    """Return a summary of two runs; `names` are the display names of the groups."""
     baseline, other = comparison.groups
     return (
         f"To get to {TARGET_SHARE:.0%} of the ceiling {names[other.name]} needed {_needed(_reached(other))} tasks and "
@@ -41,7 +41,7 @@ def conclusion(comparison: Comparison, names: Mapping[str, str]) -> str:
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
-    """The same for programs; `tasks_to_target` is null where it was not reached in `tasks_seen`."""
+    """Return the comparison as JSON; `tasks_to_target` is null if it was not reached in `tasks_seen`."""
     return {
         "ceiling": comparison.ceiling,
         "target": comparison.target,
@@ -67,7 +67,7 @@ def _reached(arm: Group) -> Reached:
 
 
 def _unseen(arm: Group) -> float | None:
-    """Success on companies that no training task was about, at the last evaluation of it."""
+    """Return the success on unseen companies at the last evaluation."""
     found = arm.at_the_end.get("test_unseen_companies")
     return None if found is None else found.mean
 

@@ -1,4 +1,4 @@
-"""Fixed tasks -> rollouts -> how often the policy succeeds, and how it behaves."""
+"""Metrics of rollouts: success and behaviour."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from lfo.env.interface import MEASURES
 from lfo.rollout.runner import BROKEN_OFF
 from lfo.types import Rollout
 
-BROKEN_ROLLOUTS = "some rollouts are broken off by their environment: `stops` counts them, and lfo rollouts shows why"
-NO_CALLS = "no rollout called a tool of this environment: this base cannot; name one with model= that calls tools"
-FAR = 0.2  # below the best evaluation, at least: less is seen in runs that are well
+BROKEN_ROLLOUTS = "the environment failed in some rollouts: `stops` counts them, and lfo rollouts shows the reason"
+NO_CALLS = "no rollout called a tool of this environment: set model= to a base that can call tools"
+FAR = 0.2  # at least so far below the best evaluation; less also occurs in healthy runs
 
 
 def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    """What a set of rollouts shows; keys that an environment does not report are left out."""
+    """Return the metrics of rollouts, without those that the environment does not report."""
     if not rollouts:
         return {}
     metrics: dict[str, Any] = {
@@ -41,9 +41,10 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
 
 
 def draft_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """How much sighted rollouts imagine, and what share of it stays: another call followed the expected reply.
+    """Return how many calls sighted rollouts imagine, and which share stays because a different call followed the
+    reply.
 
-    Nothing where nobody looks ahead.
+    Return nothing if no rollout looks ahead.
     """
     sighted = [rollout for rollout in rollouts if not rollout.blind]
     if not sighted:
@@ -54,7 +55,7 @@ def draft_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def step_metrics(rollouts: Sequence[Rollout], tools: Collection[str]) -> tuple[dict[str, Any], list[str]]:
-    """What the rollouts of a training step show, and what a person should be warned of."""
+    """Return the metrics of the rollouts of a training step, and warnings."""
     own = [rollout for rollout in rollouts if not rollout.inquired]
     sighted = [rollout.reward for rollout in own if not rollout.blind]
     blind = [rollout.reward for rollout in own if rollout.blind]
@@ -62,7 +63,7 @@ def step_metrics(rollouts: Sequence[Rollout], tools: Collection[str]) -> tuple[d
     if sighted and blind:
         metrics |= {"success_sighted": fmean(sighted), "success_blind": fmean(blind)}
     if rollouts:
-        metrics["stops"] = rollout_metrics(rollouts)["stops"]  # how all of them ended
+        metrics["stops"] = rollout_metrics(rollouts)["stops"]  # of all rollouts
     metrics["sampled_tokens"] = sum(rollout.sampled_count for rollout in rollouts)
     warnings = [BROKEN_ROLLOUTS] if any(rollout.stop in BROKEN_OFF for rollout in rollouts) else []
     calls = (turn.call for rollout in own for turn in rollout.turns if not turn.predicted)
@@ -72,7 +73,7 @@ def step_metrics(rollouts: Sequence[Rollout], tools: Collection[str]) -> tuple[d
 
 
 def far_below(best: float, value: float, *, tasks: int) -> bool:
-    """Whether an evaluation on so many tasks is worse than the best one by more than chance, three standard errors.
+    """Whether an evaluation on so many tasks is below the best one by `FAR` and by three standard errors.
 
     >>> far_below(0.76, 0.5, tasks=100), far_below(0.76, 0.6, tasks=100), far_below(0.76, 0.5, tasks=20)
     (True, False, False)
@@ -81,6 +82,6 @@ def far_below(best: float, value: float, *, tasks: int) -> bool:
 
 
 def evaluated_tasks(row: Mapping[str, Any], *, at_most: int) -> int:
-    """On how many tasks of val a row's success stands: a world may have fewer than a run asks for."""
+    """Return the number of val tasks behind a row's success; an environment may have fewer than `eval.tasks`."""
     stops = row.get("eval/val/stops")
     return sum(stops.values()) if isinstance(stops, Mapping) and stops else at_most

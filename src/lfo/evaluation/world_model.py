@@ -1,4 +1,4 @@
-"""How well replies were predicted: predictions beside the truth -> metrics, overall and by reply category.
+"""Metrics of predicted replies, overall and by reply category.
 
 | metric              | asks                                                                                        |
 |---------------------|---------------------------------------------------------------------------------------------|
@@ -8,9 +8,9 @@
 | `semantic_accuracy` | do the written and the true reply mean the same: one category and the same requested fields? |
 | `exact`             | are they the same text?                                                                     |
 
-An environment chooses among many phrasings at random, so text (`bleu`, `exact`) has a ceiling that nobody can pass;
-meaning has none. Where the environment cannot say what the true reply means, nobody asks (`DescribesReplies`).
-No model here: whoever has one fills in `Prediction`.
+An environment chooses among many phrasings at random, so `bleu` and `exact` have a ceiling below 100 %; meaning does
+not. `semantic_accuracy` needs an environment with `DescribesReplies`. This module uses no model: the caller fills in
+`Prediction`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OTHER = "other"  # the category of a reply that the environment cannot describe
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """One reply as the world model wrote it, and as it was.
+    """A predicted reply and the true one.
 
     `Prediction(predicted="I need your pin.", actual="Give me your pin.", category="auth_failure", same_meaning=True,
     tokens=8, hits=6, loss=4.2)`
@@ -37,9 +37,9 @@ class Prediction:
     predicted: str
     actual: str
     category: str = OTHER
-    same_meaning: bool | None = None  # None: nobody can tell
+    same_meaning: bool | None = None  # None: unknown
     tokens: int  # of the true reply
-    hits: int  # of them, how many were the likeliest after all true tokens before them
+    hits: int  # how many of them were the likeliest token, given the true tokens before
     loss: float  # the sum of their negative log-probs
 
     @property
@@ -48,7 +48,7 @@ class Prediction:
 
 
 def prediction_metrics(predictions: Sequence[Prediction]) -> dict[str, Any]:
-    """All metrics of all predictions, and of each category; a metric that nobody can tell is left out."""
+    """Return the metrics of all predictions and of each category; unknown metrics are left out."""
     if not predictions:
         return {}
     by_category: dict[str, list[Prediction]] = defaultdict(list)
@@ -64,7 +64,7 @@ def _metrics(predictions: Sequence[Prediction]) -> dict[str, float]:
     told = [each.same_meaning for each in predictions if each.same_meaning is not None]
     return {
         "token_accuracy": sum(each.hits for each in predictions) / tokens,
-        "perplexity": math.exp(min(loss, 700.0)),  # beyond lies no finite number
+        "perplexity": math.exp(min(loss, 700.0)),  # exp of more is not finite
         "bleu": corpus_bleu([each.predicted for each in predictions], [each.actual for each in predictions]),
         **({"semantic_accuracy": fmean(told)} if told else {}),
         "exact": fmean(each.predicted.strip() == each.actual.strip() for each in predictions),
@@ -72,7 +72,7 @@ def _metrics(predictions: Sequence[Prediction]) -> dict[str, float]:
 
 
 def lost_tokens(lengths: Sequence[int], *, learned: int, predicted: int) -> dict[str, float]:
-    """What a world model that learns and predicts the beginnings of replies misses; `lengths` are those of replies.
+    """Return the share of reply tokens beyond the limits of learning and prediction; `lengths` are those of replies.
 
     >>> lost_tokens([10, 30], learned=20, predicted=5)
     {'reply_tokens': 20.0, 'reply_tokens_unlearned': 0.25, 'reply_tokens_unpredicted': 0.75}
@@ -88,12 +88,12 @@ def lost_tokens(lengths: Sequence[int], *, learned: int, predicted: int) -> dict
 
 
 def corpus_bleu(predicted: Sequence[str], actual: Sequence[str]) -> float:
-    """BLEU of all texts together, 0 to 100, as sacrebleu computes it by default (13a tokens, exponential smoothing)."""
+    """Return the corpus BLEU, 0 to 100, with the defaults of sacrebleu (13a tokens, exponential smoothing)."""
     return float(_bleu().corpus_score(list(predicted), [list(actual)]).score)
 
 
 @cache
 def _bleu() -> Any:
-    from sacrebleu.metrics.bleu import BLEU  # takes a while to import, and few readers of this module need it
+    from sacrebleu.metrics.bleu import BLEU  # slow to import, and rarely needed
 
-    return BLEU(force=True)  # texts that end in a lone period are no reason for a warning
+    return BLEU(force=True)  # no warning about texts that end in a separate period

@@ -1,1 +1,1 @@
-"""The dual-adapter model and the samplers: token ids in, token ids out, no environment and no text."""
+"""The dual-adapter model and the samplers. They work on token ids, not on text."""

@@ -1,17 +1,17 @@
-"""One frozen base, two LoRA adapters: the only place that switches between them.
+"""One frozen base with two LoRA adapters. Only this module switches adapters.
 
-Which there are, and which of them the policy and the world model run on, is a row of `couplings`.
+`couplings` defines which adapters exist, and which of them the policy and the world model use.
 
     model = DualAdapterModel.build(base, coupling="stacked", seed=0)
     hidden_BTD = model.hidden(tokens_BT, model.policy_adapters, detached=model.policy_detached)
     logits_BTV = model.logits(tokens_BT, model.world_model_adapters)
 
-It knows nothing of losses, samples or text: token ids in, hidden states out. Rows are padded on the right and
-need no attention mask, because no token of a causal model sees what stands behind it.
+It maps token ids to hidden states and does not use losses, samples or text. Rows are padded on the right and need no
+attention mask, because no token of a causal model sees later tokens.
 
-Why not `PeftModel.set_adapter`: it turns `requires_grad` off on every other adapter, and gradient checkpointing
-would recompute with whichever adapter is active at backward. Here every adapter stays trainable, and the
-recomputation runs with the adapters of its forward.
+It does not use `PeftModel.set_adapter`, which turns `requires_grad` off on every other adapter; also, gradient
+checkpointing would recompute with the adapter that is active at backward. Here every adapter stays trainable, and
+recomputation uses the adapters of its forward.
 
 Shape suffixes: B rows, T tokens, D hidden size, V vocabulary.
 """
@@ -42,13 +42,13 @@ from lfo.model.couplings import POLICY, WORLD_MODEL, Coupling, coupling_of
 from lfo.model.lean import LeanForward
 from lfo.model.lora_folder import CONFIG_FILE, WEIGHTS_FILE, fitted, read_lora, refuse_misfit
 
-# Models that do more to the logits than multiply by the head; `head` would silently be wrong for them.
+# Models that process the logits after the head; `head` alone would be wrong for them.
 _LOGIT_TRANSFORMS = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoraDelta:
-    """What adapters add to one linear layer: `weight + scale * b @ a`; `a` is rank x in, `b` out x rank."""
+    """The change that adapters make to one linear layer: `weight + scale * b @ a`; `a` is rank x in, `b` out x rank."""
 
     a: Tensor
     b: Tensor
@@ -56,7 +56,7 @@ class LoraDelta:
 
 
 class DualAdapterModel:
-    """A causal language model with its adapters. Make it with `of_run` or `build`."""
+    """A causal language model with its adapters. Create it with `of_run` or `build`."""
 
     def __init__(self, peft_model: PeftModel, coupling: Coupling) -> None:
         self.peft_model = peft_model
@@ -87,7 +87,7 @@ class DualAdapterModel:
 
     @classmethod
     def of_run(cls, base: nn.Module, config: RunConfig, *, gradient_checkpointing: bool = False) -> DualAdapterModel:
-        """The model of a run, with its first weights, on a base that it takes over."""
+        """Return the model of a run with initial adapters; `base` is modified in place."""
         return cls.build(
             base,
             coupling=config.coupling,
@@ -113,11 +113,11 @@ class DualAdapterModel:
         with_world_model: bool = True,
         stacked_gradient: bool = False,
     ) -> DualAdapterModel:
-        """Freeze `base` and put the coupling's adapters on it, in fp32 whatever the base's dtype.
+        """Freeze `base` and add the adapters of the coupling, in fp32 for every dtype of the base.
 
-        An adapter's first weights are a pure function of (seed, adapter, layer): the policy adapter is the same
-        bit for bit whether or not there is a world model, and no global random state is touched. With
-        `stacked_gradient` the policy loss spares no adapter.
+        The initial weights of an adapter are a pure function of (seed, adapter, layer): the policy adapter is bit-equal
+        with and without a world model, and no global random state is used. With `stacked_gradient` the policy loss
+        trains all adapters.
         """
         row = coupling_of(coupling, with_world_model=with_world_model)
         row = replace(row, spared=()) if stacked_gradient else row
@@ -151,7 +151,7 @@ class DualAdapterModel:
 
     @property
     def causal_lm(self) -> Any:
-        """The base's own `...ForCausalLM`, with the LoRA layers in it."""
+        """The `...ForCausalLM` of the base, with LoRA layers."""
         return self.peft_model.get_base_model()
 
     @property
@@ -160,7 +160,7 @@ class DualAdapterModel:
 
     @property
     def head(self) -> Tensor:
-        """The language-model head's weight, V x D: `logits = hidden @ head.T` (see `logits` for a head with bias)."""
+        """The weight of the head, V x D: `logits = hidden @ head.T` (see `logits` for a head with bias)."""
         return self.causal_lm.get_output_embeddings().weight
 
     @property
@@ -168,13 +168,13 @@ class DualAdapterModel:
         return self.head.device
 
     def adapter_parameters(self, name: str) -> list[nn.Parameter]:
-        """All weights of one adapter, in the order of the layers: A and B of each."""
+        """Return the parameters of one adapter, A and B of each layer in order."""
         self._check((name,))
         return [weight for layer in self._layers.values() for weight in _weights(layer, name)]
 
     @torch.no_grad()
     def reset_adapter(self, name: str, *, seed: int) -> None:
-        """Back to the first weights: A uniform as in `nn.Linear`, B zero."""
+        """Reset an adapter to its initial weights: A uniform as in `nn.Linear`, B zero."""
         for layer_name, layer in self._layers.items():
             generator = torch.Generator().manual_seed(_stable_seed(seed, name, layer_name))
             a, b = _weights(layer, name)
@@ -185,10 +185,10 @@ class DualAdapterModel:
     # ------------------------------------------------------------------ switching
 
     def active(self, adapters: Sequence[str], detached: Sequence[str] = ()) -> _Activation:
-        """A context in which exactly `adapters` are active; `()` is the bare base.
+        """Return a context in which exactly `adapters` are active; `()` is the base.
 
-        The parameters of `detached` adapters get no gradient from a forward made inside. Contexts nest, and
-        leaving one restores what was before, also after an exception.
+        Parameters of `detached` adapters get no gradient from a forward inside. Contexts nest; leaving one restores the
+        state before, also after an exception.
         """
         self._check(adapters)
         self._check(detached)
@@ -204,9 +204,9 @@ class DualAdapterModel:
 
     def _check(self, adapters: Sequence[str]) -> None:
         if isinstance(adapters, str):
-            raise TypeError(f"a tuple of adapter names is needed, not the string {adapters!r}")
+            raise TypeError(f"adapters must be a tuple of names, not the string {adapters!r}")
         if unknown := [name for name in adapters if name not in self.adapter_names]:
-            raise KeyError(f"no adapter {unknown[0]!r}; this model has {', '.join(self.adapter_names)}")
+            raise KeyError(f"unknown adapter {unknown[0]!r}; this model has {', '.join(self.adapter_names)}")
 
     # ------------------------------------------------------------------ forward
 
@@ -219,10 +219,10 @@ class DualAdapterModel:
         lengths: Sequence[int] | None = None,
         wanted_BT: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states after the final norm, B x T x D, so that losses compute logits only where they need them.
+        """Return hidden states after the final norm, B x T x D; losses compute logits only where they need them.
 
-        `lengths` without padding, where the caller knows them: padding is then not computed. Where `wanted_BT`, a mask
-        on the host, says that a hidden state is not wanted, it may be void.
+        With `lengths`, padding is not computed. Where `wanted_BT`, a mask on the host, is False, hidden states may be
+        invalid.
         """
         if self._lean is not None:
             with self.active(adapters, detached):
@@ -230,15 +230,15 @@ class DualAdapterModel:
         return self.hidden_of_modules(tokens_BT, adapters, detached)
 
     def hidden_of_modules(self, tokens_BT: Tensor, adapters: Sequence[str], detached: Sequence[str] = ()) -> Tensor:
-        """`hidden` by the modules of transformers and peft, for every architecture: the definition of the others."""
+        """Compute `hidden` with the modules of transformers and peft, for every architecture; the reference."""
         with self.active(adapters, detached), self._checkpointing(), self._mixed_precision():
             return self.causal_lm.get_decoder()(input_ids=tokens_BT, use_cache=False).last_hidden_state
 
     @property
     def mixes_rows(self) -> bool:
-        """Whether rows with different adapters should run together, by `hidden_of_mixed_rows`.
+        """Whether rows with different adapters should run in one batch, by `hidden_of_mixed_rows`.
 
-        That saves launches on a GPU. A CPU launches nothing and would only compute more.
+        This saves kernel launches on a GPU. On a CPU it would only compute more.
         """
         return self.device.type == "cuda" and self._lean is not None and not self.policy_detached
 
@@ -250,7 +250,7 @@ class DualAdapterModel:
         lengths: Sequence[int] | None = None,
         wanted_BT: Tensor | None = None,
     ) -> Tensor:
-        """As `hidden`, with adapters of its own for each row."""
+        """Like `hidden`, with separate adapters for each row."""
         assert self._lean is not None
         return self._lean(tokens_BT, adapters, lengths=lengths, wanted_BT=wanted_BT)
 
@@ -259,21 +259,21 @@ class DualAdapterModel:
 
     @cached_property
     def _lean(self) -> LeanForward | None:
-        """The same forward in fewer operations, where it can run this model.
+        """The same forward in fewer operations, if it supports this model; else None.
 
-        Asked for at the first forward: a base may be sharded after it got its adapters.
+        Created at the first forward, because a base may be sharded after it got its adapters.
         """
         runs = not self.gradient_checkpointing and LeanForward.supports(self.causal_lm)
         return LeanForward(self.causal_lm) if runs else None
 
     @contextmanager
     def _mixed_precision(self) -> Iterator[None]:
-        """On a GPU a bf16 base computes in bf16, its fp32 adapters too; their weights and gradients stay fp32."""
+        """Return a context in which a bf16 base and its fp32 adapters compute in bf16 on a GPU."""
         if self.device.type != "cuda" or self.head.dtype == torch.float32:
             yield
             return
         for layer in self._layers.values():
-            layer.cast_input_dtype_enabled = False  # to fp32 and back again: autocast has the last word
+            layer.cast_input_dtype_enabled = False  # autocast decides the dtype; casting to fp32 first would be wasted
         try:
             with torch.autocast(self.device.type, dtype=self.head.dtype):
                 yield
@@ -285,7 +285,7 @@ class DualAdapterModel:
         def contexts() -> tuple[Any, Any]:
             return nullcontext(), _Activation(self, self._active, self._detached)
 
-        # No dropout anywhere, so there is no random state to preserve.
+        # Without dropout there is no random state to preserve.
         self.causal_lm.gradient_checkpointing_enable(
             {"use_reentrant": False, "context_fn": contexts, "preserve_rng_state": False}
         )
@@ -293,7 +293,7 @@ class DualAdapterModel:
 
     @contextmanager
     def _checkpointing(self) -> Iterator[None]:
-        """Layers checkpoint only in training mode. Nothing below them is put into it: dropout stays off."""
+        """Set only the layers to training mode, which checkpointing needs; modules below stay without dropout."""
         if not (self.gradient_checkpointing and torch.is_grad_enabled()):
             yield
             return
@@ -310,9 +310,9 @@ class DualAdapterModel:
 
     @torch.no_grad()
     def deltas(self, adapters: Sequence[str]) -> dict[str, LoraDelta]:
-        """What `adapters` add together, as one LoRA for each layer, by the layer's name in `causal_lm`.
+        """Return the sum of `adapters` as one LoRA for each layer, by the layer's name in `causal_lm`.
 
-        The sum of two LoRAs is one of rank r1 + r2: A stacked, B concatenated, each B with its own scale.
+        The sum of two LoRAs is a LoRA of rank r1 + r2: A stacked, B concatenated, each B with its own scale.
         """
         self._check(adapters)
         if not adapters:
@@ -329,14 +329,14 @@ class DualAdapterModel:
         return deltas
 
     def as_one_lora(self, adapters: Sequence[str]) -> tuple[dict[str, Tensor], LoraConfig]:
-        """The sum of `adapters` as one ordinary LoRA: its weights under PEFT's names, and its config."""
+        """Return the sum of `adapters` as one ordinary LoRA: its tensors with PEFT's names, and its config."""
         tensors = {}
         for name, delta in self.deltas(adapters).items():
             tensors[f"base_model.model.{name}.lora_A.weight"] = delta.a
             tensors[f"base_model.model.{name}.lora_B.weight"] = delta.b
         configs = [cast(LoraConfig, self.peft_model.peft_config[name]) for name in adapters]
         rank = sum(config.r for config in configs)
-        # A sum carries the scales in its B; alpha = rank then adds none.
+        # B of a sum contains the scales, so alpha = rank, which is scale 1.
         alpha = configs[0].lora_alpha if len(configs) == 1 else rank
         return tensors, replace(configs[0], r=rank, lora_alpha=alpha, inference_mode=True)
 
@@ -351,7 +351,7 @@ class DualAdapterModel:
         (folder / CONFIG_FILE).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
     def save(self, directory: Path | str) -> None:
-        """Write each adapter as a PEFT folder; a world model that has none of its own is written beside them."""
+        """Write each adapter as a PEFT folder; a world model without its own adapter is written too."""
         folders: dict[str, tuple[str, ...]] = {name: (name,) for name in self.adapter_names}
         if self.world_model_adapters:
             folders.setdefault(WORLD_MODEL, self.world_model_adapters)
@@ -360,7 +360,7 @@ class DualAdapterModel:
 
     @torch.no_grad()
     def load(self, directory: Path | str) -> None:
-        """Take over the weights that `save` wrote; nothing changes unless every file is right."""
+        """Load what `save` wrote; nothing changes unless all files are valid."""
         loaded = {name: self._read(Path(directory) / name / WEIGHTS_FILE, name) for name in self.adapter_names}
         for name, tensors in loaded.items():
             for parameter, tensor in zip(self.adapter_parameters(name), tensors, strict=True):
@@ -368,7 +368,7 @@ class DualAdapterModel:
 
     @torch.no_grad()
     def load_policy(self, folder: Path | str) -> None:
-        """Start the policy from any PEFT LoRA of this base; layers that it does not have stay as they are."""
+        """Load any PEFT LoRA of this base into the policy; layers that it does not have keep their values."""
         lora = read_lora(folder)
         refuse_misfit(lora, {name: _weights(layer, POLICY) for name, layer in self._layers.items()})
         for name in lora.layers:
@@ -394,7 +394,7 @@ class DualAdapterModel:
 
 
 class _Activation:
-    """The context of `DualAdapterModel.active`; may be entered again, as a second backward does."""
+    """The context of `DualAdapterModel.active`; it may be entered again, for a second backward."""
 
     def __init__(self, model: DualAdapterModel, adapters: tuple[str, ...], detached: tuple[str, ...]) -> None:
         self._model, self._adapters, self._detached = model, adapters, detached
@@ -409,7 +409,7 @@ class _Activation:
 
 
 def _weights(layer: LoraLinear, adapter: str) -> tuple[nn.Parameter, nn.Parameter]:
-    """A and B of one adapter in one layer."""
+    """Return A and B of one adapter in one layer."""
     return cast(Any, layer.lora_A[adapter]).weight, cast(Any, layer.lora_B[adapter]).weight
 
 

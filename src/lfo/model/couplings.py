@@ -1,11 +1,11 @@
-"""How the two adapters meet: one row of a table for each coupling, from which everything else about it follows.
+"""The couplings: which adapters the policy and the world model use. Everything else follows from this table.
 
     coupling    the policy runs on                  the world model runs on
     separate    base + policy                       base + world_model
     shared      base + policy                       base + policy (the one adapter)
-    stacked     base + world_model* + policy        base + world_model          * the policy loss does not move it
+    stacked     base + world_model* + policy        base + world_model          * the policy loss does not train it
 
-A new coupling is a new row. Readable without torch: settings, training and export ask the same table.
+A new coupling is a new row. Importable without torch: config, training and export use the same table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WORLD_MODEL = "world_model"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Coupling:
-    """Which adapters each role's forward pass runs on.
+    """The adapters in the forward pass of each role.
 
     >>> COUPLINGS["stacked"].adapters, COUPLINGS["stacked"].spared
     (('policy', 'world_model'), ('world_model',))
@@ -31,36 +31,36 @@ class Coupling:
 
     policy: tuple[str, ...]
     world_model: tuple[str, ...]  # empty: there is none
-    spared: tuple[str, ...] = ()  # adapters of the policy's forward that the policy loss does not move
+    spared: tuple[str, ...] = ()  # adapters in the policy's forward that the policy loss does not train
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """All that exist, and are trained, saved and sent to rollout servers."""
+        """All adapters: they are trained, saved and sent to rollout servers."""
         return tuple(name for name in (POLICY, WORLD_MODEL) if name in self.policy + self.world_model)
 
     @property
     def is_shared(self) -> bool:
-        """One adapter is both: a server has it already, and merged weights are the world model too."""
+        """Whether one adapter is both policy and world model."""
         return self.policy == self.world_model
 
     @property
     def summed(self) -> int:
-        """Adapters in the policy's forward: one served or exported LoRA has so many times the rank."""
+        """The number of adapters in the policy's forward: a served or exported policy has so many times the rank."""
         return len(self.policy)
 
     @property
     def room(self) -> int:
-        """How many times the rank a server must have room for: the policy and the world model are one LoRA each."""
+        """How many times the rank a server must support: policy and world model are one LoRA each."""
         return max(len(self.policy), len(self.world_model))
 
     @property
     def meets(self) -> bool:
-        """Whether what the world-model loss moves is part of the policy."""
+        """Whether the world-model loss trains an adapter that the policy uses."""
         return not set(self.policy).isdisjoint(self.world_model)
 
     @property
     def reads_inline(self) -> bool:
-        """Whether the policy's own forward can carry the world-model loss: it runs on the world model's adapters."""
+        """Whether the policy's forward can compute the world-model loss, because it uses the world model's adapters."""
         return bool(self.world_model) and set(self.world_model) <= set(self.policy)
 
 
@@ -72,7 +72,7 @@ COUPLINGS: Mapping[str, Coupling] = {
 
 
 def coupling_of(name: str, *, with_world_model: bool = True) -> Coupling:
-    """The row of a run; without a world model the policy's adapters are what remains.
+    """Return the coupling of a run; without a world model, only with the adapters of the policy.
 
     >>> coupling_of("separate", with_world_model=False).adapters
     ('policy',)
@@ -81,12 +81,12 @@ def coupling_of(name: str, *, with_world_model: bool = True) -> Coupling:
         names = tuple(COUPLINGS)
         raise ConfigError(f"coupling must be one of {', '.join(names)}, not {name!r}{did_you_mean(name, names)}")
     row = COUPLINGS[name]
-    # Where the policy itself runs on the world model's adapter, there is one in any case.
+    # If the policy uses the world model's adapter, it exists in any case.
     return row if with_world_model or WORLD_MODEL in row.policy else dataclasses.replace(row, world_model=())
 
 
 def names_where(has: Callable[[Coupling], bool]) -> list[str]:
-    """The couplings of a kind, for sentences that name them.
+    """Return the names of the couplings with a property, for messages.
 
     >>> names_where(lambda row: row.reads_inline)
     ['shared', 'stacked']

@@ -1,12 +1,13 @@
-"""Decoders: token ids and a cache in, the next token's logits out. They choose no tokens (`sampler` does).
+"""Decoders: from token ids and a cache to the logits of the next token. `sampler` chooses the tokens.
 
-Here is what every decoder offers, and `HFDecoder`, which runs any architecture with the model's own forward: right, not
-fast. `fused_decoder` runs the Llama / Qwen2 / Qwen3 family, `turn_decoder` runs it on a GPU by whole turns.
+This module has the interface of decoders and `HFDecoder`, which runs any architecture with the model's own forward:
+correct but slow. `fused_decoder` runs the Llama / Qwen2 / Qwen3 family; `turn_decoder` runs it on a GPU, whole turns at
+a time.
 
     cache = decoder.cache(rows, context)
-    logits_BV = cache.start(rows, histories, computed)    # these rows are the batch now
+    logits_BV = cache.start(rows, histories, computed)    # these rows are the batch
     logits_BV = cache.step(tokens_B)                      # one more token for every row of the batch
-    order = cache.keep(alive)                             # finished rows leave; the batch is batch[order]
+    order = cache.keep(alive)                             # remove finished rows; the batch is batch[order]
 
 Shape suffixes, in all of them: B rows of the batch, M tokens of a ragged batch laid end to end, T tokens of its longest
 row, S cached positions, H query heads, K key heads, D head size, V vocabulary.
@@ -25,50 +26,50 @@ from lfo.model.adapters import DualAdapterModel
 
 
 class DecoderCache(Protocol):
-    """What rows have been computed; the last batch started is the one that steps."""
+    """The cached rows; `step` continues the last batch started."""
 
     def start(self, rows: Sequence[int], histories: Sequence[Sequence[int]], computed: Sequence[int]) -> Tensor:
-        """Make `rows` the batch, compute what is new of each history, answer the logits after its last token.
+        """Make `rows` the batch, compute the new tokens of each history and return the logits after its last token.
 
         `computed` tokens of each history were computed by earlier calls; at least one is new.
         """
         ...
 
     def step(self, tokens_B: Tensor) -> Tensor:
-        """Append one token to every row of the batch and answer the logits after it."""
+        """Append one token to every row of the batch and return the logits after it."""
         ...
 
     def keep(self, alive: Sequence[bool]) -> list[int]:
-        """Shrink the batch to the rows alive; answers which old place each new place had."""
+        """Shrink the batch to the rows alive; return the old index of each."""
         ...
 
 
 class Decoder(Protocol):
     def refresh(self) -> None:
-        """Take over the adapters' present weights; caches made before are void."""
+        """Use the current weights of the adapters; earlier caches are invalid."""
         ...
 
     def cache(self, rows: int, context: int) -> DecoderCache:
-        """Room for so many rows of up to `context` tokens."""
+        """Return a cache for so many rows of up to `context` tokens."""
         ...
 
 
 class HFDecoder:
-    """The model's own forward under its adapters. A turn computes its rows from their beginning, padded on the left."""
+    """Uses the model's own forward with its adapters. Each turn recomputes its rows, padded on the left."""
 
     def __init__(self, model: DualAdapterModel, adapters: Sequence[str]) -> None:
         self.model = model
         self.adapters = tuple(adapters)
 
     def refresh(self) -> None:
-        """Nothing is copied from the model, so nothing is stale."""
+        """Do nothing: no weights are copied."""
 
     def cache(self, rows: int, context: int) -> HFCache:
         return HFCache(self)
 
 
 class HFCache:
-    """The cache of the present batch only."""
+    """The cache of the current batch only."""
 
     def __init__(self, decoder: HFDecoder) -> None:
         self._decoder = decoder

@@ -1,4 +1,4 @@
-"""One token from one distribution: the inverse of its distribution function at a number that the caller gives."""
+"""Sample a token by inverting the distribution function at a given number."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def draw(logits_BV: Tensor, temperature: float, uniforms_B: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Choose a token for each row: the inverse of its distribution function at `uniforms_B`, or the likeliest.
+    """Choose a token for each row: by inverting its distribution function at `uniforms_B`, or the likeliest one.
 
     >>> draw(torch.tensor([[0.0, 0.0]]).repeat(2, 1), 1.0, torch.tensor([0.49, 0.51]))[0].tolist()
     [0, 1]

@@ -1,7 +1,7 @@
-"""The decoder of the Llama / Qwen2 / Qwen3 family, without the modules of transformers.
+"""A decoder for the Llama / Qwen2 / Qwen3 family that does not use the modules of transformers.
 
-LoRA is merged into fused weights once per refresh, and keys and values lie in a preallocated cache, so that a step is a
-few matrix products.
+A refresh merges LoRA into fused weights, and keys and values are in a preallocated cache, so a step needs only a few
+matrix products.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Layer:
 
 
 class FusedDecoder:
-    """base + adapters of a Llama-like model, merged into its own weights."""
+    """Base and adapters of a Llama-like model, merged into separate weights."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class FusedDecoder:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Merge: written into the same tensors, so that their addresses stay."""
+        """Merge into the same tensors, so that their addresses stay."""
         deltas = self._model.deltas(self.adapters)
         for index, (layer, source) in enumerate(zip(self.layers, self._model.causal_lm.model.layers, strict=True)):
             modules = layer_linears(source)
@@ -97,7 +97,7 @@ class FusedDecoder:
         return FusedCache(self, rows)
 
     def forward(self, tokens_M: Tensor, positions_M: Tensor, attend: Callable[[int, Tensor], Tensor]) -> Tensor:
-        """Hidden states after the final norm. `attend(layer, qkv)` keeps keys and values and answers M x (H * D)."""
+        """Return hidden states after the final norm. `attend(layer, qkv)` returns M x (H * D)."""
         x, heads = F.embedding(tokens_M, self.embedding), self.heads
         cos_MD, sin_MD = heads.cos_SD[positions_M], heads.sin_SD[positions_M]
         width, epsilon = (x.shape[-1],), heads.epsilon
@@ -115,7 +115,7 @@ class FusedDecoder:
         return F.linear(hidden, self.head).float()
 
     def _own(self, weight: Tensor) -> Tensor:
-        """The same tensor where dtype and device agree: only what LoRA changes is copied."""
+        """Return the same tensor if dtype and device agree: only weights that LoRA changes are copied."""
         return weight.detach().to(device=self.device, dtype=self.dtype)
 
     def _qk_norm(self, attention: Any) -> Tensor | None:
@@ -142,22 +142,22 @@ class FusedDecoder:
 
 
 class SlotCache:
-    """Computes what is new of ragged rows, each in its slot of a cache: many tokens of few rows at a time.
+    """Computes the new tokens of rows of different lengths, each in its slot of a cache.
 
-    What rows share is computed once. How keys and values lie in memory is the subclass's business.
+    A common prefix is computed once. The subclass decides the memory layout of keys and values.
     """
 
     def __init__(self, decoder: FusedDecoder) -> None:
         self._decoder = decoder
-        # A pass over fewer tokens stays inside a CPU's cache and wastes less on padding; a GPU wants many.
+        # On a CPU, fewer tokens fit into its cache and need less padding; a GPU needs many.
         self._pass_tokens = 2048 if decoder.device.type == "cpu" else 32768
 
     def _write(self, layer: int, slots_M: Tensor, positions_M: Tensor, key: Tensor, value: Tensor) -> None:
-        """Put keys and values (M x K x D) into their places."""
+        """Write keys and values (M x K x D) into the cache."""
         raise NotImplementedError
 
     def _read(self, layer: int, slots_B: Tensor, span: int) -> tuple[Tensor, Tensor]:
-        """The first `span` keys and values of some slots, each B x K x S x D."""
+        """Return the first `span` keys and values of some slots, each B x K x S x D."""
         raise NotImplementedError
 
     def _copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
@@ -165,11 +165,11 @@ class SlotCache:
         raise NotImplementedError
 
     def _fill(self, slots: Sequence[int], histories: Sequence[Sequence[int]], computed: Sequence[int]) -> Tensor:
-        """Compute what is new of each history; answers the hidden state after its last token, by slot."""
+        """Compute the new tokens of each history; return the hidden state after its last token, by slot."""
         decoder = self._decoder
         width = decoder.embedding.shape[1]
         hidden = torch.empty(max(slots) + 1, width, device=decoder.device, dtype=decoder.dtype)
-        fresh: dict[tuple[int, ...], list[int]] = {}  # slots with nothing computed, by what they are to hold
+        fresh: dict[tuple[int, ...], list[int]] = {}  # empty slots, by the tokens to compute
         jobs: list[tuple[int, int, Sequence[int]]] = []  # slot, first position, tokens
         for slot, history, start in zip(slots, histories, computed, strict=True):
             if start:
@@ -199,7 +199,7 @@ class SlotCache:
         return hidden
 
     def _compute(self, jobs: Sequence[tuple[int, int, Sequence[int]]], hidden: Tensor) -> None:
-        """Compute tokens behind what the slots hold; the hidden state of each job's last token goes to its slot's."""
+        """Compute tokens after those in the slots; write the hidden state of each job's last token for its slot."""
         decoder, heads = self._decoder, self._decoder.heads
         count, longest = len(jobs), max(len(tokens) for _, _, tokens in jobs)
         span = max(start + len(tokens) for _, start, tokens in jobs)
@@ -243,8 +243,8 @@ class SlotCache:
 class FusedCache(SlotCache):
     """Keys and values of all rows. A row lives in a slot; the batch is the first slots, in order.
 
-    Keys lie transposed (D x S), the faster layout for the matrix product of one query with all keys. Memory
-    starts as zeros, never as garbage: a masked position has weight 0, and 0 * NaN would be NaN.
+    Keys are stored transposed (D x S), which is faster for the product of one query with all keys. Memory is
+    initialised with zeros: a masked position has weight 0, and 0 * NaN would be NaN.
     """
 
     def __init__(self, decoder: FusedDecoder, rows: int) -> None:
@@ -253,8 +253,8 @@ class FusedCache(SlotCache):
         self._rows = list(range(rows))  # by slot
         self._capacity = 0
         self._batch = 0
-        self._longest = 0  # upper bound of the batch's lengths, known without asking the device
-        self._used = 0  # no position at or behind it was ever written
+        self._longest = 0  # upper bound of the lengths in the batch, known without a device sync
+        self._used = 0  # no position from here on was ever written
         self._positions_B = torch.empty(0, dtype=torch.long, device=decoder.device)
         self._span_step = 1 if decoder.device.type == "cpu" else 64
         self._keys = self._values = torch.empty(0)
@@ -277,7 +277,7 @@ class FusedCache(SlotCache):
         self._longest = min(self._longest + 1, decoder.max_context)
         self._reserve(self._longest)
         span = min(-(-self._longest // self._span_step) * self._span_step, self._capacity)
-        # Rows that have finished but not yet left must not run off the end; what they write is never read.
+        # Finished rows that are still in the batch must not write past the end; what they write is never read.
         positions_B = self._positions_B.clamp(max=decoder.max_context - 1)
         slots_B = torch.arange(batch, device=decoder.device)
         behind_BS = torch.arange(span, device=decoder.device) > positions_B[:, None]
@@ -291,7 +291,7 @@ class FusedCache(SlotCache):
             self._write(layer, slots_B, positions_B, key, value)
             keys = self._keys[layer, :batch].flatten(0, 1)[:, :, :span]
             values = self._values[layer, :batch].flatten(0, 1)[:, :span]
-            # The query heads of one key head are rows of one matrix: no key is ever repeated.
+            # The query heads of one key head are rows of one matrix, so keys are not repeated.
             query = query.reshape(batch * heads.keys, group, heads.size)
             weights = torch.baddbmm(bias, query, keys, alpha=heads.scaling).softmax(-1, dtype=torch.float32)
             return torch.bmm(weights.to(values.dtype), values).view(batch, -1)
@@ -303,12 +303,12 @@ class FusedCache(SlotCache):
     @torch.inference_mode()
     def keep(self, alive: Sequence[bool]) -> list[int]:
         count = sum(alive)
-        holes = [place for place in range(count) if not alive[place]]
-        tail = [place for place in range(count, len(alive)) if alive[place]]
+        holes = [index for index in range(count) if not alive[index]]
+        tail = [index for index in range(count, len(alive)) if alive[index]]
         self._move(tail + holes, holes + tail)
         order = list(range(count))
-        for hole, place in zip(holes, tail, strict=True):
-            order[hole] = place
+        for hole, index in zip(holes, tail, strict=True):
+            order[hole] = index
         self._batch = count
         self._positions_B = self._positions_B[self._tensor(order)]
         return order
@@ -324,7 +324,7 @@ class FusedCache(SlotCache):
         return keys, self._values[layer, :, :, :span][slots_B]
 
     def _arrange(self, rows: Sequence[int]) -> None:
-        """Bring `rows` into the first slots, in order; whoever lived there takes the places they left."""
+        """Move `rows` into the first slots, in order; the rows there move to the free slots."""
         wanted = set(rows)
         displaced = [slot for slot in range(len(rows)) if self._rows[slot] not in wanted]
         vacated = [self._slots[row] for row in rows if self._slots[row] >= len(rows)]
@@ -332,7 +332,7 @@ class FusedCache(SlotCache):
         self._move(sources, list(range(len(rows))) + vacated)
 
     def _move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Move rows between slots; the same slots on both sides, in another order."""
+        """Permute rows over slots; both sides have the same slots."""
         moves = [(source, target) for source, target in zip(sources, targets, strict=True) if source != target]
         if not moves:
             return
@@ -351,7 +351,7 @@ class FusedCache(SlotCache):
             values[target, :, :length] = values[source, :, :length]
 
     def _reserve(self, length: int, ahead: int = 0) -> None:
-        """Make place for `length` positions, and for some `ahead` while memory is being moved anyway."""
+        """Grow the cache to `length` positions, plus some `ahead` if memory must be moved."""
         decoder, before = self._decoder, self._capacity
         self._used = max(self._used, length)
         if length <= before:
@@ -369,7 +369,7 @@ class FusedCache(SlotCache):
 
 
 def _common_prefix(histories: Sequence[tuple[int, ...]]) -> int:
-    """How many first tokens all share, leaving each at least one of its own."""
+    """Return the length of the common prefix, which leaves each at least one token."""
     low, high = min(histories), max(histories)
     shortest = min(map(len, histories)) - 1
     return next((index for index in range(shortest) if low[index] != high[index]), shortest)

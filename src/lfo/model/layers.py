@@ -1,4 +1,4 @@
-"""The layers of the Llama / Qwen2 / Qwen3 family: what they are called, and which models can be run from them alone.
+"""The layers of the Llama / Qwen2 / Qwen3 family: their names, and which models consist of them.
 
 `lean` trains such models and `fused_decoder` decodes with them, both without the modules of transformers.
 """
@@ -10,9 +10,9 @@ from typing import Any
 from torch import nn
 
 _FAMILIES = {"llama", "qwen2", "qwen3"}
-_STATIC_ROPE = {"default", "linear", "llama3", "yarn"}  # the others change with the length of the row
+_STATIC_ROPE = {"default", "linear", "llama3", "yarn"}  # others depend on the length of the row
 
-# The linear layers of a transformer layer by their inputs: those with one input are computed together.
+# The linear layers of a transformer layer, grouped by input: those with the same input are computed together.
 PARTS_OF_LAYER = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "out": ("self_attn.o_proj",),
@@ -22,22 +22,22 @@ PARTS_OF_LAYER = {
 
 
 def layer_linears(layer: nn.Module) -> dict[str, Any]:
-    """The linear layers of a transformer layer by name, with their LoRA where they have one."""
+    """Return the linear layers of a transformer layer by name, with LoRA if they have it."""
     return {name: layer.get_submodule(name) for names in PARTS_OF_LAYER.values() for name in names}
 
 
 def base_linear(module: Any) -> Any:
-    """The plain linear layer under LoRA, or the module itself."""
+    """Return the plain linear layer under LoRA, or the module itself."""
     return module.get_base_layer() if hasattr(module, "get_base_layer") else module
 
 
 def base_linears(causal_lm: Any) -> list[Any]:
-    """The plain linear layers of all transformer layers."""
+    """Return the plain linear layers of all transformer layers."""
     return [base_linear(module) for layer in causal_lm.model.layers for module in layer_linears(layer).values()]
 
 
 def is_llama_like(causal_lm: Any) -> bool:
-    """Whether a `...ForCausalLM` computes what this family computes, from weights that can be read."""
+    """Whether a `...ForCausalLM` belongs to this family and has plain weights."""
     config = causal_lm.config
     if config.model_type not in _FAMILIES or config.hidden_act != "silu":
         return False

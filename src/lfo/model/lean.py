@@ -1,12 +1,12 @@
-"""The training forward of the Llama / Qwen2 / Qwen3 family with LoRA, in few operations. Small models need it: on a GPU
-launching the modules of transformers and peft takes several times longer than computing them, on a CPU a fifth longer.
+"""The training forward of the Llama / Qwen2 / Qwen3 family with LoRA, in few operations. It is faster for small models:
+on a GPU, kernel launches of transformers and peft take several times longer than the work, on a CPU a fifth longer.
 
     hidden_BTD = LeanForward(model.causal_lm)(tokens_BT, [("policy",), ("world_model",)], lengths=[900, 200])
 
-The same function as `DualAdapterModel.hidden_of_modules`, gradients included: a test compares
-them. Rows of different lengths and with different adapters run together: tokens are packed, padded for attention
-alone, and each row sees its own adapters only. Adapters stay fp32 and are rounded to the base's dtype once per
-forward; their gradients are summed in fp32.
+It computes the same as `DualAdapterModel.hidden_of_modules`, with the same gradients; a test compares them. Rows of
+different lengths and with different adapters run in one batch: tokens are packed and padded for attention only, and
+each row uses only its own adapters. Adapters stay fp32 and are rounded to the base's dtype once per forward; their
+gradients are summed in fp32.
 
 Shape suffixes: B rows, T tokens of the longest, M tokens of all rows laid end to end, W width of an input, R ranks
 of all LoRA on it, H heads, D head size.
@@ -30,11 +30,11 @@ from lfo.model.layers import PARTS_OF_LAYER, base_linear, base_linears, is_llama
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Linear:
-    """A linear layer, and the LoRA of all adapters on it side by side: they are one product."""
+    """A linear layer, and the concatenated LoRA of all its adapters, which is one product."""
 
     weight: Tensor
     bias: Tensor | None
-    b: Tensor  # scaled and rounded, as the sampler has it
+    b: Tensor  # scaled and rounded, as in the sampler
     b_turned: Tensor  # the same, transposed
     adapter_count: int
 
@@ -43,7 +43,7 @@ class _Linear:
 class _Group:
     """Linear layers with one input: q, k, v; o; gate, up; down.
 
-    Views are made by splitting into these sizes, not one by one: on a GPU an update takes as long as the host does.
+    Views are made by one split into these sizes: on a GPU the host limits the speed of an update.
     """
 
     linears: tuple[_Linear, ...]
@@ -61,7 +61,7 @@ _FIXED = 3  # arguments before the parameters
 
 
 class _Linears(torch.autograd.Function):
-    """x -> all outputs side by side. `uses_MR`: 1 where a token's row has the adapter of that rank."""
+    """Compute all outputs, concatenated. `uses_MR`: 1 where the row of a token has the adapter of that rank."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: _Group, uses_MR: Tensor | None, *parameters: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class _Linears(torch.autograd.Function):
         needs_x, *needs = ctx.needs_input_grad[:1] + ctx.needs_input_grad[_FIXED:]
         towards_x = None
         towards_projected = torch.empty_like(projected)
-        # A product for each adapter: columns of one for all would have to be copied to become gradients.
+        # One product for each adapter: columns of a common product would have to be copied to become gradients.
         scaled = iter((projected * group.scale_R).split_with_sizes(group.ranks_of_adapters, 1))
         towards_b: list[Tensor] = []
         parts = zip(
@@ -119,7 +119,7 @@ class _Linears(torch.autograd.Function):
 
 
 def _product(one: Tensor, other: Tensor) -> Tensor:
-    """In fp32, whatever the factors are in."""
+    """Multiply with an fp32 result, for every dtype of the factors."""
     if one.device.type == "cuda" and one.dtype != torch.float32:
         return torch.mm(one, other, out_dtype=torch.float32)
     return (one @ other).float()
@@ -145,7 +145,7 @@ class _Rotate(torch.autograd.Function):
 
 
 class _Spread(torch.autograd.Function):
-    """Packed tokens into their places among zeros."""
+    """Scatter packed tokens into a tensor of zeros."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, places_M: Tensor, count: int) -> Tensor:
@@ -158,7 +158,7 @@ class _Spread(torch.autograd.Function):
 
 
 class _Pack(torch.autograd.Function):
-    """The other way round; no place occurs twice, so nothing has to be summed."""
+    """Gather tokens; no index occurs twice, so the backward needs no sum."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, places_M: Tensor) -> Tensor:
@@ -174,7 +174,7 @@ class _Pack(torch.autograd.Function):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Layout:
-    """Where the packed tokens stand in B x T; `places_M` is None where there is no padding."""
+    """The positions of the packed tokens in B x T; `places_M` is None if there is no padding."""
 
     rows: int
     length: int
@@ -188,10 +188,10 @@ class _Layout:
         return x.unflatten(0, (self.rows, self.length))
 
     def of_wanted(self, wanted_BT: Tensor, lengths: Sequence[int]) -> tuple[_Layout, Tensor]:
-        """The layout of the wanted tokens alone, and their places among the packed ones."""
+        """Return the layout of the wanted tokens only, and their indices among the packed ones."""
         real_BT = torch.arange(self.length) < torch.tensor(lengths)[:, None]
-        places, chosen = (wanted_BT & real_BT).flatten().nonzero()[:, 0], wanted_BT[real_BT].nonzero()[:, 0]
-        return replace(self, places_M=places.to(self.device)), chosen.to(self.device)
+        indices, chosen = (wanted_BT & real_BT).flatten().nonzero()[:, 0], wanted_BT[real_BT].nonzero()[:, 0]
+        return replace(self, places_M=indices.to(self.device)), chosen.to(self.device)
 
     def pack(self, x: Tensor) -> Any:
         """B x T x ... -> M x ..."""
@@ -200,7 +200,7 @@ class _Layout:
 
 
 class LeanForward:
-    """Holds no weights of its own but the rounded ones of the adapters that a forward uses."""
+    """The forward; it stores only the rounded adapter weights."""
 
     def __init__(self, causal_lm: Any) -> None:
         self._body = causal_lm.model
@@ -210,7 +210,7 @@ class LeanForward:
 
     @staticmethod
     def supports(causal_lm: Any) -> bool:
-        # Weights that are sharded over several GPUs have placements: here is only a part of them.
+        # Sharded weights have placements: this rank has only a part of them.
         return is_llama_like(causal_lm) and not any(
             hasattr(each.weight, "placements") for each in (causal_lm.get_output_embeddings(), *base_linears(causal_lm))
         )
@@ -223,8 +223,10 @@ class LeanForward:
         lengths: Sequence[int] | None = None,
         wanted_BT: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states after the final norm, B x T x D, each row with its own `adapters`; void on padding, and where
-        they are not wanted (a mask on the host): of the last layer only its attention needs all tokens."""
+        """Return hidden states after the final norm, B x T x D, each row with its own `adapters`.
+
+        They are invalid on padding and where they are not wanted (a mask on the host): in the last layer only attention
+        needs all tokens."""
         body = self._body
         rows, length = tokens_BT.shape
         lengths = [length] * rows if lengths is None else list(lengths)
@@ -265,7 +267,7 @@ class LeanForward:
             query.transpose(1, 2),
             key.transpose(1, 2),
             layout.spread(value).transpose(1, 2),
-            is_causal=True,  # padding stands behind a row: nobody sees it
+            is_causal=True,  # padding is at the end of a row, so no token sees it
             scale=attention.scaling,
             enable_gqa=queries != keys,
         )
@@ -276,8 +278,8 @@ class LeanForward:
         rows = len(lengths)
         positions = torch.arange(length).expand(rows, -1)
         real = positions < torch.tensor(lengths)[:, None]
-        places = None if min(lengths) == length else real.flatten().nonzero()[:, 0].to(device)
-        return _Layout(rows=rows, length=length, places_M=places, device=device), positions[real].to(device)
+        indices = None if min(lengths) == length else real.flatten().nonzero()[:, 0].to(device)
+        return _Layout(rows=rows, length=length, places_M=indices, device=device), positions[real].to(device)
 
     @staticmethod
     def _uses(
@@ -287,7 +289,7 @@ class LeanForward:
         lengths: Sequence[int],
         device: torch.device,
     ) -> dict[str, Tensor | None]:
-        """For each group: which tokens go through which ranks; None where all go through all."""
+        """Return, for each group, which tokens use which ranks; None if all tokens use all ranks."""
         if all(set(row) == set(everyone) for row in adapters):
             return dict.fromkeys(groups)
         has_BA = torch.tensor([[float(name in row) for name in everyone] for row in adapters])
@@ -302,7 +304,7 @@ class LeanForward:
 
     @torch.no_grad()
     def _rounded(self, adapters: tuple[str, ...]) -> list[dict[str, _Group]]:
-        """The groups of every layer, with the present weights of these adapters."""
+        """Return the groups of every layer, with the current weights of these adapters."""
         if adapters not in self._groups:
             self._copies[adapters] = _Copies()
             self._groups[adapters] = self._make_groups(adapters, self._copies[adapters])
@@ -317,14 +319,14 @@ class LeanForward:
                 alike[name, base_linear(module).weight.shape, _present(module, adapters)].append((number, module))
         all_b: dict[tuple[int, str], Tensor] = {}
         for (name, shape, present), found in alike.items():
-            # The same layer of all depths lies in one tensor, so that one copy fills it.
+            # The same layer of all depths is in one tensor, so that one copy fills it.
             b = base_linear(found[0][1]).weight.new_empty(len(found), shape[0], sum(rank for _, rank, _ in present))
             first = 0
             for adapter, rank, scale in present:
                 sources = [module.lora_B[adapter].weight for _, module in found]
                 copies.columns.append((sources, scale, b[:, :, first : first + rank]))
                 first += rank
-            all_b |= {(number, name): b[place] for place, (number, _) in enumerate(found)}
+            all_b |= {(number, name): b[index] for index, (number, _) in enumerate(found)}
         return [
             {
                 part: self._make_group([(modules[name], all_b[number, name]) for name in names], adapters, copies)
@@ -369,17 +371,17 @@ class LeanForward:
 
 
 def _present(module: Any, adapters: Sequence[str]) -> tuple[tuple[str, int, float], ...]:
-    """The LoRA of these adapters on a layer: name, rank and scale."""
+    """Return name, rank and scale of these adapters on a layer."""
     found = getattr(module, "lora_A", {})
     return tuple((name, len(found[name].weight), module.scaling[name]) for name in adapters if name in found)
 
 
 @dataclass(slots=True)
 class _Copies:
-    """Where the trained weights go, scaled and rounded, at the beginning of each forward: in few launches.
+    """Copies the trained weights, scaled and rounded, at the start of each forward, in few kernel launches.
 
-    Many tensors are copied by one launch only if each lies in memory as its target does. A's do, being rows; B's are
-    columns, and go there by way of one tensor for all layers.
+    One launch can copy many tensors only if each has the memory layout of its target. A's do, because they are rows.
+    B's are columns and are copied through one tensor for all layers.
     """
 
     sources: list[Tensor] = field(default_factory=list)

@@ -1,10 +1,10 @@
-"""One optimizer update: training samples in, moved adapters out. Blind to algorithms, environments and text.
+"""One optimizer update of the adapters from training samples. It knows no algorithm, environment or text.
 
-    total = policy_loss + weight * world_model_loss + internalise.weight * imitation_loss
+    total = policy_loss + weight * world_model_loss + imitation_loss
 
-One backward, gradients clipped per adapter, one AdamW.
+It makes one backward pass, clips gradients per adapter, and uses one AdamW.
 
-Each loss is the mean over its own tokens of the whole mini-batch, whatever the micro-batches are.
+Each loss is the mean over its own tokens of the whole mini-batch, independent of micro-batches.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from lfo.objectives.losses import (
 )
 from lfo.types import ReplyScore, TrainingSample
 
-LOGITS_AT_ONCE = 1 << 27  # numbers: predictions times vocabulary
+LOGITS_AT_ONCE = 1 << 27  # predictions times vocabulary
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # of DAPO: the ratio to the policy that sampled is clipped to [1 - low, 1 + high]
 BETAS, WEIGHT_DECAY = (0.9, 0.95), 0.1  # of AdamW
 MAX_NORM = 1.0  # of each adapter's gradient
@@ -46,9 +46,9 @@ MAX_NORM = 1.0  # of each adapter's gradient
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """Rows padded on the right, with the same adapters unless the model mixes rows. Suffixes: B rows, T tokens."""
+    """Rows, padded on the right, with the same adapters unless the model mixes rows. Suffixes: B rows, T tokens."""
 
-    adapters: tuple[str, ...]  # all that occur in it
+    adapters: tuple[str, ...]  # all adapters in the batch
     adapters_of_rows: tuple[tuple[str, ...], ...]
     lengths: tuple[int, ...]
     tokens_BT: Tensor
@@ -57,18 +57,18 @@ class Batch:
     policy_weights_BT: Tensor
     world_model_weights_BT: Tensor
     imitation_weights_BT: Tensor
-    wanted_BT: Tensor  # on the host: the tokens behind which a prediction is weighed
-    has_policy: bool  # whether any token has such a weight: asking the tensors would make the device wait
+    wanted_BT: Tensor  # on the host: positions whose next-token prediction has a weight
+    has_policy: bool  # whether any token has such a weight; reading the tensor would sync the device
     has_world_model: bool
     has_imitation: bool
 
 
 def collate(samples: Sequence[TrainingSample], device: torch.device) -> Batch:
-    """Pad rows with zeros; no weight is ever on padding."""
+    """Pad rows with zeros; padding has no weight."""
     longest = max(len(sample.tokens) for sample in samples)
 
     def stack(stream: str, dtype: type[np.generic] = np.float32) -> Tensor:
-        rows = np.zeros((len(samples), longest), dtype=dtype)  # numpy reads a list three times as fast as torch
+        rows = np.zeros((len(samples), longest), dtype=dtype)  # numpy converts a list three times as fast as torch
         for row, sample in zip(rows, samples, strict=True):
             values = getattr(sample, stream)
             row[: len(values)] = values
@@ -79,7 +79,7 @@ def collate(samples: Sequence[TrainingSample], device: torch.device) -> Batch:
         streams = sample.policy_weights, sample.world_model_weights, sample.imitation_weights
         row[: len(sample.tokens)] = np.any([stream for stream in streams if stream], axis=0)
     wanted = np.zeros_like(weighed)
-    wanted[:, :-1] = weighed[:, 1:]  # a token is predicted from the state behind the one before it
+    wanted[:, :-1] = weighed[:, 1:]  # the state at the token before predicts a token
 
     return Batch(
         adapters=tuple(dict.fromkeys(name for sample in samples for name in sample.adapters)),
@@ -101,9 +101,9 @@ def collate(samples: Sequence[TrainingSample], device: torch.device) -> Batch:
 def micro_batches(
     samples: Sequence[TrainingSample], device: torch.device, *, tokens: int, mixed: bool = False
 ) -> Iterator[Batch]:
-    """Rows of similar length, at most `tokens` of them together (a longer row goes alone).
+    """Yield micro-batches of rows of similar length with at most `tokens` tokens; a longer row is alone.
 
-    `mixed`: adapters of all kinds, and padding is free. Otherwise rows with the same adapters, and padding counts.
+    `mixed`: any adapters together, and padding is not counted. Otherwise only equal adapters, and padding counts.
     """
     by_adapters: dict[tuple[str, ...], list[TrainingSample]] = defaultdict(list)
     for sample in samples:
@@ -119,36 +119,36 @@ def micro_batches(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Normalizers:
-    """Tokens of the whole mini-batch that each loss is the mean over; 0: there is no such loss in it."""
+    """The number of tokens of each loss in the whole mini-batch; 0 if it has no such loss."""
 
     policy: float
     world_model: float
     imitation: float
 
     @classmethod
-    def of(cls, samples: Sequence[TrainingSample], *, weight: float) -> Normalizers:
+    def of(cls, samples: Sequence[TrainingSample], *, world_model_weight: float) -> Normalizers:
         return cls(
             policy=sum(sum(sample.policy_weights) for sample in samples),
-            world_model=sum(sum(sample.world_model_weights) for sample in samples) if weight else 0.0,
+            world_model=sum(sum(sample.world_model_weights) for sample in samples) if world_model_weight else 0.0,
             imitation=sum(sum(sample.imitation_weights) for sample in samples),
         )
 
 
 class Learner:
-    """The adapters' optimizer, and the update."""
+    """Updates the adapters with their optimizer."""
 
     def __init__(self, model: DualAdapterModel, config: RunConfig) -> None:
         self.model = model
         self.config = config
         self.micro_batch_tokens = config.micro_batch_tokens
-        self.chunk = max(1, LOGITS_AT_ONCE // len(model.head))  # predictions whose logits exist at the same time
+        self.chunk = max(1, LOGITS_AT_ONCE // len(model.head))  # predictions whose logits are in memory at once
         self.parameters: Mapping[str, list[torch.nn.Parameter]] = {
             name: model.adapter_parameters(name) for name in model.adapter_names
         }
         groups = [group for name in self.parameters for group in self._groups_of(name)]
-        settings = config.optimizer
+        optimizer_config = config.optimizer
         options = {"lr": 0.0, "betas": BETAS, "weight_decay": WEIGHT_DECAY, "fused": True}
-        parts = [self._groups_of(name) for name in self.parameters] if settings.separate else [groups]
+        parts = [self._groups_of(name) for name in self.parameters] if optimizer_config.separate else [groups]
         self.optimizers = [torch.optim.AdamW(part, **options) for part in parts]
         self._optimizer_of = {
             parameter: optimizer
@@ -158,12 +158,12 @@ class Learner:
         }
 
     def _groups_of(self, adapter: str) -> list[dict[str, Any]]:
-        """The weights of an adapter with their learning rate, and that of an update in which the policy imitates."""
+        """Return the parameter groups of an adapter, with the learning rate for normal and for imitation updates."""
         parameters, world = self.parameters[adapter], self.config.world_model
-        if adapter == POLICY:  # with one shared adapter there is one rate, the policy's
+        if adapter == POLICY:  # a shared adapter has the rate of the policy
             rates = {"rate": self.config.policy.learning_rate, "imitation_rate": self.config.internalise.learning_rate}
             return [{"params": parameters, **rates}]
-        # A and B of each layer follow each other.
+        # A and B of each layer alternate.
         parts = (
             [(parameters, 1.0)]
             if world.lora_plus == 1
@@ -174,30 +174,34 @@ class Learner:
             for part, ratio in parts
         ]
 
-    def update(self, samples: Sequence[TrainingSample], *, weight: float, rate_factor: float) -> dict[str, float]:
-        """Train on one mini-batch; `rate_factor` scales every learning rate. Answers what to watch."""
-        # A row that trains nothing is no row: its padding would round the others' gradients differently.
+    def update(
+        self, samples: Sequence[TrainingSample], *, world_model_weight: float, rate_factor: float
+    ) -> dict[str, float]:
+        """Train on one mini-batch and return the metrics; `rate_factor` scales every learning rate."""
+        # Drop rows that train nothing: their padding would change the rounding of other gradients.
         samples = [
             each
             for each in samples
-            if any(each.policy_weights) or any(each.imitation_weights) or (weight and any(each.world_model_weights))
+            if any(each.policy_weights)
+            or any(each.imitation_weights)
+            or (world_model_weight and any(each.world_model_weights))
         ]
-        tokens = Normalizers.of(samples, weight=weight)
+        tokens = Normalizers.of(samples, world_model_weight=world_model_weight)
         if not samples:
             return {}
-        sums: dict[str, Any] = defaultdict(float)  # on the device: asking for a number would make it wait
+        sums: dict[str, Any] = defaultdict(float)  # on the device, to avoid a sync
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         for batch in self._micro_batches(samples):
-            self._backward(batch, tokens, weight, sums)
+            self._backward(batch, tokens, world_model_weight, sums)
         watched = {name: float(value) for name, value in sums.items()}
         self._gather(watched)
         norms = clip_gradients_per_adapter(self.parameters, MAX_NORM)
         if not all(map(math.isfinite, (*norms.values(), *watched.values()))):
             raise WorkError(
-                f"the loss or its gradient is not a finite number (gradient norms {norms}); go on in another folder "
+                f"the loss or its gradient is not a finite number (gradient norms {norms}); continue in another folder "
                 f"with init_from={self.config.output_dir} and a lower policy.learning_rate, world_model.learning_rate "
-                "or, where the policy imitates, internalise.learning_rate"
+                "or, if the policy imitates, internalise.learning_rate"
             )
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -206,17 +210,17 @@ class Learner:
             optimizer.step()
         return {**watched, **{f"gradient_norm/{name}": norm for name, norm in norms.items()}}
 
-    # Two hooks for a learner that shares the work with others: see engines/verl/learner.py.
+    # Two hooks for a distributed learner: see engines/verl/learner.py.
 
     def _micro_batches(self, samples: Sequence[TrainingSample]) -> Iterator[Batch]:
-        """What this process computes of a mini-batch: all of it."""
+        """Yield the micro-batches that this process computes: all of them."""
         tokens, mixed = self.micro_batch_tokens, self.model.mixes_rows
         yield from micro_batches(samples, self.model.device, tokens=tokens, mixed=mixed)
 
     def _gather(self, watched: dict[str, float]) -> None:
-        """Add what other processes computed to the gradients and to what is watched: there are none."""
+        """Add the gradients and metrics of other processes; here there are none."""
 
-    def _backward(self, batch: Batch, tokens: Normalizers, weight: float, sums: dict[str, Any]) -> None:
+    def _backward(self, batch: Batch, tokens: Normalizers, world_model_weight: float, sums: dict[str, Any]) -> None:
         model = self.model
         has_policy, has_world = (
             batch.has_policy or batch.has_imitation,
@@ -224,7 +228,7 @@ class Learner:
         )
         if not (has_policy or has_world):
             return
-        # Inline and stacked, one forward serves all losses, and only those of the policy must spare the world model.
+        # Inline with stacked: one forward for all losses, but only the policy losses must spare the world model.
         spared = model.policy_detached if batch.adapters == model.policy_adapters else ()
         asked: dict[str, Any] = {"lengths": batch.lengths, "wanted_BT": batch.wanted_BT}
         if model.mixes_rows:
@@ -240,17 +244,23 @@ class Learner:
         if has_world:
             world = self._world_model_loss(hidden_BTD, batch, tokens.world_model, sums)
         if has_policy and has_world and spared:
-            kept = [weight for name, group in self.parameters.items() if name not in spared for weight in group]
-            everything = [weight for group in self.parameters.values() for weight in group]
+            kept = [parameter for name, group in self.parameters.items() if name not in spared for parameter in group]
+            everything = [parameter for group in self.parameters.values() for parameter in group]
             policy.backward(inputs=kept, retain_graph=True)
-            (weight * world).backward(inputs=everything)
+            (world_model_weight * world).backward(inputs=everything)
         else:
-            total_loss(policy, world, weight=weight).backward()
+            total_loss(policy, world, weight=world_model_weight).backward()
 
     def _policy_loss(self, hidden_BTD: Tensor, batch: Batch, tokens: float, sums: dict[str, Any]) -> Tensor:
         weights_BT = batch.policy_weights_BT
+        # Log-probs of the policy use the sampling temperature; those of the world model always use 1.
         logprobs_BT, entropies_BT = fused_token_logprobs(
-            hidden_BTD, self.model.head, batch.tokens_BT, positions_BT=weights_BT > 0, chunk=self.chunk
+            hidden_BTD,
+            self.model.head,
+            batch.tokens_BT,
+            positions_BT=weights_BT > 0,
+            temperature=self.config.rollout.temperature,
+            chunk=self.chunk,
         )
         result = policy_loss(
             logprobs_BT,
@@ -287,38 +297,38 @@ class Learner:
 
     @torch.no_grad()
     def reply_scores(self, samples: Sequence[TrainingSample]) -> list[ReplyScore]:
-        """How the reply of each row was predicted, in order, without training; all rows run on the same adapters."""
+        """Score how well the reply of each row is predicted, in order; all rows use the same adapters."""
         scores: dict[int, ReplyScore] = {}
         longest_first = sorted(range(len(samples)), key=lambda place: len(samples[place].tokens), reverse=True)
         while longest_first:
             count = max(1, self.micro_batch_tokens // len(samples[longest_first[0]].tokens))
-            places, longest_first = longest_first[:count], longest_first[count:]
-            batch = collate([samples[place] for place in places], self.model.device)
+            indices, longest_first = longest_first[:count], longest_first[count:]
+            batch = collate([samples[place] for place in indices], self.model.device)
             hidden_BTD = self.model.hidden(batch.tokens_BT, batch.adapters, lengths=batch.lengths)
             where_BT = batch.world_model_weights_BT > 0
             states = hidden_BTD, self.model.head, batch.tokens_BT
             logprobs_BT, hits_BT = fused_token_hits(*states, positions_BT=where_BT, chunk=self.chunk)
             sums = (where_BT.sum(-1).tolist(), hits_BT.sum(-1).tolist(), (-logprobs_BT).sum(-1).tolist())
-            for place, tokens, hits, loss in zip(places, *sums, strict=True):
+            for place, tokens, hits, loss in zip(indices, *sums, strict=True):
                 scores[place] = ReplyScore(tokens=tokens, hits=int(hits), loss=loss)
         return [scores[place] for place in range(len(samples))]
 
     # --- checkpoints -------------------------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
-        """Write the optimizer's memory, by adapter and parameter."""
+        """Write the optimizer's state, by adapter and parameter."""
         tensors = {}
         for name, parameters in self.parameters.items():
-            for place, parameter in enumerate(parameters):
+            for index, parameter in enumerate(parameters):
                 for key, value in self._optimizer_of[parameter].state.get(parameter, {}).items():
-                    tensors[f"{name}.{place}.{key}"] = value.detach().cpu().contiguous().clone()
+                    tensors[f"{name}.{index}.{key}"] = value.detach().cpu().contiguous().clone()
         save_file(tensors, path)
 
     def load(self, path: Path) -> None:
         tensors = load_file(path)
         for name, parameters in self.parameters.items():
-            for place, parameter in enumerate(parameters):
-                prefix = f"{name}.{place}."
+            for index, parameter in enumerate(parameters):
+                prefix = f"{name}.{index}."
                 state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
                 if state:
                     moved = {key: value.to(parameter) for key, value in state.items()}

@@ -1,10 +1,10 @@
-"""Any LoRA that PEFT saved, such as one from supervised fine-tuning: read, checked, and fitted to a larger rank.
+"""Read any LoRA of PEFT, such as one from supervised fine-tuning, validate it and fit it to a larger rank.
 
     lora = read_lora("sft")                       # adapter_config.json and adapter_model.safetensors
-    a, b = fitted(lora, layer, a, b, scale=2.0)   # of a fresh adapter; computes what the folder's does
+    a, b = fitted(lora, layer, a, b, scale=2.0)   # a new adapter with the same function
 
-A LoRA adds `scale * b @ a` to a layer. In an adapter of larger rank the further rows of `a` stay as they are, and the
-further columns of `b` are 0, so they add nothing yet and can be trained.
+A LoRA adds `scale * b @ a` to a layer. In an adapter of larger rank, the additional rows of `a` keep their values and
+the additional columns of `b` are 0, so they add nothing at first and can be trained.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lfo.errors import DataError
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
-# Settings with which an adapter is more than `scale * b @ a`, and the values with which it is not.
+# Options of PEFT that change `scale * b @ a`, with the values that do not.
 _PLAIN: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
@@ -43,7 +43,7 @@ class Lora:
     folder: Path
     rank: int
     scale: float
-    layers: Mapping[str, tuple[Tensor, Tensor]]  # name in PEFT's form -> a, b
+    layers: Mapping[str, tuple[Tensor, Tensor]]  # name in PEFT -> a, b
 
 
 def read_lora(folder: Path | str) -> Lora:
@@ -51,7 +51,9 @@ def read_lora(folder: Path | str) -> Lora:
     config = _config(folder)
     for name, values in _PLAIN.items():
         if name in config and config[name] not in values:
-            raise DataError(f"{folder} is no plain LoRA, which is all that init_from reads: {name} is {config[name]}")
+            raise DataError(
+                f"{folder} cannot be loaded by init_from, which reads plain LoRA only: its {name} is {config[name]}"
+            )
     try:
         tensors = load_file(folder / WEIGHTS_FILE)
     except FileNotFoundError as error:
@@ -63,7 +65,7 @@ def read_lora(folder: Path | str) -> Lora:
         layers = {name: (tensors[f"{name}.lora_A.weight"], tensors[f"{name}.lora_B.weight"]) for name in sorted(names)}
         rank, alpha = int(config["r"]), float(config["lora_alpha"])
     except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{folder} holds something else than the matrices of a LoRA: {error}") from error
+        raise DataError(f"{folder} contains other tensors than those of a LoRA: {error}") from error
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     return Lora(folder=folder, rank=rank, scale=scale, layers=layers)
 
@@ -72,16 +74,16 @@ def _config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     except OSError as error:
-        raise DataError(f"{folder} holds no adapter: there is no {CONFIG_FILE} in it") from error
+        raise DataError(f"{folder} is not an adapter: it has no {CONFIG_FILE}") from error
     except ValueError as error:
         raise DataError(f"{folder / CONFIG_FILE} is not valid JSON") from error
     if not isinstance(config, dict):
-        raise DataError(f"{folder / CONFIG_FILE} is no mapping of settings")
+        raise DataError(f"{folder / CONFIG_FILE} must be a mapping")
     return config
 
 
 def refuse_misfit(lora: Lora, shapes: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-    """Raise a DataError, with the setting to change, unless every layer of the LoRA fits into these."""
+    """Raise a `DataError` that names the option to change, unless every layer of the LoRA fits."""
     for name, (a, b) in lora.layers.items():
         if name not in shapes:
             raise DataError(
@@ -96,7 +98,7 @@ def refuse_misfit(lora: Lora, shapes: Mapping[str, tuple[Tensor, Tensor]]) -> No
 
 
 def fitted(lora: Lora, layer: str, a: Tensor, b: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
-    """New values of a fresh adapter's `a` and `b`, whose own scale is `scale`."""
+    """Return new values of `a` and `b` of a new adapter with this `scale`."""
     theirs_a, theirs_b = lora.layers[layer]
     new_a, new_b = a.clone(), torch.zeros_like(b)
     new_a[: lora.rank] = theirs_a.to(a)

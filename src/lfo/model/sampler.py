@@ -1,16 +1,15 @@
-"""Sampling: rows of tokens that grow in turns, by what is said to them and by what they say.
+"""Sampling: rows of tokens that grow by given and by sampled tokens in turn.
 
     sampler = Sampler(model, max_context=1024, eos_ids=[2])
     session = sampler.session(rows=2, adapters=model.policy_adapters)
     session.extend([0, 1], [prompt, prompt])
     first, second = session.decode([0, 1], max_new_tokens=[64, 64], temperature=1.0, uniforms=numbers)
-    session.extend([0], [observation])                     # goes on behind what row 0 said
+    session.extend([0], [observation])                     # continues row 0
     (third,) = session.decode([0], max_new_tokens=[64], temperature=1.0, uniforms=more_numbers)
     sampler.refresh()                                      # after each optimizer step
 
-A token is drawn by inverting the distribution function at a number in [0, 1) that the caller gives for that row
-and place, so what a row says does not depend on which rows stand beside it. There is no random state here, no
-text and no knowledge of turns' meaning.
+A token is sampled by inverting the distribution function at a number in [0, 1) that the caller passes for that row and
+position. So a row does not depend on the other rows of the batch, and the sampler has no random state.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from lfo.model.draw import draw
 from lfo.model.fused_decoder import FusedDecoder
 from lfo.model.turn_decoder import TurnCache, TurnDecoder
 
-# The largest fp32 number below 1: rounding a double must not step over the end of the distribution.
+# The largest fp32 number below 1: rounding a double must not exceed the end of the distribution.
 _BELOW_ONE = 1.0 - 2.0**-24
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generated:
-    """What one row said: `Generated(tokens=(17, 2), logprobs=(-0.3, -0.1), stopped=True)`.
+    """The tokens that one row said: `Generated(tokens=(17, 2), logprobs=(-0.3, -0.1), stopped=True)`.
 
-    `stopped`: the last token is an end token; otherwise the row ran into its limit. The log-probs are those of
-    the whole distribution at the sampling temperature (at temperature 1 for greedy decoding).
+    `stopped`: the last token is an end token; otherwise the row reached its limit. Log-probs are at the sampling
+    temperature (at temperature 1 for greedy decoding).
     """
 
     tokens: tuple[int, ...]
@@ -46,7 +45,7 @@ class Generated:
 
 
 class Sampler:
-    """Makes sessions on a model. Weights are read at the first use after each `refresh`."""
+    """Creates sessions on a model. Reads the weights at the first use after each `refresh`."""
 
     def __init__(
         self,
@@ -63,14 +62,14 @@ class Sampler:
         self.is_eos_V[list(eos_ids)] = True
         self.version = 0
         self._dtype = dtype
-        self._decoders: dict[tuple[str, ...], tuple[int, Decoder]] = {}  # with the version that it has merged
+        self._decoders: dict[tuple[str, ...], tuple[int, Decoder]] = {}  # with the version of its weights
 
     def refresh(self) -> None:
-        """The adapters have changed: sessions begun before are over, later ones use the new weights."""
+        """Use the changed adapters in new sessions; existing sessions become invalid."""
         self.version += 1
 
     def session(self, *, rows: int, adapters: Sequence[str], context: int | None = None) -> Session:
-        """Rows of up to `context` tokens, the whole context unless fewer are enough: room is memory."""
+        """Return rows of up to `context` tokens, by default the whole context; a smaller one saves memory."""
         room = self.max_context if context is None else min(context, self.max_context)
         return Session(self, self._decoder(tuple(adapters)), rows, room)
 
@@ -83,7 +82,7 @@ class Sampler:
         temperature: float = 0.0,
         uniforms: Any = None,
     ) -> list[Generated]:
-        """One answer to each prompt. Greedy answers to the same prompt are the same, so they are computed once."""
+        """Return one completion of each prompt. Greedy completions of equal prompts are computed once."""
         rows = [tuple(prompt) for prompt in prompts]
         if temperature == 0:
             rows = list(dict.fromkeys(rows))
@@ -111,7 +110,7 @@ class Sampler:
 
 
 class Session:
-    """Rows that grow together under one set of weights. Tokens are computed when a row decodes, not before."""
+    """Rows that grow together with one set of weights. Tokens are computed when a row decodes, not before."""
 
     def __init__(self, sampler: Sampler, decoder: Decoder, rows: int, context: int) -> None:
         self._sampler = sampler
@@ -120,21 +119,21 @@ class Session:
         self._cache = decoder.cache(rows, context)
         self._tokens: list[list[int]] = [[] for _ in range(rows)]
         self._computed = [0] * rows
-        # Asking a GPU which rows are finished stalls it; a finished row costs a CPU.
+        # On a GPU, checking for finished rows is a sync; on a CPU, a finished row costs time.
         self._ask_every = 1 if sampler.model.device.type == "cpu" else 16
 
     def tokens(self, row: int) -> tuple[int, ...]:
-        """Everything in the row so far."""
+        """Return the tokens of the row."""
         return tuple(self._tokens[row])
 
     def room(self, row: int) -> int:
-        """How many more tokens fit."""
+        """Return how many more tokens fit."""
         return self._context - len(self._tokens[row])
 
     def rewind(self, row: int, length: int) -> None:
         """Keep the first `length` tokens of a row."""
         del self._tokens[row][length:]
-        # The last token is computed when the row decodes, as after `decode`.
+        # The last token is computed at the next decode, as after `decode`.
         self._computed[row] = max(0, min(self._computed[row], length - 1))
 
     def extend(self, rows: Sequence[int], chunks: Sequence[Sequence[int]]) -> None:
@@ -143,7 +142,7 @@ class Session:
             if len(chunk) > self.room(row):
                 raise ValueError(f"{len(chunk)} tokens do not fit: row {row} has room for {self.room(row)}")
             if chunk and not (min(chunk) >= 0 and max(chunk) < self._sampler.vocabulary):
-                raise ValueError(f"row {row} was given a token outside the vocabulary of {self._sampler.vocabulary}")
+                raise ValueError(f"row {row} got a token outside the vocabulary of {self._sampler.vocabulary}")
         for row, chunk in zip(rows, chunks, strict=True):
             self._tokens[row].extend(chunk)
 
@@ -156,31 +155,31 @@ class Session:
         temperature: float,
         uniforms: Any = None,
     ) -> list[Generated]:
-        """Let each row speak until an end token (which is kept) or its limit, or until the context is full.
+        """Sample tokens for each row until an end token (which is kept), its limit, or a full context.
 
-        `uniforms[i][k]` draws the k-th token of `rows[i]`; it needs as many numbers as the row's limit. Greedy
-        decoding (temperature 0) needs none.
+        `uniforms[i][k]` samples token k of `rows[i]`; it needs as many numbers as the row's limit. Greedy decoding
+        (temperature 0) needs none.
         """
         if self._version != self._sampler.version:
-            raise RuntimeError("the sampler was refreshed: this session's cache belongs to older weights")
+            raise RuntimeError("the sampler was refreshed after this session began; start a new session")
         if len(set(rows)) != len(rows):
-            raise ValueError("a row may stand only once in a batch")
+            raise ValueError("a row may occur only once in a batch")
         limits = [min(limit, self.room(row)) for row, limit in zip(rows, max_new_tokens, strict=True)]
-        speaking = [place for place, limit in enumerate(limits) if limit > 0]
+        speaking = [index for index, limit in enumerate(limits) if limit > 0]
         answers = [Generated(tokens=(), logprobs=(), stopped=False)] * len(rows)
         if not speaking:
             return answers
-        if silent := [rows[place] for place in speaking if not self._tokens[rows[place]]]:
-            raise ValueError(f"row {silent[0]} is empty: there is nothing to continue")
+        if silent := [rows[index] for index in speaking if not self._tokens[rows[index]]]:
+            raise ValueError(f"row {silent[0]} is empty; extend it before decoding")
 
-        numbers = None if temperature == 0 else [uniforms[place] for place in speaking]
+        numbers = None if temperature == 0 else [uniforms[index] for index in speaking]
         spoken = self._speak(
-            [rows[place] for place in speaking], [limits[place] for place in speaking], temperature, numbers
+            [rows[index] for index in speaking], [limits[index] for index in speaking], temperature, numbers
         )
-        for place, answer in zip(speaking, spoken, strict=True):
-            row, answers[place] = rows[place], answer
+        for index, answer in zip(speaking, spoken, strict=True):
+            row, answers[index] = rows[index], answer
             self._tokens[row].extend(answer.tokens)
-            self._computed[row] = len(self._tokens[row]) - 1  # nobody needed what follows the last token yet
+            self._computed[row] = len(self._tokens[row]) - 1  # the last token is not computed yet
         return answers
 
     def _speak(
@@ -207,7 +206,7 @@ class Session:
             ]
         tokens_KB = torch.zeros(steps, len(rows), dtype=torch.long, device=device)
         logprobs_KB = torch.zeros(steps, len(rows), device=device)
-        place_B = torch.arange(len(rows), device=device)  # where each row of the shrinking batch stood in `rows`
+        place_B = torch.arange(len(rows), device=device)  # the index in `rows` of each row of the shrinking batch
         done_B = torch.zeros(len(rows), dtype=torch.bool, device=device)
 
         logits_BV = self._cache.start(rows, histories, computed)
@@ -221,16 +220,16 @@ class Session:
             if step + 1 == steps:
                 break
             if (step + 1) % self._ask_every == 0:
-                alive = done_B.logical_not().tolist()  # the one place where the host waits for the device
+                alive = done_B.logical_not().tolist()  # the only device sync
                 if not any(alive):
                     break
-                # Moving rows costs about as much as a step does: let an eighth of the batch finish first.
+                # Moving rows costs about as much as a step, so wait until an eighth of the batch has finished.
                 if sum(alive) <= len(alive) * 7 // 8:
                     order = torch.tensor(self._cache.keep(alive), device=device)
                     place_B, chosen_B, done_B = place_B[order], chosen_B[order], done_B[order]
             logits_BV = self._cache.step(chosen_B)
 
-        # A row's first end token ends it; what was drawn behind it, while it waited to leave, does not count.
+        # Drop the tokens after the first end token, sampled while the row waited to be removed.
         ends_KB = is_eos_V[tokens_KB]
         first_end_B = torch.where(ends_KB.any(0), ends_KB.int().argmax(0) + 1, steps + 1)
         lengths, stopped = torch.minimum(first_end_B, limit_B).tolist(), (first_end_B <= limit_B).tolist()
@@ -245,7 +244,7 @@ class Session:
 def make_decoder(
     model: DualAdapterModel, adapters: Sequence[str], *, max_context: int, dtype: torch.dtype | None = None
 ) -> Decoder:
-    """The fastest decoder that can run this model."""
+    """Return the fastest decoder that supports this model."""
     if model.device.type == "cuda" and TurnDecoder.supports(model):
         return TurnDecoder(model, adapters, max_context=max_context, dtype=dtype)
     if FusedDecoder.supports(model):
@@ -254,12 +253,12 @@ def make_decoder(
 
 
 def _uniforms(numbers: Sequence[Any], limits: Sequence[int]) -> Tensor:
-    """The callers' numbers as one tensor, place by step; steps behind a row's limit hold 0."""
+    """Return the random numbers as one tensor, row by step; 0 after the limit of a row."""
     uniforms_BK = torch.zeros(len(limits), max(limits), dtype=torch.float64)
-    for place, (row, limit) in enumerate(zip(numbers, limits, strict=True)):
+    for index, (row, limit) in enumerate(zip(numbers, limits, strict=True)):
         if len(row) < limit:
             raise ValueError(f"{len(row)} uniform numbers are too few for {limit} tokens")
-        uniforms_BK[place, :limit] = torch.as_tensor(row[:limit], dtype=torch.float64)
+        uniforms_BK[index, :limit] = torch.as_tensor(row[:limit], dtype=torch.float64)
     if not bool(((uniforms_BK >= 0) & (uniforms_BK < 1)).all()):
         raise ValueError("uniform numbers must be in [0, 1)")
     return uniforms_BK.T.float().clamp(max=_BELOW_ONE)

@@ -1,13 +1,13 @@
-"""Whole turns on a GPU: decode steps that never wait for the host, captured as CUDA graphs.
+"""Decode whole turns on a GPU, with steps captured as CUDA graphs that never wait for the host.
 
-A step feeds each row's last token, reads the cache, draws the next token and notes it, all on the device; the host
-replays graphs, some steps ahead of what it knows, and looks at flags to learn which rows have ended. Rows stay in
-their slots of a cache of fixed size; a batch is a list of slots, so rows leave without anything being moved, and a
-graph for each power of two serves all batches.
+A step feeds the last token of each row, reads the cache, samples the next token and stores it, all on the device. The
+host replays graphs some steps ahead and reads flags to find which rows have ended. Rows stay in their slots of a cache
+of fixed size. A batch is a list of slots, so removing a row moves no data, and one graph for each power of two is
+enough.
 
-LoRA is not merged: see `turn_ops`. A refresh copies A and B, nothing else.
+LoRA is not merged: see `turn_ops`. A refresh copies only A and B.
 
-On a CPU the same steps run as they are, without graphs and with `turn_ops` for `turn_kernels`; tests do that.
+On a CPU the same steps run without graphs and with `turn_ops` in place of `turn_kernels`; tests use this.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from lfo.model import turn_ops
 from lfo.model.adapters import DualAdapterModel, LoraDelta
 from lfo.model.fused_decoder import FusedDecoder, SlotCache
 from lfo.model.layers import PARTS_OF_LAYER, base_linear, layer_linears
-from lfo.model.turn_ops import Turn
+from lfo.model.turn_ops import TurnTensors
 
-_AHEAD = 2  # steps that the device has in hand while the host looks at the flags of an earlier one
+_AHEAD = 2  # steps that are queued while the host reads the flags of an earlier one
 _SMALLEST_BATCH, _SMALLEST_CONTEXT = 8, 256
-_RANK_STEP = 16  # columns behind an input; matrix units want multiples of 8
+_RANK_STEP = 16  # columns after an input; matrix units need multiples of 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +54,7 @@ class WideLayer:
 
 
 class TurnDecoder(FusedDecoder):
-    """base + adapters of a Llama-like model, for `TurnCache`."""
+    """Base and adapters of a Llama-like model, for `TurnCache`."""
 
     def __init__(
         self, model: DualAdapterModel, adapters: Sequence[str], *, max_context: int, dtype: torch.dtype | None = None
@@ -101,7 +101,7 @@ class TurnDecoder(FusedDecoder):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Into the same tensors: graphs know their addresses."""
+        """Write into the same tensors, because graphs contain their addresses."""
         deltas = self._model.deltas(self.adapters)
         for index, (layer, source) in enumerate(zip(self.layers, self._model.causal_lm.model.layers, strict=True)):
             modules = layer_linears(source)
@@ -127,7 +127,7 @@ class TurnDecoder(FusedDecoder):
     # ------------------------------------------------------------------ computing
 
     def forward(self, tokens_M: Tensor, positions_M: Tensor, attend: Callable[[int, Tensor], Tensor]) -> Tensor:
-        """Many tokens of few rows, for `SlotCache`."""
+        """Compute many tokens of few rows, for `SlotCache`."""
         cos_MD, sin_MD = self.heads.cos_SD[positions_M], self.heads.sin_SD[positions_M]
 
         def turned(index: int, qkv: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ class TurnDecoder(FusedDecoder):
         return self._run(tokens_M, turned, turn_ops)
 
     def step(self, slots_B: Tensor, memory: TurnMemory) -> None:
-        """One more token for the rows in these slots."""
+        """Compute one more token for the rows in these slots."""
         turn = memory.turn
 
         def attend(index: int, qkv: Tensor) -> Tensor:
@@ -151,12 +151,12 @@ class TurnDecoder(FusedDecoder):
         self._ops.say(self.logits(hidden), slots_B, turn)
 
     def say(self, hidden: Tensor, slots_B: Tensor, memory: TurnMemory) -> None:
-        """The first token of a turn."""
+        """Sample the first token of a turn."""
         self._ops.say(self.logits(hidden), slots_B, memory.turn)
 
     def logits(self, hidden: Tensor) -> Tensor:
         if hidden.device.type == "cuda" and hidden.dtype != torch.float32:
-            return torch.mm(hidden, self.head.T, out_dtype=torch.float32)  # not rounded to 8 bits
+            return torch.mm(hidden, self.head.T, out_dtype=torch.float32)  # not rounded to bf16
         return F.linear(hidden, self.head).float()
 
     def _run(self, tokens_M: Tensor, attend: Callable[[int, Tensor], Tensor], ops: Any) -> Tensor:
@@ -173,14 +173,14 @@ class TurnDecoder(FusedDecoder):
     # ------------------------------------------------------------------ memory
 
     def cache(self, rows: int, context: int) -> Any:
-        """Memory, and the graphs over it, outlive the session that used them: capturing takes longer than a turn."""
+        """Reuse memory and its graphs in later sessions, because capturing takes longer than a turn."""
         context = min(_power_of_two(context, _SMALLEST_CONTEXT), self.max_context)
         fitting = [memory for memory in self._free if memory.rows >= rows and memory.context >= context]
         if fitting:
             memory = min(fitting, key=lambda each: each.rows * each.context)
             self._free.remove(memory)
         else:
-            # As large as what it replaces: else two needs would push each other out again and again.
+            # At least as large as what it replaces; else two sizes would evict each other repeatedly.
             rows = max([_power_of_two(rows), *(memory.rows for memory in self._free)])
             context = max([context, *(memory.context for memory in self._free)])
             self._free.clear()
@@ -197,9 +197,9 @@ def _add_linear(x: Tensor, wide: Tensor, linear: Wide) -> None:
 
 
 class TurnMemory:
-    """The cache of so many rows of up to `context` tokens, what their turn says, and graphs over both.
+    """The cache of so many rows of up to `context` tokens, the tensors of their turn, and graphs over both.
 
-    The last slot belongs to nobody: it fills a batch up to the size of a graph.
+    The last slot is unused: it fills a batch up to the size of a graph.
     """
 
     @torch.inference_mode()
@@ -213,7 +213,7 @@ class TurnMemory:
         def numbers(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
             return torch.zeros(shape, device=device, dtype=dtype)
 
-        self.turn = Turn(
+        self.turn = TurnTensors(
             last_L=numbers(slots),
             position_L=numbers(slots),
             said_L=numbers(slots),
@@ -230,7 +230,7 @@ class TurnMemory:
         self._pool: Any = None
 
     def prepared(self, slots: Sequence[int]) -> Callable[[], Any]:
-        """What makes these slots go one step further."""
+        """Return a function that computes one step for these slots."""
         size = _power_of_two(len(slots))
         if size not in self._steps:
             self._steps[size] = self._capture(size)
@@ -241,7 +241,7 @@ class TurnMemory:
     def _capture(self, size: int) -> tuple[Tensor, Callable[[], Any]]:
         decoder = self._decoder()
         assert decoder is not None
-        slots_B = torch.full((size,), self.rows, device=decoder.device)  # nobody's slot: warming up changes no row
+        slots_B = torch.full((size,), self.rows, device=decoder.device)  # the unused slot: warming up changes no row
 
         def step() -> None:
             decoder.step(slots_B, self)
@@ -251,7 +251,7 @@ class TurnMemory:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(2):  # compiles kernels and makes the libraries' workspaces
+            for _ in range(2):  # compiles kernels and allocates workspaces
                 step()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
@@ -262,7 +262,7 @@ class TurnMemory:
 
 
 class TurnCache(SlotCache):
-    """Rows in a `TurnMemory`; row i lives in slot i."""
+    """Rows in a `TurnMemory`; row i is in slot i."""
 
     def __init__(self, decoder: TurnDecoder, memory: TurnMemory) -> None:
         super().__init__(decoder)
@@ -281,7 +281,7 @@ class TurnCache(SlotCache):
         uniforms_KB: Tensor | None,
         is_end_V: Tensor,
     ) -> tuple[list[list[int]], list[list[float]], list[bool]]:
-        """Tokens and log-probs of one turn of each row, and whether it ended with an end token."""
+        """Return tokens and log-probs of one turn of each row, and whether it ended with an end token."""
         memory, turn = self._memory, self._memory.turn
         slots_B = self._tensor(rows)
         hidden = self._fill(rows, histories, computed)
@@ -336,7 +336,7 @@ class TurnCache(SlotCache):
 
 
 class _Flags:
-    """Which slots have ended, as it was `_AHEAD` steps ago: the copies travel while the device goes on."""
+    """The flags of ended slots, `_AHEAD` steps old: they are copied while the device continues."""
 
     def __init__(self, done_L: Tensor) -> None:
         self._done_L = done_L
@@ -346,11 +346,11 @@ class _Flags:
         self._looks = 0
 
     def look(self) -> list[int] | None:
-        """Send a copy off; answers the oldest one under way, None at first."""
-        place = self._looks % len(self._copies)
-        self._copies[place].copy_(self._done_L, non_blocking=True)
+        """Start a copy; return the oldest one in flight, or None at first."""
+        index = self._looks % len(self._copies)
+        self._copies[index].copy_(self._done_L, non_blocking=True)
         if self._cuda:
-            self._events[place].record()
+            self._events[index].record()
         self._looks += 1
         if self._looks <= _AHEAD:
             return None
@@ -361,5 +361,5 @@ class _Flags:
 
 
 def _power_of_two(number: int, smallest: int = _SMALLEST_BATCH) -> int:
-    """The size of the graph that serves so many rows, or of the cache that holds so many tokens."""
+    """Return the size of the graph for so many rows, or of the cache for so many tokens."""
     return max(smallest, 1 << (number - 1).bit_length())

@@ -1,8 +1,7 @@
-"""`turn_ops` in Triton, for one token of each row of a batch: nothing waits for the host, so a graph can hold it.
+"""`turn_ops` in Triton, for one token of each row of a batch, without host syncs, so that a graph can capture it.
 
-Imported only where there is a GPU. One program works on one row or a part of it; sums are in fp32, whatever the
-weights are in. `tests/test_turn_kernels.py` compares each function with its definition, on a GPU or, with
-TRITON_INTERPRET=1, without one.
+Imported only if there is a GPU. One program processes one row or a part of it; sums are in fp32 for every dtype of the
+weights. `tests/test_turn_kernels.py` compares each function with its definition, on a GPU or with TRITON_INTERPRET=1.
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false
@@ -14,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lfo.model.turn_ops import Heads, Turn
+from lfo.model.turn_ops import Heads, TurnTensors
 
 _TILE = 16_384  # numbers of a tile of LoRA's A that one program holds
 _KEY_BLOCK = 64
@@ -34,7 +33,7 @@ def _widen(
     inside = columns < width
     ranks = tile * RANKS + tl.arange(0, RANKS)
     wanted = ranks < rank
-    # Asked for first: it does not wait for the row.
+    # Loaded first, because it does not depend on the row.
     weights = tl.load(
         a + ranks[:, None] * width + columns[None, :], mask=wanted[:, None] & inside[None, :], other=0.0
     ).to(tl.float32)
@@ -92,14 +91,14 @@ def widen_gate(gate_up: Tensor, a_RW: Tensor) -> Tensor:
 
 @triton.jit
 def _turn(pointer, columns, heads, inside, norm, cos, sin, epsilon, NORM: tl.constexpr, D: tl.constexpr):
-    """Queries or keys of some heads (heads x D) after norm and rotation, in fp32."""
+    """Return queries or keys of some heads (heads x D) after norm and rotation, in fp32."""
     partner = (columns + D // 2) % D
-    place, other = heads[:, None] * D + columns[None, :], heads[:, None] * D + partner[None, :]
-    straight = tl.load(pointer + place, mask=inside[:, None], other=0.0).to(tl.float32)
+    index, other = heads[:, None] * D + columns[None, :], heads[:, None] * D + partner[None, :]
+    straight = tl.load(pointer + index, mask=inside[:, None], other=0.0).to(tl.float32)
     crossed = tl.load(pointer + other, mask=inside[:, None], other=0.0).to(tl.float32)
     if NORM:
         factor = 1.0 / tl.sqrt(tl.sum(straight * straight, 1) / D + epsilon)
-        straight *= factor[:, None] * tl.load(norm + place, mask=inside[:, None], other=0.0).to(tl.float32)
+        straight *= factor[:, None] * tl.load(norm + index, mask=inside[:, None], other=0.0).to(tl.float32)
         crossed *= factor[:, None] * tl.load(norm + other, mask=inside[:, None], other=0.0).to(tl.float32)
     return straight * cos[None, :] + crossed * sin[None, :]
 
@@ -111,7 +110,7 @@ def _attend(
     QUERIES: tl.constexpr, KEYS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
     NORM: tl.constexpr, PRECISION: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The cache of a row is read by several programs, a part each; `_widen` joins what they found."""
+    """Several programs read a part of the cache of a row each; `_widen` joins their results."""
     row, head, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     slot = tl.load(slots + row)
     position = tl.load(positions + slot)
@@ -129,13 +128,13 @@ def _attend(
     total = tl.zeros([GROUP], tl.float32)
     gathered = tl.zeros([GROUP, D], tl.float32)
     if part == 0:
-        # The key and value of this very token: kept for later, and counted from registers now.
+        # The key and value of this token: stored for later, and used from registers now.
         one = tl.arange(0, 1)
         key = _turn(mine, columns, QUERIES + head + one, one < 1, norm, cosine, sine, epsilon, NORM, D).to(kind)
         value = tl.load(mine + (QUERIES + KEYS + head) * D + columns)
-        place = here + position * D + columns
-        tl.store(keys + place[None, :], key)
-        tl.store(values + place, value)
+        index = here + position * D + columns
+        tl.store(keys + index[None, :], key)
+        tl.store(values + index, value)
         top = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1) * scaling
         total += 1.0
         gathered += value.to(tl.float32)[None, :]
@@ -144,21 +143,21 @@ def _attend(
     for first in range(part * share, end, BLOCK):
         span = first + tl.arange(0, BLOCK)
         known = span < end
-        places = here + span[:, None] * D + columns[None, :]
-        block = tl.load(keys + places, mask=known[:, None], other=0.0)
+        indices = here + span[:, None] * D + columns[None, :]
+        block = tl.load(keys + indices, mask=known[:, None], other=0.0)
         scores = tl.dot(query, tl.trans(block), input_precision=PRECISION) * scaling
         scores = tl.where(known[None, :], scores, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         weights = tl.exp(scores - higher[:, None])
         faded = tl.exp(top - higher)
         total = total * faded + tl.sum(weights, 1)
-        block = tl.load(values + places, mask=known[:, None], other=0.0)
+        block = tl.load(values + indices, mask=known[:, None], other=0.0)
         gathered = gathered * faded[:, None] + tl.dot(weights.to(kind), block, input_precision=PRECISION)
         top = higher
-    place = (row * PARTS + part) * QUERIES + head * group + members
-    tl.store(out + place[:, None] * D + columns[None, :], gathered, mask=inside[:, None])
-    tl.store(stats + place * 2, top, mask=inside)
-    tl.store(stats + place * 2 + 1, total, mask=inside)
+    index = (row * PARTS + part) * QUERIES + head * group + members
+    tl.store(out + index[:, None] * D + columns[None, :], gathered, mask=inside[:, None])
+    tl.store(stats + index * 2, top, mask=inside)
+    tl.store(stats + index * 2 + 1, total, mask=inside)
 
 
 def attend(
@@ -178,7 +177,7 @@ def attend(
         qkv, qkv if norm is None else norm, keys, values, slots_B, position_L, heads.cos_SD, heads.sin_SD, found, stats,
         qkv.stride(0), keys.stride(0), keys.stride(1), heads.scaling, heads.epsilon,
         QUERIES=heads.queries, KEYS=heads.keys,
-        GROUP=max(16, triton.next_power_of_2(heads.queries // heads.keys)),  # the least a matrix unit takes
+        GROUP=max(16, triton.next_power_of_2(heads.queries // heads.keys)),  # the minimum of a matrix unit
         D=heads.size, BLOCK=_KEY_BLOCK, NORM=norm is not None, PRECISION="ieee", PARTS=_PARTS,
         num_warps=4, num_stages=3,
     )  # fmt: skip
@@ -194,7 +193,7 @@ def _say(
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     speaks = tl.load(done + slot) == 0
-    place = tl.load(said + slot)
+    index = tl.load(said + slot)
     heat = tl.load(temperature)
     scale = tl.where(heat > 0, 1.0 / tl.where(heat > 0, heat, 1.0), 1.0)
     mine = logits + row * logits_stride
@@ -215,8 +214,8 @@ def _say(
         scores = tl.load(mine + first + columns, mask=inside, other=float("-inf")) * scale
         total += tl.sum(tl.exp(scores - top), 0)
 
-    # The same sums in the same order: the block in which the distribution function passes the target.
-    target = tl.load(uniforms + slot * room + tl.minimum(place, room - 1)) * total
+    # The same sums in the same order, to find the block in which the distribution function passes the target.
+    target = tl.load(uniforms + slot * room + tl.minimum(index, room - 1)) * total
     running, found, before = 0.0, -1, 0.0
     for first in range(0, vocabulary, BLOCK):
         inside = first + columns < vocabulary
@@ -231,22 +230,22 @@ def _say(
     scores = tl.load(mine + first + columns, mask=inside, other=float("-inf")) * scale
     weights = tl.exp(scores - top)
     passed = tl.sum(((before + tl.cumsum(weights, 0) <= target) & inside).to(tl.int32), 0)
-    # Rounding may carry the target past the end of its block: then the likeliest token there is a fair stand-in.
+    # Rounding may move the target past the end of its block: then take the likeliest token there.
     within = tl.where(passed < tl.minimum(BLOCK, vocabulary - first), passed, tl.argmax(scores, 0))
     chosen = tl.where((heat > 0) & (found >= 0), first + within, likeliest)
 
     logprob = tl.load(mine + chosen) * scale - top - tl.log(total)
-    noted = slot * room + place
+    noted = slot * room + index
     tl.store(tokens + noted, chosen.to(tl.int64), mask=speaks)
     tl.store(logprobs + noted, logprob, mask=speaks)
     tl.store(last + slot, chosen.to(tl.int64), mask=speaks)
     tl.store(position + slot, tl.load(position + slot) + 1, mask=speaks)
-    tl.store(said + slot, place + 1, mask=speaks)
-    ends = (tl.load(is_end + chosen) != 0) | (place + 1 >= tl.load(limit + slot))
+    tl.store(said + slot, index + 1, mask=speaks)
+    ends = (tl.load(is_end + chosen) != 0) | (index + 1 >= tl.load(limit + slot))
     tl.store(done + slot, ends.to(tl.int64), mask=speaks)
 
 
-def say(logits_BV: Tensor, slots_B: Tensor, turn: Turn) -> None:
+def say(logits_BV: Tensor, slots_B: Tensor, turn: TurnTensors) -> None:
     _say[(len(slots_B),)](
         logits_BV, slots_B, turn.last_L, turn.position_L, turn.said_L, turn.limit_L, turn.done_L, turn.temperature,
         turn.uniforms_LN, turn.tokens_LN, turn.logprobs_LN, turn.is_end_V.view(torch.uint8),

@@ -1,8 +1,8 @@
-"""What a decode step does beside its matrix products, written in torch: the definition of `turn_kernels`.
+"""The operations of a decode step besides matrix products, in torch: the reference of `turn_kernels`.
 
-`turn_kernels` has the same functions in Triton, for a GPU; here they run anywhere, one row or thousands. A *wide*
-row is an input and, behind it, its projections onto A of LoRA: one product with `[W | scale * B]` is then the whole
-linear layer, and the adapters stay as exact as they are (merged into bf16 weights, a small update would vanish).
+`turn_kernels` has the same functions in Triton, for a GPU; these run anywhere, on any number of rows. A *wide* row is
+an input followed by its projections onto A of LoRA: one product with `[W | scale * B]` is then the whole linear layer,
+and the adapters keep their precision (merged into bf16 weights, a small update would vanish).
 
 Shape suffixes: as in `decoder`; W width of a layer's input, R rank of its LoRA, L slots, N tokens of a turn.
 """
@@ -19,14 +19,14 @@ from lfo.model.draw import draw
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Turn:
-    """What the rows of a turn say, by slot; all of it lives on the device and is changed in place."""
+class TurnTensors:
+    """The state of the rows of a turn, by slot, on the device; changed in place."""
 
-    last_L: Tensor  # the token that comes next into the model
+    last_L: Tensor  # the next input token
     position_L: Tensor  # and its position
-    said_L: Tensor  # how many tokens were said
+    said_L: Tensor  # the number of sampled tokens
     limit_L: Tensor
-    done_L: Tensor  # 1 when a row has ended; nothing about it changes any more
+    done_L: Tensor  # 1 if a row has ended; its state no longer changes
     temperature: Tensor  # one number; 0 = the likeliest token
     uniforms_LN: Tensor
     tokens_LN: Tensor
@@ -36,7 +36,7 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heads:
-    """How attention is shaped, and what turns queries and keys."""
+    """The shape of attention, and the rotary embedding."""
 
     queries: int
     keys: int
@@ -61,7 +61,7 @@ def widen_gate(gate_up: Tensor, a_RW: Tensor) -> Tensor:
 
 
 def rotate(qkv: Tensor, cos_MD: Tensor, sin_MD: Tensor, norm: Tensor | None, heads: Heads) -> None:
-    """Norm (where the model has one) and turn queries and keys, in place; values stand behind them."""
+    """Norm (if the model has one) and rotate queries and keys, in place; values follow them."""
     qk = qkv[:, : heads.queries + heads.keys]
     if norm is not None:
         qk.copy_(F.rms_norm(qk, (heads.size,), None, heads.epsilon) * norm)
@@ -79,7 +79,7 @@ def attend(
     a_RW: Tensor,
     heads: Heads,
 ) -> Tensor:
-    """One query for each row, with all that its slot of the cache holds; the new key and value are put there.
+    """Attend with one query for each row to its slot of the cache; store the new key and value there.
 
     `keys` and `values` are L x K x S x D.
     """
@@ -101,8 +101,8 @@ def attend(
     return widen(attended.flatten(1), a_RW)
 
 
-def say(logits_BV: Tensor, slots_B: Tensor, turn: Turn) -> None:
-    """Draw a token for every row that has not ended, note it, and make it the next to come into the model."""
+def say(logits_BV: Tensor, slots_B: Tensor, turn: TurnTensors) -> None:
+    """Sample a token for every row that has not ended, store it, and make it the next input."""
     said_B = turn.said_L[slots_B]
     uniforms_B = turn.uniforms_LN[slots_B, said_B.clamp(max=turn.uniforms_LN.shape[1] - 1)]
     chosen_B, logprobs_B = draw(logits_BV, turn.temperature.item(), uniforms_B)

@@ -1,4 +1,4 @@
-"""The mathematics of training, as pure functions: numbers in, numbers out, no state, no config, no model.
+"""The mathematics of training as pure functions, without state, config or model.
 
 advantages   rewards of a group -> advantages; dynamic sampling; reward shaping            (no torch)
 losses       log-probs and per-token weights -> policy loss, world-model loss, their total   (torch)

@@ -1,7 +1,7 @@
-"""From the rewards of a group to advantages, as in DAPO; what is dropped on the way; reward shaping.
+"""Advantages from the rewards of a group, as in DAPO; dynamic sampling; reward shaping.
 
-Not here: which tokens an advantage is given to (`lfo.rollout` fills the streams) and how many more groups to
-roll out when too few are kept (the engine's decision, with its cap).
+Not here: `lfo.rollout` decides which tokens get an advantage, and `lfo.training` how many more groups to roll out if
+dynamic sampling keeps too few.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ def group_advantages(
     conditions: Sequence[Hashable] | None = None,
     eps: float = 1e-6,
 ) -> tuple[float, ...]:
-    """How much better each rollout did than its peers: (reward - mean) / (std + eps).
+    """Return the advantage of each rollout over its peers: (reward - mean) / (std + eps).
 
-    Peers are the whole group, or those under the same of the `conditions`: what a rollout was shown and others were
-    not is no merit of its actions, and must not be taken for one.
-    The standard deviation is the population's, so a group that is half right gives exactly +1 and -1,
-    whatever its size.
+    The peers are the whole group, or the rollouts with the same entry in `conditions`: a rollout that was shown more
+    than others must not get an advantage for it. The standard deviation is the population's, so a group with half
+    successes gives +1 and -1, whatever its size.
 
     >>> [round(advantage, 3) for advantage in group_advantages((1.0, 0.0, 0.0, 0.0))]
     [1.732, -0.577, -0.577, -0.577]
@@ -34,35 +33,35 @@ def group_advantages(
     [0.0, 0.0, 1.0, -1.0]
     """
     advantages = [0.0] * len(rewards)
-    for places in _peers(rewards, conditions):
-        among = [rewards[place] for place in places]
-        if not is_informative(among):  # also keeps rounding errors of the mean from being blown up by 1 / eps
+    for indices in _peers(rewards, conditions):
+        among = [rewards[index] for index in indices]
+        if not is_informative(among):  # also keeps 1 / eps from amplifying rounding errors of the mean
             continue
         mean = fmean(among)
         std = math.sqrt(fmean((reward - mean) ** 2 for reward in among))
-        for place in places:
-            advantages[place] = (rewards[place] - mean) / (std + eps)
+        for index in indices:
+            advantages[index] = (rewards[index] - mean) / (std + eps)
     return tuple(advantages)
 
 
 def is_informative(rewards: Sequence[float], conditions: Sequence[Hashable] | None = None) -> bool:
-    """Whether a group can teach the policy anything: some rollouts under one condition differ in reward."""
+    """Whether the policy can learn from a group: some rollouts with the same condition differ in reward."""
     if not all(map(math.isfinite, rewards)):
-        raise ValueError(f"a reward is not a finite number: {tuple(rewards)}")
-    return any(len({rewards[place] for place in places}) > 1 for places in _peers(rewards, conditions))
+        raise ValueError(f"all rewards must be finite numbers, not {tuple(rewards)}")
+    return any(len({rewards[index] for index in indices}) > 1 for indices in _peers(rewards, conditions))
 
 
 def _peers(rewards: Sequence[float], conditions: Sequence[Hashable] | None) -> list[list[int]]:
-    """The places of the rollouts under each condition."""
-    places: dict[Hashable, list[int]] = defaultdict(list)
-    for place, condition in zip(range(len(rewards)), conditions or [None] * len(rewards), strict=True):
-        places[condition].append(place)
-    return list(places.values())
+    """Return the indices of the rollouts with each condition."""
+    indices: dict[Hashable, list[int]] = defaultdict(list)
+    for index, condition in zip(range(len(rewards)), conditions or [None] * len(rewards), strict=True):
+        indices[condition].append(index)
+    return list(indices.values())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DynamicSamplingReport:
-    """What dynamic sampling did to a batch of groups; reports of several batches add up."""
+    """The result of dynamic sampling on a batch of groups; reports can be added."""
 
     kept: int
     all_failed: int
@@ -70,7 +69,7 @@ class DynamicSamplingReport:
 
     @property
     def seen(self) -> int:
-        """Tasks seen: every task that was rolled out, those dropped included."""
+        """Tasks seen: every task that was rolled out, including dropped ones."""
         return self.kept + self.all_failed + self.all_succeeded
 
     def __add__(self, other: DynamicSamplingReport) -> DynamicSamplingReport:
@@ -84,11 +83,10 @@ class DynamicSamplingReport:
 def select_groups(
     groups: Sequence[RolloutGroup], *, success_reward: float = 1.0
 ) -> tuple[tuple[RolloutGroup, ...], DynamicSamplingReport]:
-    """The groups that the policy can learn from, in their order, and a report of the others.
+    """Return the groups that the policy can learn from, in order, and a report on all groups.
 
-    Dropped for the policy only: what the environment said in a dropped group still feeds the world model.
-    A dropped group has succeeded if any of its rewards reaches `success_reward` - all that saw as much did - and
-    failed otherwise.
+    Groups are dropped for the policy only: their replies still train the world model. A dropped group counts as
+    succeeded if one of its rewards reaches `success_reward` (then all with that condition do), else as failed.
     """
     informative = [is_informative(group.rewards, group.conditions) for group in groups]
     kept = tuple(group for group, teaches in zip(groups, informative, strict=True) if teaches)
@@ -99,7 +97,7 @@ def select_groups(
 
 
 def overlong_penalty(length: int, *, limit: int, buffer: int) -> float:
-    """DAPO's soft overlong punishment, added to the reward of a rollout with `length` tokens.
+    """Return DAPO's soft overlong punishment, which is added to the reward of a rollout with `length` tokens.
 
         length    0 ........ limit - buffer ........ limit ........
         penalty   0              0      falls linearly   -1     -1
@@ -108,7 +106,7 @@ def overlong_penalty(length: int, *, limit: int, buffer: int) -> float:
     -0.5
     """
     if not 0 <= buffer <= limit:
-        raise ValueError(f"the overlong buffer must lie between 0 and the limit of {limit}, not be {buffer}")
+        raise ValueError(f"the overlong buffer must be between 0 and the limit {limit}, not {buffer}")
     excess = length - (limit - buffer)
     if excess <= 0:
         return 0.0
@@ -116,10 +114,10 @@ def overlong_penalty(length: int, *, limit: int, buffer: int) -> float:
 
 
 def surprise_bonus(losses: Sequence[float], scale: float) -> tuple[float, ...]:
-    """Intrinsic reward from prediction error: `scale` x the group-normalised world-model loss of each rollout.
+    """Return the intrinsic reward of each rollout: `scale` times its group-normalised world-model loss.
 
-    Relative to the group, so that a task whose replies are hard to predict for everyone pays nobody, and the
-    bonus does not fade as the world model gets better. A rollout that heard nothing has a loss of 0.
+    The loss is relative to the group, so a task whose replies are hard to predict gives no bonus by itself, and the
+    bonus does not vanish as the world model improves. A rollout without replies has a loss of 0.
     """
     return tuple(scale * surprise for surprise in group_advantages(losses))
 
@@ -127,13 +125,13 @@ def surprise_bonus(losses: Sequence[float], scale: float) -> tuple[float, ...]:
 def shaped_group(
     group: RolloutGroup, *, limit: int, overlong_buffer: int = 0, bonus: Sequence[float] = ()
 ) -> RolloutGroup:
-    """The group with what shaping adds to each reward: the overlong penalty, where there is a buffer, and `bonus`."""
+    """Return the group with shaped rewards: plus the overlong penalty, if there is a buffer, plus `bonus`."""
     rollouts = []
-    for place, rollout in enumerate(group.rollouts):
+    for index, rollout in enumerate(group.rollouts):
         reward = rollout.reward
         if overlong_buffer:
             reward += overlong_penalty(len(rollout.tokens), limit=limit, buffer=overlong_buffer)
         if bonus:
-            reward += bonus[place]
+            reward += bonus[index]
         rollouts.append(replace(rollout, reward=reward))
     return replace(group, rollouts=tuple(rollouts))

@@ -1,17 +1,17 @@
-"""Log-probs, and the losses made of them; both engines train with exactly these functions.
+"""Log-probs and losses. Both engines train with these functions.
 
 Shapes in names:
 
     B rows    T tokens of a row    V vocabulary    D hidden size    N selected predictions
 
 Entry t of every BT stream belongs to the prediction of token t from the tokens before it, as in
-`lfo.types.TrainingSample`; entry 0 has nothing before it and is 0. Losses look only at entries with a weight,
-so what stands in the others (padding, prompt) changes neither value nor gradient, not even when it is NaN.
+`lfo.types.TrainingSample`; entry 0 is 0, because no token is before it. Losses use only entries with a weight: values
+in other entries (padding, prompt) change neither the loss nor the gradient, even if they are NaN.
 
-Every mean is a sum divided by `normalizer`, which the caller computes once over the whole mini-batch and all
-ranks: the results of micro-batches are shares of the mini-batch's mean, and adding them up is exact. Each
-loss has a normalizer of its own, so neither dilutes the other. (Where ranks average gradients instead of
-adding them, multiply the loss by their number.)
+Every mean is a sum divided by `normalizer`, which the caller computes once over the whole mini-batch and all ranks. The
+results of micro-batches are therefore exact parts of the mini-batch mean: add them up. Each loss has its own
+normalizer, so neither dilutes the other. (If ranks average gradients instead of adding them, multiply the loss by the
+number of ranks.)
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ from torch.utils.checkpoint import checkpoint
 def token_logprobs(
     logits_BTV: Tensor, tokens_BT: Tensor, *, temperature: float = 1.0, chunk: int = 256
 ) -> tuple[Tensor, Tensor]:
-    """Log-prob of every token and entropy of every prediction, (logprobs_BT, entropies_BT), in fp32.
+    """Return the log-prob of every token and the entropy of every prediction, (logprobs_BT, entropies_BT), in fp32.
 
-    Works through T in chunks and computes each again in the backward pass, so that never more than one chunk
-    of the logits exists in fp32.
+    Processes T in chunks and recomputes each in the backward pass, so at most one chunk of the logits exists in fp32.
     """
     logprobs, entropies = _in_chunks(
         lambda logits, targets: _score(logits, targets, temperature),
@@ -56,11 +55,11 @@ def fused_token_logprobs(
     temperature: float = 1.0,
     chunk: int = 1024,
 ) -> tuple[Tensor, Tensor]:
-    """`token_logprobs` from the last hidden states and the weight of the output layer; the logits never exist.
+    """`token_logprobs` from the last hidden states and the output layer, without storing the logits.
 
-    Only entries where `positions_BT` is True are computed, `chunk` of them at a time; the others are 0. Few
-    tokens of a rollout are sampled or are targets, and the output layer is the widest of the model.
-    For models whose logits are plainly `hidden @ head.T` (no bias, no soft-capping).
+    Computes only entries where `positions_BT` is True, `chunk` at a time; the others are 0. This saves most of the
+    work: few tokens of a rollout are sampled or are targets, and the output layer is the widest of the model. Only for
+    models whose logits are `hidden @ head.T` (no bias, no soft-capping).
     """
     return _fused(
         lambda logits, targets: _score(logits, targets, temperature),
@@ -75,7 +74,7 @@ def fused_token_hits(
 ) -> tuple[Tensor, Tensor]:
     """(logprobs_BT, hits_BT) like `fused_token_logprobs` at temperature 1.
 
-    A hit is 1 where no token is likelier, else 0; its `weighted_mean` is the token accuracy. It has no gradient.
+    A hit is 1 if no token is likelier, else 0; the `weighted_mean` of hits is the token accuracy. It has no gradient.
     """
     return _fused(_score_hits, (hidden_BTD, head_VD, tokens_BT), positions_BT, chunk)
 
@@ -100,7 +99,7 @@ def _fused(
 
 
 def _logits(hidden_ND: Tensor, head_VD: Tensor) -> Tensor:
-    """Rounded to bf16, a logit of 20 is off by up to 0.06, and its log-prob with it: a GPU can answer in fp32."""
+    """Return logits in fp32 on a GPU: rounded to bf16, a logit of 20 and its log-prob are off by up to 0.06."""
     if hidden_ND.device.type == "cuda" and hidden_ND.dtype != torch.float32 and not head_VD.requires_grad:
         return cast(Tensor, _PreciseLogits.apply(hidden_ND, head_VD))
     return linear(hidden_ND, head_VD)
@@ -125,14 +124,14 @@ def _predictable(tokens_BT: Tensor, positions_BT: Tensor | None) -> Tensor:
 
 
 def _score(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probs of the targets and entropies; V is the last dimension of `logits`."""
+    """Return the log-probs of the targets and the entropies; V is the last dimension of `logits`."""
     all_logprobs = _in_full_precision(logits).div(temperature).log_softmax(dim=-1)
     entropies = -(all_logprobs.exp() * all_logprobs).sum(dim=-1)
     return all_logprobs.gather(-1, targets.unsqueeze(-1)).squeeze(-1), entropies
 
 
 def _score_hits(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probs of the targets, and 1 where nothing is likelier."""
+    """Return the log-probs of the targets, and 1 where no token is likelier."""
     logits = _in_full_precision(logits)
     of_targets = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     hits = (of_targets >= logits.detach().amax(dim=-1)).to(logits.dtype)
@@ -146,28 +145,28 @@ def _in_full_precision(logits: Tensor) -> Tensor:
 def _in_chunks(
     score: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], states: Tensor, targets: Tensor, *, chunk: int, dim: int
 ) -> tuple[Tensor, Tensor]:
-    if states.shape[dim] <= chunk:  # computing it again would hold no less than keeping it
+    if states.shape[dim] <= chunk:  # recomputing one chunk would save no memory
         return score(states, targets)
-    # `split`, not slices: its backward joins the gradients once, where each slice would allocate all of them.
+    # `split`, not slices: the backward of each slice would allocate a gradient of the full size.
     pieces = zip(states.split(chunk, dim), targets.split(chunk, dim), strict=True)
     scores = [checkpoint(score, *piece, use_reentrant=False, preserve_rng_state=False) for piece in pieces]
     return torch.cat([logprobs for logprobs, _ in scores], dim), torch.cat([entropies for _, entropies in scores], dim)
 
 
 def weighted_mean(values: Tensor, weights: Tensor, *, normalizer: float) -> Tensor:
-    """This micro-batch's share of the mini-batch mean; entries without weight are not looked at."""
+    """Return this micro-batch's part of the mini-batch mean; entries without a weight are ignored."""
     if not normalizer > 0:
-        raise ValueError(f"a loss over no tokens: normalizer {normalizer}; skip the loss instead")
+        raise ValueError(f"the normalizer must be above 0, not {normalizer}; skip a loss that has no tokens")
     return (weights * values.masked_fill(weights == 0, 0.0)).sum() / normalizer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyLoss:
-    """The loss and what to watch beside it, all of them shares of the mini-batch's mean; only `loss` has a gradient."""
+    """The loss and its metrics, all as parts of the mini-batch mean; only `loss` has a gradient."""
 
     loss: Tensor
-    clip_fraction: Tensor  # of the tokens, how many the clip kept from moving further
-    approx_kl: Tensor  # from the policy that sampled to this one, estimator k3
+    clip_fraction: Tensor  # the share of tokens whose gradient the clip set to 0
+    approx_kl: Tensor  # from the sampling policy to this one, estimator k3
 
 
 def policy_loss(
@@ -180,11 +179,11 @@ def policy_loss(
     clip_high: float = 0.28,
     normalizer: float,
 ) -> PolicyLoss:
-    """DAPO's token-mean clipped objective, with the ratio to the policy that sampled.
+    """DAPO's token-mean clipped loss, with the ratio to the policy that sampled.
 
-    The range is wider above: an unlikely token with a good outcome may gain more than a likely one may lose.
+    The clip range is wider above 1, so an unlikely token with a good outcome can gain more than a likely one can lose.
     """
-    # Before `exp`: there, garbage in an entry without weight would overflow and turn the gradient into NaN.
+    # Mask before `exp`: an arbitrary value in an entry without a weight could overflow and make the gradient NaN.
     log_ratio = (logprobs - old_logprobs).masked_fill(weights == 0, 0.0)
     ratio = log_ratio.exp()
     unclipped = ratio * advantages
@@ -200,17 +199,17 @@ def policy_loss(
 
 
 def world_model_loss(logprobs: Tensor, weights: Tensor, normalizer: float) -> Tensor:
-    """Cross-entropy on what the environment said, in nats per token."""
+    """Cross-entropy on the replies of the environment, in nats per token."""
     return -weighted_mean(logprobs, weights, normalizer=normalizer)
 
 
 def imitation_loss(logprobs: Tensor, weights: Tensor, normalizer: float) -> Tensor:
-    """Cross-entropy on what the policy said where it succeeded, in nats per token."""
+    """Cross-entropy on the policy's messages in successful rollouts, in nats per token."""
     return -weighted_mean(logprobs, weights, normalizer=normalizer)
 
 
 def total_loss(policy: Tensor, world_model: Tensor, *, weight: float) -> Tensor:
-    """`policy + weight * world_model`; with weight 0 the policy loss itself, so that plain DAPO is exact.
+    """Return `policy + weight * world_model`; with weight 0 only the policy loss, so that plain DAPO is exact.
 
     (0 * NaN would be NaN, and an added 0 would still send gradients of 0 through the world model.)
     """
@@ -218,12 +217,11 @@ def total_loss(policy: Tensor, world_model: Tensor, *, weight: float) -> Tensor:
 
 
 def clip_gradients_per_adapter(groups: Mapping[str, Sequence[Tensor]], max_norm: float) -> dict[str, float]:
-    """Clip the gradients of each adapter by its own norm; answers the norms from before, by adapter.
+    """Clip the gradients of each adapter by its own norm; return the norms before clipping, by adapter.
 
-    One norm for all would let a large world-model gradient shrink the policy's step. Parameters without a
-    gradient are skipped, and an adapter without any is left out of the answer. Where a norm is not finite, it is
-    answered as it is and the gradients stay untouched: scaling them would only spread the NaN, and stopping is the
-    caller's decision.
+    With one norm for all, a large world-model gradient would shrink the policy's step. Parameters without a gradient
+    are skipped; an adapter without any gradient is not in the result. If a norm is not finite, it is returned and the
+    gradients are not changed: scaling would only spread the NaN, and the caller decides whether to stop.
     """
     norms: dict[str, float] = {}
     for name, parameters in groups.items():

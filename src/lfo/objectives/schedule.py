@@ -1,6 +1,6 @@
-"""What changes with the step number: which losses are active, the learning rate, the world-model weight.
+"""Schedules by step: active losses, phases, learning rate, world-model weight.
 
-Steps count from 0. Everything is a function of its arguments, so a resumed run continues exactly.
+Steps start at 0. All functions are pure, so a resumed run continues exactly.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class ActiveLosses(NamedTuple):
 
 
 def active_losses(schedule: str, step: int) -> ActiveLosses:
-    """Which losses step `step` trains.
+    """Return the losses that step `step` trains.
 
     step                  0    1    2    3
     joint                 pw   pw   pw   pw
-    alternating           w    p    w    p      the world model leads: it can learn from any reply
+    alternating           w    p    w    p      the world model first: it can learn from any reply
     world_model_first:2   w    w    pw   pw
     hierarchical:3        pw   p    p    pw
     """
@@ -46,11 +46,11 @@ Phase = Literal["ask", "internalise", "reinforce"]
 
 
 def phase_of(step: int, *, begun: bool, until: int) -> Phase:
-    """What a step is for.
+    """Return the phase of a step.
 
-    ask           the world model learns, and the policy, where it acts itself, learns by DAPO what to ask
-    internalise   from `begun` on: the policy imitates successes, the world model goes on
-    reinforce     from step `until` on, 0 = never: DAPO alone, without look-ahead and world model
+    ask           the world model learns; the policy, if it acts itself, learns by DAPO what to ask
+    internalise   once `begun`: the policy imitates successes, the world model keeps learning
+    reinforce     from step `until` on (0: never): DAPO alone, without look-ahead and world model
     """
     if 0 < until <= step:
         return "reinforce"
@@ -58,8 +58,8 @@ def phase_of(step: int, *, begun: bool, until: int) -> Phase:
 
 
 def rate_of(step: int, *, warmup: int, total: int, until: int, constant: bool = False) -> float:
-    """The share of every learning rate in a step; what follows `until` warms up and falls anew. With `constant` no
-    rate falls.
+    """Return the factor of every learning rate in a step. The schedule starts again at `until`. With `constant` the
+    rate does not decay.
 
     >>> [round(rate_of(step, warmup=1, total=6, until=3), 2) for step in range(6)]
     [1.0, 1.0, 0.55, 1.0, 1.0, 0.55]
@@ -72,9 +72,9 @@ def rate_of(step: int, *, warmup: int, total: int, until: int, constant: bool = 
 
 
 def learning_rate(step: int, *, base: float, warmup: int = 10, total: int, floor: float = 0.0) -> float:
-    """Linear warm-up over `warmup` steps, then a cosine from `base` down to `floor * base` at step `total`.
+    """Return the learning rate: linear warm-up over `warmup` steps, then a cosine to `floor * base` at step `total`.
 
-    The first step already learns (base / warmup), and beyond `total` the rate stays at its floor.
+    The first step already has the rate base / warmup; after `total` the rate stays at its floor.
     """
     if step < warmup:
         return base * (step + 1) / warmup
@@ -83,10 +83,10 @@ def learning_rate(step: int, *, base: float, warmup: int = 10, total: int, floor
 
 
 def control_weight(weight: float, accuracy: float, success: float, baseline_success: float) -> float:
-    """The rule-based controller of the world-model weight; all rates are fractions between 0 and 1.
+    """Return the next world-model weight by the rule-based controller; all rates are between 0 and 1.
 
-    A world model that is still poor gets full weight; one that is good while the policy is worse than the
-    baseline gets less; else the weight stays. An accuracy that nobody measured (NaN) changes nothing.
+    The weight is 1 if the world model is poor, and 0.3 if it is good while the policy is worse than the baseline;
+    otherwise it stays. An accuracy that was not measured (NaN) changes nothing.
     """
     if accuracy < 0.3:
         return 1.0
@@ -96,8 +96,8 @@ def control_weight(weight: float, accuracy: float, success: float, baseline_succ
 
 
 def adapted_weight(weight: float, row: Mapping[str, Any], *, best: float | None) -> float:
-    """The weight after the evaluation in this row of metrics; a weight of 0 stays 0."""
-    # Of the held-out calls where they were asked: in this very step the world model may not have trained.
+    """Return the weight after the evaluation in this row of metrics; a weight of 0 stays 0."""
+    # Prefer the accuracy on held-out calls: in this step the world model may not have been trained.
     accuracy = row.get("world_model_eval/token_accuracy", row.get("world_model_accuracy", float("nan")))
     success = row.get("eval/val/success", 0.0)
     return control_weight(weight, accuracy, success, success if best is None else best) if weight else weight

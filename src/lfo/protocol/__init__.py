@@ -1,1 +1,1 @@
-"""Text and tokens: tool calls (`hermes`, `tool_calls`), chat in ids (`template`, `chat`), examples. No torch."""
+"""Text and tokens: tool calls (`hermes`, `tool_calls`), chat (`template`, `chat`), world-model examples. No torch."""

@@ -1,17 +1,17 @@
-"""The base model's own chat template, spoken in token ids.
+"""The chat template of the base model, in token ids.
 
-The template is only ever rendered with placeholders in the place of contents. Between them stands its glue, which is
-tokenised with special tokens; contents are tokenised apart, with special tokens disabled, so that no text of a model
-or an environment can become a control token. What was sampled is never rendered or tokenised again: a row only grows.
+The template is always rendered with placeholders instead of contents. The text between them, the glue, is tokenised
+with special tokens. Contents are tokenised separately, with special tokens disabled, so that no text of a model or an
+environment can become a control token. Sampled tokens are never rendered or tokenised again: a row only grows.
 
     opening(messages)        glue system glue user glue+prompt
     <sampled ids>                                             action end-of-turn
     after_action(text)                                                           glue observation glue+prompt
     imagined(action, text)   action end-of-turn glue observation glue+prompt     (follows a prompt, like an action)
 
-A model writes tool calls in the form of its own template (`tool_calls`); everybody else, environments included, speaks
-Hermes'. Here is the one place where that is translated: `read` for what was sampled, `encode_message` for what is
-written in the policy's place. Not here: sampling.
+A model writes tool calls in the form of its own template (`tool_calls`); the rest of the system, including
+environments, uses the Hermes format. Only this module translates: `read` for sampled messages, `encode_message` for
+messages that are written in place of the policy. Sampling is elsewhere.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
-# For templates that have no words for tools of their own: those of Qwen's template, after Hermes.
+# For templates without tools: the text of Qwen's template, after Hermes.
 TOOLS_PROMPT = """# Tools
 
 You may call one or more functions to assist with the user query.
@@ -46,13 +46,13 @@ For each function call, return a json object with function name and arguments wi
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
 
-MAX_FRAMES = 256  # sequences of roles whose glue is kept, where strangers choose them
+MAX_FRAMES = 256  # cached sequences of roles; clients of `lfo serve` choose them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tokens:
-    """A piece of a row. `spans` are the half-open ranges of its contents in `ids`, template glue excluded, in order:
-    one per message of an opening, the observation after an action, action and observation of an imagined exchange.
+    """A piece of a row. `spans` are the half-open ranges of its contents in `ids`, without the glue of the template, in
+    order: each message of an opening, the observation after an action, action and observation of an imagined exchange.
 
     >>> Tokens(ids=(1, 7, 8, 2), origins=(0, 2, 2, 0), spans=((1, 3),)).content_end
     3
@@ -64,7 +64,7 @@ class Tokens:
 
     @property
     def content_start(self) -> int:
-        """Of the last content: the observation, wherever there is one."""
+        """The start of the last content: the observation, if there is one."""
         return self.spans[-1][0]
 
     @property
@@ -76,23 +76,23 @@ class Tokens:
 class Said:
     """What a policy has said: `Said(message='<tool_call>{"name": "look"}</tool_call>', calls=(...,), thought="Hm.")`.
 
-    `message` is what others hear of it: without the thought, calls in Hermes' form; `Unreadable` where there are calls
-    that could not be read.
+    `message` is what others receive: without the thought, with calls in Hermes format; `Unreadable` if a call cannot be
+    parsed.
     """
 
     message: str
     calls: tuple[ToolCall, ...] = ()
     thought: str = ""
-    text: str = ""  # as it was written, without the thought
+    text: str = ""  # the original text, without the thought
 
     @property
     def messages(self) -> tuple[str, ...]:
-        """What an environment hears, one message for each call."""
+        """The messages for an environment, one for each call."""
         return tuple(one_by_one(self.message))
 
 
 def split_thought(text: str, *, begun: bool) -> tuple[str, str]:
-    """(thought, what was said): all up to the last end of a thought was thought, and so was one that never ends.
+    """Split text into (thought, message); everything up to the last end tag, and an unclosed thought, is thought.
 
     >>> split_thought("<think>Red? <tool_call>no</think>Red.", begun=False)
     ('Red? <tool_call>no', 'Red.')
@@ -106,20 +106,20 @@ def split_thought(text: str, *, begun: bool) -> tuple[str, str]:
 
 
 class ChatCodec:
-    """Messages to ids and sampled ids to text, for one tokenizer and one set of tools.
+    """Encodes messages and decodes sampled ids, for one tokenizer and one set of tools.
 
-    Raises `ConfigError` when the template cannot be spoken piece by piece: when it changes what was already said, or
-    when its glue depends on the position in the conversation. A generation prompt that goes beyond what stands before
-    a past message, such as the empty thinking block of Qwen3, is fine: it stays in the row, as the policy saw it.
-    So do thoughts, with `thinking`, and a template that would drop them between calls is refused.
+    Raises a `ConfigError` if the template cannot be written piece by piece: if it changes earlier messages, or if its
+    glue depends on the position in the conversation. A generation prompt that is longer than the text before a past
+    message, such as the empty thinking block of Qwen3, is allowed: it stays in the row, as the policy saw it. With
+    `thinking`, thoughts stay too, and a template that drops them between calls is rejected.
 
-    Added tokens that are not special, such as Qwen's `<tool_call>`, are ordinary vocabulary and may stand in contents,
-    except those in the glue itself: a content can never close the bracket in which the template puts it.
+    Added tokens that are not special, such as Qwen's `<tool_call>`, are ordinary vocabulary and may be in contents,
+    except those in the glue: a content can never close a tag of the template around it.
     """
 
     end_of_turn: int  # the id that ends an assistant message
     ends: tuple[int, ...]  # all ids at which sampling stops
-    form: CallForm  # in which the model writes calls
+    form: CallForm  # how the model writes calls
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]] = (), *, thinking: bool = False
@@ -136,7 +136,7 @@ class ChatCodec:
         self.form = self._template.form
         self.end_of_turn = known[self._template.end]
         self.ends = (self.end_of_turn, *(known[end] for form in FORMS for end in form.ends if end in known))
-        self._after: dict[int, list[list[int]]] = {}  # by how many observations follow one action
+        self._after: dict[int, list[list[int]]] = {}  # glue, by the number of observations after one action
         self._no_thought = self._encode_glue(self._template.no_thought)
 
         glue = {token for piece in (self._encode_glue(self._template.prompt), *self._after_glue(1)) for token in piece}
@@ -146,7 +146,7 @@ class ChatCodec:
         self._check(added[number].content for number in sorted(self._control))
 
     def opening(self, messages: Sequence[Message]) -> Tokens:
-        """The whole first prompt: tools, the given messages, and the prompt for the first action."""
+        """Return the first prompt: tools, the given messages, and the prompt for the first action."""
         messages = self._with_tools_described(messages) if self._template.ignores_tools else list(messages)
         roles = tuple(message.role for message in messages)
         if roles not in self._frames:
@@ -158,54 +158,54 @@ class ChatCodec:
         return _weave(self._frames[roles], contents, Origin.PROMPT)
 
     def after_action(self, *observations: str, stopped: bool, origin: Origin = Origin.ENVIRONMENT) -> Tokens:
-        """What follows a sampled message, an observation for each of its calls; `stopped`: its end-of-turn token was
-        sampled too.
+        """Return what follows a sampled message: one observation for each of its calls, and the next prompt.
 
-        A row that ends with this observation is cut at `content_end`.
+        `stopped`: the end-of-turn token was sampled too. Cut a row that ends with this observation at `content_end`.
         """
         to_observation, *others = self._after_glue(len(observations))
         before = to_observation if stopped else [self.end_of_turn, *to_observation]
         return _weave([before, *others], list(map(self._encode_observation, observations)), origin)
 
     def after_action_by_user(self, words: str) -> Tokens:
-        """What follows a sampled message, its end of turn included, when the user speaks next."""
+        """Return what follows a sampled message, after its end of turn, if the user speaks next."""
         _, _, to_user, to_prompt = self._template.pieces(("user", "assistant", "user"))
         end, *before = self._encode_glue(to_user.lstrip())
         if end != self.end_of_turn:
-            raise ConfigError("the chat template ends an assistant message differently before a user's")
+            raise ConfigError("the chat template ends an assistant message differently before a user message")
         return _weave([before, self._encode_glue(to_prompt)], [self.encode(words)], Origin.PROMPT)
 
     def imagined(self, action: str, observation: str) -> Tokens:
-        """A whole exchange that never happened, in the shape of a real one."""
+        """Return an imagined exchange in the format of a real one."""
         to_observation, to_prompt = self._after_glue(1)
         glue = [self._no_thought, [self.end_of_turn, *to_observation], to_prompt]
         return _weave(glue, [self._encode_calls(action), self._encode_observation(observation)], Origin.PREDICTED)
 
     def encode_message(self, message: str) -> list[int]:
-        """A message that is written in the policy's place, behind a prompt: no thought, calls in the model's form."""
+        """Encode a message in place of the policy, after a prompt: no thought, calls in the form of the model."""
         return [*self._no_thought, *self._encode_calls(message)]
 
     def encode(self, text: str) -> list[int]:
-        """Untrusted text: never a control token, whatever it contains."""
+        """Encode untrusted text; the result never contains a control token."""
         well_formed = text.encode("utf-8", errors="replace").decode("utf-8")  # lone surrogates
-        (encoded,) = self._content.encode_batch_fast([well_formed], add_special_tokens=False)  # lets other threads run
+        # The batch method releases the interpreter lock.
+        (encoded,) = self._content.encode_batch_fast([well_formed], add_special_tokens=False)
         return encoded.ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of sampled ids, up to the end of turn; stray special tokens are shown as text."""
+        """Decode sampled ids up to the end of turn; other special tokens become text."""
         ids = list(ids)
-        end = next((place for place, each in enumerate(ids) if each in self.ends), len(ids))
+        end = next((index for index, each in enumerate(ids) if each in self.ends), len(ids))
         return self._vocabulary.decode(ids[:end], skip_special_tokens=False)
 
     def read(self, ids: Sequence[int]) -> Said:
-        """A sampled message: what was thought, and what was said."""
+        """Parse a sampled message into thought, message and calls."""
         text, thought = self.decode(ids), ""
         if self._template.knows_thoughts:
             thought, text = split_thought(text, begun=self._template.begins_thought)
         try:
             calls = self.form.parse(text, self._tools)
         except Mistake as mistake:
-            # Whoever reads it later as plain text must not find a call in it either.
+            # A reader of the plain text must not find a call in it either.
             marked = text if self.form is HERMES else UNREADABLE + text
             return Said(message=Unreadable(marked, str(mistake)), thought=thought, text=text)
         message = text
@@ -215,7 +215,7 @@ class ChatCodec:
         return Said(message=message, calls=tuple(calls), thought=thought, text=text)
 
     def _encode_calls(self, message: str) -> list[int]:
-        """A message in Hermes' form as the model itself would write its calls."""
+        """Rewrite the calls of a Hermes message in the form of the model."""
         if self.form is HERMES:
             return self.encode(message)
         try:
@@ -235,7 +235,7 @@ class ChatCodec:
         return self._vocabulary.encode(text, add_special_tokens=False).ids
 
     def _after_glue(self, observations: int) -> list[list[int]]:
-        """From an action's end of turn, without it, to the next prompt, around so many observations."""
+        """Return the glue between the end of turn of an action and the next prompt, for so many observations."""
         if observations not in self._after:
             first, *others = map(self._encode_glue, self._template.after_action(observations))
             self._after[observations] = [first[1:], *others]
@@ -250,7 +250,7 @@ class ChatCodec:
         glue = [self._vocabulary.decode(piece, skip_special_tokens=False) for piece in pieces]
         row = self._vocabulary.decode(self.imagined("b", "c").ids, skip_special_tokens=False)
         if row != f"{glue[0]}b{glue[1]}{glue[2]}c{glue[3]}":
-            raise ConfigError("the tokenizer changes text at the seams of messages (it adds or strips spaces)")
+            raise ConfigError("the tokenizer adds or strips spaces between messages, which is not supported")
 
     def _refuse_control_tokens(self, specials: Sequence[str]) -> None:
         schemas = json.dumps(self._tools, ensure_ascii=False)
@@ -279,7 +279,7 @@ def _weave(glue: Sequence[Sequence[int]], contents: Sequence[Sequence[int]], ori
 
 
 def _copy_of(tokenizer: PreTrainedTokenizerBase, *, control: Iterable[int] | None = None) -> Tokenizer:
-    """A private copy, since others switch the state of the shared one; given `control`, it never produces those ids."""
+    """Return a private copy of the tokenizer, because others change the shared one; it never produces `control` ids."""
     from tokenizers import Tokenizer
 
     backend = getattr(tokenizer, "backend_tokenizer", None)

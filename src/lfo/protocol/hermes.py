@@ -1,11 +1,10 @@
-"""Tool calls as text, in Hermes form: what environments hear, records hold and models after Qwen's template write.
+"""Tool calls as text in Hermes format, which environments, records and models with Qwen's template use.
 
     format_tool_call(ToolCall(name="look", arguments={}))
     -> '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
 
-An environment hears one call or none in a message. What cannot be read is a `Mistake`, one sentence for the policy.
-Models that write calls in another form are translated (`tool_calls`). Standard library only: environments read calls
-with it.
+An environment receives at most one call in a message. A call that cannot be parsed is a `Mistake`, one sentence for the
+policy. `tool_calls` translates the forms of other models. Standard library only, because environments import it.
 """
 
 from __future__ import annotations
@@ -23,12 +22,13 @@ MAX_CALLS = 8  # in one message of a policy
 
 
 class Mistake(Exception):
-    """A bad use of a tool, in one sentence for the policy; raised by the parser and by tools."""
+    """A wrong use of a tool, as one sentence for the policy; raised by the parser and by tools."""
 
 
 class Unreadable(str):
-    """A message whose calls could not be read in the form of the model that wrote it, and why: whoever reads it as
-    Hermes hears the same sentence. Text of a model is never of this type."""
+    """A message with a call that cannot be parsed in the form of the model, and the reason.
+
+    Parsing it as Hermes raises the same `Mistake`. Text of a model is never of this type."""
 
     why: str
 
@@ -38,7 +38,7 @@ class Unreadable(str):
         return message
 
 
-UNREADABLE = "<tool_call>(unreadable) "  # before such a message where it stands as plain text: no JSON follows the tag
+UNREADABLE = "<tool_call>(unreadable) "  # before such a message in plain text: no JSON follows the tag
 _OPEN = "<tool_call>"
 _CLOSE = "</tool_call>"
 _CALL_STARTS = re.compile(_OPEN + r"\s*")
@@ -46,7 +46,7 @@ _CALL_ENDS = re.compile(r"\s*" + _CLOSE)
 
 
 def parse_tool_call(message: str) -> ToolCall | None:
-    """The one call in a message, None when it has none; raises `Mistake` when the call cannot be read.
+    """Return the call of a message, or None; raise a `Mistake` if it cannot be parsed.
 
     >>> parse_tool_call('<tool_call>{"name": "look", "arguments": {}}</tool_call>')
     ToolCall(name='look', arguments={})
@@ -58,7 +58,7 @@ def parse_tool_call(message: str) -> ToolCall | None:
 
 
 def parse_tool_calls(message: str) -> list[ToolCall]:
-    """All calls in a message, in order; raises `Mistake` when one of them cannot be read."""
+    """Return all calls of a message, in order; raise a `Mistake` if one cannot be parsed."""
     if isinstance(message, Unreadable):
         raise Mistake(message.why)
     calls: list[ToolCall] = []
@@ -73,7 +73,7 @@ def parse_tool_calls(message: str) -> list[ToolCall]:
 
 
 def refuse_overlong(message: str, calls: list[ToolCall]) -> None:
-    """Raise a `Mistake` where one more call may not be read in a message that has these."""
+    """Raise a `Mistake` if a message with these calls may not have another."""
     if len(message) > MAX_MESSAGE_CHARS:
         raise Mistake(f"The message is longer than {MAX_MESSAGE_CHARS} characters.")
     if len(calls) >= MAX_CALLS:
@@ -81,7 +81,7 @@ def refuse_overlong(message: str, calls: list[ToolCall]) -> None:
 
 
 def read_json(message: str, start: int) -> tuple[Any, int]:
-    """The JSON value at a place of a message, and where it ends."""
+    """Return the JSON value at an index of a message, and the index of its end."""
     try:
         return _DECODER.raw_decode(message, start)
     except json.JSONDecodeError as error:
@@ -91,7 +91,7 @@ def read_json(message: str, start: int) -> tuple[Any, int]:
 
 
 def call_of(value: Any, message: str, *, key: str = "arguments", ignored: tuple[str, ...] = ()) -> ToolCall:
-    """The call that a JSON value of this message is; its arguments stand under `key`, and some keys mean nothing."""
+    """Return a JSON value as a call; `key` has its arguments, and some keys are ignored."""
     if type(value) is not dict:
         raise Mistake(f'The tool call must be a JSON object with "name" and "{key}".')
     name = value.get("name")
@@ -102,7 +102,7 @@ def call_of(value: Any, message: str, *, key: str = "arguments", ignored: tuple[
         raise Mistake(f'"{key}" of the tool call must be a JSON object.')
     if not value.keys() <= {"name", key, *ignored}:
         raise Mistake(f'The tool call may only have "name" and "{key}".')
-    # The next two checks walk the arguments, so a glance at the message first says whether they can matter at all.
+    # The next two checks walk the arguments; a quick test of the message decides whether they are needed.
     if message.count("{") + message.count("[") > MAX_NESTING and not _nested_at_most(MAX_NESTING, arguments):
         raise Mistake("The tool call is nested too deeply.")
     if ("\\u" in message or not message.isascii()) and _has_lone_surrogate(name, arguments):
@@ -111,7 +111,7 @@ def call_of(value: Any, message: str, *, key: str = "arguments", ignored: tuple[
 
 
 def one_by_one(message: str) -> list[str]:
-    """A message as an environment hears it: one for each of its calls where it has several that can be read."""
+    """Return the messages for an environment: one for each call, if there are several and all can be parsed."""
     try:
         calls = parse_tool_calls(message)
     except Mistake:
@@ -120,7 +120,7 @@ def one_by_one(message: str) -> list[str]:
 
 
 def without_calls(message: str) -> str:
-    """The text around the calls of a message that can be read."""
+    """Return the text around the calls of a message that can be parsed."""
     kept, end = "", 0
     while start := _CALL_STARTS.search(message, end):
         kept += message[end : start.start()]
@@ -131,7 +131,7 @@ def without_calls(message: str) -> str:
 
 
 def read_tool_call(message: str) -> ToolCall | None:
-    """Like `parse_tool_call`, for readers of a transcript: None also when the call cannot be read."""
+    """Like `parse_tool_call`, but return None if the call cannot be parsed."""
     try:
         return parse_tool_call(message)
     except Mistake:
@@ -139,7 +139,7 @@ def read_tool_call(message: str) -> ToolCall | None:
 
 
 def format_tool_call(call: ToolCall) -> str:
-    """The inverse of `parse_tool_call`, in the one form that we write."""
+    """Return a call as text; the inverse of `parse_tool_call`."""
     body = {"name": call.name, "arguments": dict(call.arguments)}
     return f"{_OPEN}\n{json.dumps(body, ensure_ascii=False, allow_nan=False)}\n{_CLOSE}"
 
@@ -152,7 +152,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _integer(text: str) -> int:
-    if len(text) > 19:  # before int(), whose time grows with the square of the length
+    if len(text) > 19:  # before int(), whose time is quadratic in the length
         raise Mistake("The tool call contains a number that is too large.")
     return int(text)
 

@@ -1,7 +1,7 @@
-"""A chat template, asked with placeholders in the place of contents: which text of its own it puts between messages.
+"""Analyse a chat template: render it with placeholders to find the text that it puts between messages.
 
-It also tells by asking how the model writes tool calls, whether it thinks, and how past exchanges have to be given to
-it. Text only: `chat` makes token ids of it.
+It also finds how the model writes tool calls, whether it thinks, and how past exchanges must be passed to it. Text
+only: `chat` makes token ids of it.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 THOUGHT, THOUGHT_END = "<think>", "</think>"
-# How past exchanges are given to a template: as text; with their calls apart, which some demand before an observation;
-# or, where it knows no observations, with the user speaking them.
+# How past exchanges are passed to a template: as text; with separate calls, which some require before an observation;
+# or with observations as user messages, if it has no tool role.
 History = Literal["text", "calls", "user"]
 
 
 class ChatTemplate:
-    """The template of a tokenizer with these tools; `added` are the tokens that its text may hold.
+    """The template of a tokenizer with these tools; `added` are the added tokens that its text may contain.
 
-    Raises `ConfigError` when a growing row of tokens cannot follow it.
+    Raises a `ConfigError` if a row that only grows cannot follow the template.
     """
 
-    ignores_tools: bool  # so that they have to be described
+    ignores_tools: bool  # then the system message must describe them
     end: str  # the token that ends an assistant message
-    prompt: str  # between the user's words and the first action
-    form: CallForm  # in which it writes calls
+    prompt: str  # between the user message and the first action
+    form: CallForm  # how it writes calls
     knows_thoughts: bool
-    begins_thought: bool  # in its prompt
-    no_thought: str  # what skips the thought, behind a prompt
+    begins_thought: bool  # its prompt opens a thought
+    no_thought: str  # the text after a prompt that skips the thought
     escapes_observations: bool  # writes them as JSON strings, as Llama's does
 
     def __init__(
@@ -64,10 +64,10 @@ class ChatTemplate:
         self.form = self._find_form()
 
     def pieces(self, roles: tuple[str, ...], *, tools: bool = True, past: bool = False) -> list[str]:
-        """The template's own text before, between and after messages of these roles, generation prompt included.
+        """Return the glue before, between and after messages of these roles, with the generation prompt.
 
-        `past`: messages of the assistant stand as they were said, with a thought where it thinks, or with a call where
-        the template demands one.
+        `past`: assistant messages are rendered as they were said, with a thought if the model thinks, or with a call if
+        the template requires one.
         """
         marks = [_mark() for _ in roles]
         rest = self._render(self._placeholders(roles, marks, past=past), tools=tools)
@@ -80,9 +80,9 @@ class ChatTemplate:
         return [*pieces, rest]
 
     def after_action(self, observations: int) -> list[str]:
-        """What follows an action, around so many observations: from its end of turn to the next prompt.
+        """Return the glue from the end of turn of an action to the next prompt, for so many observations.
 
-        Whatever stands before the end of turn belongs to the message, which the model has already finished.
+        Text before the end of turn belongs to the message, which the model has already finished.
         """
         _, _, to_observation, *others = self.pieces(("user", "assistant", *("tool",) * observations), past=True)
         return [to_observation[to_observation.index(self.end) :], *others]
@@ -94,30 +94,30 @@ class ChatTemplate:
                 tools=self._tools if self._tools and tools else None,
                 add_generation_prompt=True,
                 tokenize=False,
-                enable_thinking=self._thinking,  # a variable of some templates; others ignore it
+                enable_thinking=self._thinking,  # used by some templates, ignored by others
             )
         except (TemplateError, TypeError, ValueError) as error:
             roles = ", ".join(message["role"] for message in messages)
-            raise ConfigError(f"the chat template refuses the messages {roles}: {error}") from error
+            raise ConfigError(f"the chat template rejects messages of the roles {roles}: {error}") from error
         return str(text)
 
     def _placeholders(self, roles: Sequence[str], marks: Sequence[str], *, past: bool) -> list[dict[str, Any]]:
         messages: list[dict[str, Any]] = []
-        place = 0  # among the observations after one action
+        index = 0  # of the observation after one action
         for role, mark in zip(roles, marks, strict=True):
-            place = place + 1 if role == "tool" else 0
+            index = index + 1 if role == "tool" else 0
             if role == "assistant" and past and self._history == "calls":
                 messages.append(_calling(ToolCall(name=mark, arguments={})))
             elif role == "assistant" and past and self._thinking:
                 messages.append({"role": role, "content": f"{THOUGHT}\n{self._thought}\n{THOUGHT_END}\n\n{mark}"})
             elif role == "tool" and self._history == "user":
                 text = f"<tool_response>\n{mark}\n</tool_response>"
-                if place > 1:
+                if index > 1:
                     messages[-1]["content"] += f"\n{text}"
                 else:
                     messages.append({"role": "user", "content": text})
             elif role == "tool":
-                messages.append({"role": role, "content": mark, "tool_call_id": _call_id(place)})
+                messages.append({"role": role, "content": mark, "tool_call_id": _call_id(index)})
             else:
                 messages.append({"role": role, "content": mark})
         return messages
@@ -134,7 +134,7 @@ class ChatTemplate:
         return "user"
 
     def _check_places(self) -> None:
-        """What stands between messages must be the same everywhere in a conversation."""
+        """Raise a `ConfigError` unless the glue is the same everywhere in a conversation."""
         before, self.prompt = self.pieces(("user",))
         # Pieces of n exchanges: before user, to action, (to observation, to action) * n, the last being a prompt.
         rows = [self.pieces(("user", *("assistant", "tool") * exchanges), past=True) for exchanges in (1, 2, 3)]
@@ -150,29 +150,31 @@ class ChatTemplate:
         )
         if not constant:
             raise ConfigError(
-                "the chat template writes a message differently at different places of a conversation, "
-                "so a growing row of tokens cannot follow it; choose or write a template that does not"
+                "the chat template renders a message differently at different positions of a conversation, "
+                "so a growing row of tokens cannot follow it; choose or write another template"
             )
 
     def _leads_to(self, prompt: str, glue: str) -> bool:
-        """Whether a past message, with this before it, stands where it was said behind this prompt; spaces apart, of
-        which some templates write one more once others follow."""
+        """Whether a past message is rendered as it was said after its prompt. Spaces are ignored, because some
+        templates add one when another message follows."""
         prompt, glue = "".join(prompt.split()), "".join(glue.split())
         return prompt.startswith(glue) or ((self._thinking or self._history == "calls") and glue.startswith(prompt))
 
     def _check_thoughts(self, prompt: str, past: str) -> None:
-        """Refuse thoughts that a growing row cannot follow; `past` is what stands before a past action."""
+        """Raise a `ConfigError` for thoughts that a growing row cannot follow; `past`: text before a past action."""
         self.knows_thoughts = THOUGHT_END in str(self._tokenizer.get_chat_template(tools=self._tools or None))
         self.begins_thought = prompt.rstrip().endswith(THOUGHT)
         self.no_thought = f"\n{THOUGHT_END}\n\n" if self.begins_thought else ""
         if self.begins_thought and self._tools and not self._thinking:
-            raise ConfigError("the chat template always begins a thought: set rollout.thinking=true")
+            raise ConfigError("the chat template always opens a thought: set rollout.thinking=true")
         if self._thinking and not self.knows_thoughts:
-            raise ConfigError(f"the chat template knows no thoughts ({THOUGHT_END}): leave rollout.thinking=false")
+            raise ConfigError(
+                f"the chat template does not support thoughts ({THOUGHT_END}): set rollout.thinking=false"
+            )
         if self._thinking and self._thought not in past:
             raise ConfigError(
                 "the chat template drops thoughts between tool calls, so a growing row of tokens cannot follow it: "
-                "leave rollout.thinking=false"
+                "set rollout.thinking=false"
             )
 
     def _escapes(self) -> bool:
@@ -181,7 +183,7 @@ class ChatTemplate:
         return f'{mark}\\"' in self._render(messages)
 
     def _find_form(self) -> CallForm:
-        """The form in which the template writes a call; Hermes' where it writes none, or says nothing about tools."""
+        """Return the form in which the template writes calls; Hermes if it writes none or ignores tools."""
         if not self._tools or self.ignores_tools:
             return HERMES
         user, call = _mark(), ToolCall(name="look_at", arguments={"thing": "door"})
@@ -192,18 +194,18 @@ class ChatTemplate:
         before, name, after = written.partition(call.name)
         if not name:
             return HERMES
-        # Of what stands between two ends of turns, the message is what follows the glue before any message.
+        # Between two ends of turn, the message is the text after the glue.
         _, glue, _ = self.pieces(("user", "assistant"))
         message = before.rpartition(self.end)[2] + name + after.partition(self.end)[0]
         form = form_of(message.strip().removeprefix(glue.rpartition(self.end)[2].strip()).strip(), call)
         if form is None:
             forms = ", ".join(known.name for known in FORMS)
-            raise ConfigError(f"the chat template writes tool calls in a form that is not known; known are {forms}")
+            raise ConfigError(f"the chat template writes tool calls in an unknown form; known forms are {forms}")
         return form
 
 
 def _mark() -> str:
-    """A content that stands nowhere else."""
+    """Return a unique placeholder."""
     return f"content{secrets.token_hex(16)}end"
 
 
@@ -214,5 +216,5 @@ def _calling(call: ToolCall) -> dict[str, Any]:
 
 
 def _call_id(place: int) -> str:
-    """Some templates write an id beside each observation, of nine characters; what was sampled has none."""
+    """Return an id of nine characters, which some templates require with each observation; sampled calls have none."""
     return f"{place:09d}"

@@ -1,4 +1,4 @@
-"""The forms in which models write tool calls: read, write, and which one a chat template means.
+"""The forms in which models write tool calls: parse them, write them, and detect the form of a chat template.
 
     hermes          <tool_call>\n{"name": "look", "arguments": {"at": "red"}}\n</tool_call>         Qwen, Hermes, ours
     qwen-xml        <tool_call>\n<function=look>\n<parameter=at>\nred\n</parameter>\n...            Qwen3-Coder
@@ -6,8 +6,8 @@
     mistral-args    [TOOL_CALLS]look[ARGS]{"at": "red"}                                             later Mistral models
     mistral         [TOOL_CALLS][{"name": "look", "arguments": {"at": "red"}}]                      Mistral to Small 3.1
 
-A form is two pure functions: `parse` reads all calls of a whole message (none: it has no call) or raises a `Mistake`,
-with the strictness of `hermes`; `pieces` writes calls. Nothing but a message that the policy has sampled is ever read.
+A form has two pure functions: `parse` returns all calls of a message or raises a `Mistake`, as strictly as `hermes`;
+`pieces` writes calls. Only messages that the policy has sampled are parsed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any
 from lfo.protocol.hermes import Mistake, call_of, format_tool_call, parse_tool_calls, read_json, refuse_overlong
 from lfo.types import ToolCall
 
-Tools = Sequence[Mapping[str, Any]]  # schemas in OpenAI's form
+Tools = Sequence[Mapping[str, Any]]  # schemas in OpenAI format
 
 
 class Control(str):
-    """A piece of a written call that is one token, where the vocabulary has it."""
+    """A part of a written call that is one token, if the vocabulary has it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,19 +34,19 @@ class CallForm:
     parse: Callable[[str, Tools], list[ToolCall]]
     pieces: Callable[[Sequence[ToolCall]], Iterable[str]]
     ends: tuple[str, ...] = ()  # tokens that end a message with a call, beside the template's end of turn
-    opening: str = ""  # what the first call begins with, where text may stand before it
+    opening: str = ""  # how the first call starts, if text may be before it
 
     def render(self, calls: Sequence[ToolCall]) -> str:
         return "".join(self.pieces(calls))
 
     def before(self, message: str) -> str:
-        """The text before the calls of a message; none where it would be read as a call in Hermes' form."""
+        """Return the text before the calls of a message; "" if Hermes would parse it as a call."""
         text = message.partition(self.opening)[0].strip() if self.opening else ""
         return "" if "<tool_call>" in text else text
 
 
 def form_of(written: str, call: ToolCall) -> CallForm | None:
-    """The form in which a template has written this call; its argument must be a string. None: no form known here."""
+    """Return the form in which a template has written this call, with a string argument; None if it is unknown."""
     for form in FORMS:
         try:
             if form.parse(written, ()) == [call]:
@@ -62,24 +62,24 @@ _PYTHON_TAG = Control("<|python_tag|>")
 
 
 def _parse_llama(message: str, tools: Tools) -> list[ToolCall]:
-    """The message is a call, or several with `;` in between; text that merely holds JSON is text."""
-    place = len(message) - len(message.lstrip())
-    if message.startswith(_PYTHON_TAG, place):
-        place = _skip_space(message, place + len(_PYTHON_TAG))
-    elif not message.startswith("{", place):
+    """Parse a message that is one call, or several separated by `;`; text that merely contains JSON is text."""
+    index = len(message) - len(message.lstrip())
+    if message.startswith(_PYTHON_TAG, index):
+        index = _skip_space(message, index + len(_PYTHON_TAG))
+    elif not message.startswith("{", index):
         _refuse_other_forms(message)
         return []
     calls: list[ToolCall] = []
     while True:
         refuse_overlong(message, calls)
-        value, place = read_json(message, place)
+        value, index = read_json(message, index)
         calls.append(call_of(value, message, key="parameters", ignored=("type",)))
-        place = _skip_space(message, place)
-        if place == len(message):
+        index = _skip_space(message, index)
+        if index == len(message):
             return calls
-        if message[place] != ";":
+        if message[index] != ";":
             raise Mistake("A message with a tool call must hold nothing else.")
-        place = _skip_space(message, place + 1)
+        index = _skip_space(message, index + 1)
 
 
 def _write_llama(calls: Sequence[ToolCall]) -> Iterator[str]:
@@ -116,18 +116,18 @@ def _write_mistral(calls: Sequence[ToolCall]) -> Iterator[str]:
 
 
 def _parse_mistral_args(message: str, tools: Tools) -> list[ToolCall]:
-    place = message.find(_TOOL_CALLS)
-    if place < 0:
+    index = message.find(_TOOL_CALLS)
+    if index < 0:
         _refuse_other_forms(message)
     calls: list[ToolCall] = []
-    while 0 <= place < len(message):
+    while 0 <= index < len(message):
         refuse_overlong(message, calls)
-        named = _NAMED.match(message, place + len(_TOOL_CALLS)) if message.startswith(_TOOL_CALLS, place) else None
+        named = _NAMED.match(message, index + len(_TOOL_CALLS)) if message.startswith(_TOOL_CALLS, index) else None
         if named is None:
             raise Mistake(f"A tool call must be written {_TOOL_CALLS}name{_ARGS}{{...}}, and nothing may follow it.")
         arguments, end = read_json(message, named.end())
         calls.append(call_of({"name": named[1], "arguments": arguments}, message))
-        place = _skip_space(message, end)
+        index = _skip_space(message, end)
     return calls
 
 
@@ -143,22 +143,22 @@ _XML_FUNCTION = re.compile(r"<function=([^<>\s]+)>\s*")
 _XML_PARAMETER = re.compile(r"<parameter=([^<>\s]+)>")
 _XML_VALUE_END = "</parameter>"
 _XML_END = re.compile(r"</function>\s*</tool_call>")
-_XML_SPELLING = {"True": "true", "False": "false", "None": "null"}  # as templates write Python's values
+_XML_SPELLING = {"True": "true", "False": "false", "None": "null"}  # templates write Python's spelling
 
 
 def _parse_qwen_xml(message: str, tools: Tools) -> list[ToolCall]:
-    """Values are text between tags: read as what the tool's schema wants, and as text where it does not say."""
+    """Parse values between tags by the schema of the tool; without a type in the schema, they are text."""
     calls: list[ToolCall] = []
-    place = 0
-    while start := _XML_START.search(message, place):
+    index = 0
+    while start := _XML_START.search(message, index):
         refuse_overlong(message, calls)
         function = _XML_FUNCTION.match(message, start.end())
         if function is None:
             raise Mistake("A tool call must begin with <function=name>.")
         properties = _properties(tools, function[1])
         arguments: dict[str, Any] = {}
-        place = function.end()
-        while parameter := _XML_PARAMETER.match(message, place):
+        index = function.end()
+        while parameter := _XML_PARAMETER.match(message, index):
             end = message.find(_XML_VALUE_END, parameter.end())
             if end < 0:
                 raise Mistake(f"A parameter must end with {_XML_VALUE_END}.")
@@ -166,17 +166,17 @@ def _parse_qwen_xml(message: str, tools: Tools) -> list[ToolCall]:
                 raise Mistake("The tool call has a parameter twice.")
             value = message[parameter.end() : end].removeprefix("\n").removesuffix("\n")
             arguments[parameter[1]] = _typed(value, properties.get(parameter[1]))
-            place = _skip_space(message, end + len(_XML_VALUE_END))
-        closing = _XML_END.match(message, place)
+            index = _skip_space(message, end + len(_XML_VALUE_END))
+        closing = _XML_END.match(message, index)
         if closing is None:
             raise Mistake("A tool call must end with </function> and </tool_call> right after its parameters.")
-        place = closing.end()
+        index = closing.end()
         calls.append(call_of({"name": function[1], "arguments": arguments}, message))
     return calls
 
 
 def _typed(text: str, schema: Any) -> Any:
-    """A value as its schema wants it; text where that is text, unknown, or not what is written."""
+    """Convert a value to the type of its schema; text if that is a string, unknown, or does not fit."""
     if not isinstance(schema, Mapping):
         return text
     options = [schema, *(each for each in _listed(schema.get("anyOf", ())) if isinstance(each, Mapping))]
@@ -188,7 +188,7 @@ def _typed(text: str, schema: Any) -> Any:
     try:
         value, end = read_json(spelled, len(spelled) - len(spelled.lstrip()))
     except Mistake:
-        return text  # whoever checks the arguments says what is wrong
+        return text  # the validation of arguments reports the error
     return value if not spelled[end:].strip() else text
 
 
@@ -205,13 +205,13 @@ def _properties(tools: Tools, name: str) -> Mapping[str, Any]:
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
-    """Schemas of `lfo serve` are its clients': anything may stand in them."""
+    """Return the schema of an argument; clients of `lfo serve` may send anything as a schema."""
     return value if isinstance(value, Mapping) else {}
 
 
 def _write_qwen_xml(calls: Sequence[ToolCall]) -> Iterator[str]:
-    for place, call in enumerate(calls):
-        yield "\n" * (place > 0) + f"<tool_call>\n<function={call.name}>\n"
+    for index, call in enumerate(calls):
+        yield "\n" * (index > 0) + f"<tool_call>\n<function={call.name}>\n"
         for name, value in call.arguments.items():
             yield f"<parameter={name}>\n{value if isinstance(value, str) else _json(value)}\n{_XML_VALUE_END}\n"
         yield "</function>\n</tool_call>"
@@ -231,7 +231,7 @@ def _json(value: Any) -> str:
 
 
 def _refuse_other_forms(message: str) -> None:
-    """Environments read Hermes' form: what this model did not mean as a call must not become one there."""
+    """Raise a `Mistake` for Hermes calls of a model with another form, because environments would execute them."""
     if "<tool_call>" in message:
         raise Mistake("The tool call is not in the form that the chat template of this model has.")
 

@@ -1,4 +1,4 @@
-"""World-model examples: what was known, what was done, what the environment will say; as text and as token ids.
+"""World-model examples: a state, an action and the reply of the environment, as text and as token ids.
 
     <|state|>
     Task: Open the red safe.
@@ -15,9 +15,9 @@
     <|predict_csr|>                                            weight 0 up to here
     <|csr|>It stays shut; it wanted ...<|/csr|>               weight 1, the end of turn that follows included
 
-The tags are ordinary text, since the base is frozen. Two of their words, `Auth` and `csr`, are of the world that the
-embedded base was pretrained in, and stay for its sake; in any world they stand for what was told, and for the reply.
-An example holds what the agent has seen and nothing else; imagined exchanges neither enter a state nor become a target.
+The tags are ordinary text, because the base is frozen. `Auth` and `csr` come from the phone-call world and stay because
+the embedded base was pretrained with them; in any environment they mean the collected values and the reply. An example
+contains only what the agent has seen; imagined exchanges are neither in a state nor a target.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
 
 REPLY_OPEN, REPLY_CLOSE = "<|csr|>", "<|/csr|>"
 TARGET_TOKENS = 512  # of a reply that are learned
-CUT_SHORT = " ... (cut short)"  # behind an expected reply of which only the beginning was predicted
+CUT_SHORT = " ... (cut short)"  # after a predicted reply that reached its token limit
 
-# Beyond these sizes a text is cut before anything else looks at it: a megabyte costs no more than a page.
+# Longer texts are cut first, so that a megabyte costs no more than a page.
 _MAX_CHARS = 8_000
-_CHARS_A_TOKEN = 16  # more than any text has on average
-_REMEMBERED = 1_024  # texts whose ids are kept
+_CHARS_A_TOKEN = 16  # an upper bound of the average
+_REMEMBERED = 1_024  # texts whose ids are cached
 _MAX_COLLECTED = 100
 _MAX_VALUE_CHARS = 200
-_MIN_VALUE_CHARS = 3  # of a value that names something: shorter ones are everywhere
-_LINE_BREAK = "; "  # between the lines of a text that stands in one line of a state
+_MIN_VALUE_CHARS = 3  # of a value that identifies something; shorter ones occur everywhere
+_LINE_BREAK = "; "  # replaces line breaks of a text in a state
 _CUT = "..."
 
 
@@ -57,43 +57,43 @@ class WorldModelState:
     """`WorldModelState(task="Unlock my card.", step=2, actions=(('search_company("A")', "A: ..."),), collected={})`"""
 
     task: str
-    step: int  # the number of the action that comes next, from 1
+    step: int  # the number of the next action, from 1
     actions: tuple[tuple[str, str], ...]  # (call, observation), the newest last
-    collected: Mapping[str, str]  # values that the environment has given so far
-    earlier: int = 0  # actions that were left out for want of room
+    collected: Mapping[str, str]  # values from the environment so far
+    earlier: int = 0  # number of actions that were left out to save tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObservedCall:
-    """A real call and the reply that was heard, before tokenisation."""
+    """A real call and its reply, before tokenisation."""
 
     state: WorldModelState
     call: ToolCall
     reply: str
     facts: ReplyFacts | None
-    asked: bool = False  # look-ahead asks about this very call in this very state
+    asked: bool = False  # look-ahead asks about this call in this state
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorldModelExample:
-    """One row of the world-model loss; rows with one `key` are identical and may be merged.
+    """One row of the world-model loss; rows with the same `key` are identical and may be merged.
 
-    `WorldModelExample(tokens=(5, 6, 7), weights=(0.0, 1.0, 1.0), key="9f86...")`
+    `WorldModelExample(tokens=(5, 6, 7), token_weights=(0.0, 1.0, 1.0), key="9f86...")`
     """
 
     tokens: tuple[int, ...]
-    weights: tuple[float, ...]
+    token_weights: tuple[float, ...]
     key: str
-    asked: bool = False  # the call is one that look-ahead asks about
+    asked: bool = False  # look-ahead asks about this call
 
     @property
     def reply_start(self) -> int:
-        """Where the prompt ends."""
-        return next((place for place, weight in enumerate(self.weights) if weight), len(self.weights))
+        """The index of the first token of the reply."""
+        return next((index for index, weight in enumerate(self.token_weights) if weight), len(self.token_weights))
 
 
 def state_of(opening: Sequence[Message], turns: Sequence[Turn]) -> WorldModelState:
-    """The state after these turns, of which imagined ones do not count."""
+    """Return the state after these turns; imagined ones are ignored."""
     real = [turn for turn in turns if not turn.predicted]
     tasks = [message.content for message in opening if message.role == "user"]
     collected: dict[str, str] = {}
@@ -108,7 +108,7 @@ def state_of(opening: Sequence[Message], turns: Sequence[Turn]) -> WorldModelSta
 
 
 def observed_calls(rollout: Rollout, *, predict: Collection[str] | None = None) -> Iterator[ObservedCall]:
-    """The real calls of a rollout to the tools in `predict` (None: to any tool) that were answered."""
+    """Return the real calls of a rollout that have a reply, of the tools in `predict` (None: all)."""
     for index, turn in enumerate(rollout.turns):
         if turn.call is not None and is_heard(turn, predict):
             state = state_of(rollout.opening, rollout.turns[:index])
@@ -116,7 +116,7 @@ def observed_calls(rollout: Rollout, *, predict: Collection[str] | None = None) 
 
 
 def is_heard(turn: Turn, predict: Collection[str] | None) -> bool:
-    """Whether a turn is a real call to one of these tools (None: to any) that was answered."""
+    """Whether a turn is a real call of one of these tools (None: all) that has a reply."""
     called = turn.call is not None and (predict is None or turn.call.name in predict)
     return called and not turn.predicted and bool(turn.observation)
 
@@ -139,18 +139,18 @@ def render_target(reply: str) -> str:
 
 
 def parse_prediction(text: str) -> str:
-    """The reply in generated text; either tag may be missing, and what follows the first closing tag is not reply."""
+    """Return the reply in generated text, up to the first closing tag; both tags may be missing."""
     _, opened, reply = text.partition(REPLY_OPEN)
     return (reply if opened else text).partition(REPLY_CLOSE)[0]
 
 
 class WorldModelCodec:
-    """World-model examples as ids. Everything is tokenised as plain text; only the end of turn is a real special
-    token, so that generation stops by itself.
+    """Encodes world-model examples. All text is tokenised as plain text; only the end of turn is a special token, so
+    that generation stops by itself.
 
-    A state takes at most `state_tokens`, a call about `call_tokens`. Of a reply the first `target_tokens` are learned;
-    one that was cut has no end: the world model must not learn to stop where we did. A question takes at most
-    `question_tokens`.
+    A state has at most `state_tokens`, a call about `call_tokens`, a question at most `question_tokens`. The first
+    `target_tokens` of a reply are the target; a reply that was cut has no end token, so that the world model does not
+    learn to stop there.
     """
 
     def __init__(
@@ -164,29 +164,30 @@ class WorldModelCodec:
     ) -> None:
         self._chat = ChatCodec(tokenizer)
         self._question_tokens = question_tokens
-        # The rollouts of one task say much the same in the same state: half of all texts were just encoded.
+        # The rollouts of one task are similar: half of all texts were encoded just before.
         self._encode = lru_cache(maxsize=_REMEMBERED)(self._chat.encode)
         self._prompts: dict[tuple[str, str, tuple[str, ...]], list[int]] = {}
         self._state_tokens = state_tokens
         self._call_tokens = call_tokens
         self._target_tokens = target_tokens
         self._target_chars = max(_MAX_CHARS, _CHARS_A_TOKEN * target_tokens)
-        first = tokenizer.encode("a")[0]  # a base whose tokenizer starts every text in one way never saw another
+        first = tokenizer.encode("a")[0]  # a base whose tokenizer adds a first token has never seen a text without it
         self._start = [first] if first == tokenizer.bos_token_id else []
         smallest = WorldModelState(task=_CUT, step=0, actions=((_CUT, _CUT),), collected={}, earlier=1)
-        needed = len(self._encode(render_state(smallest))) + 12  # both numbers may grow, to a token per digit
+        # 12: the step and the count of earlier actions may need one token for each digit.
+        needed = len(self._encode(render_state(smallest))) + 12
         if state_tokens < needed:
-            raise ConfigError(f"a world-model state needs at least {needed} tokens with this tokenizer")
+            raise ConfigError(f"world_model.state_tokens must be at least {needed} with this tokenizer")
 
     @property
     def end_of_turn(self) -> int:
-        """The id that ends a target."""
+        """The id of the end token of a target."""
         return self._chat.end_of_turn
 
     def compress(self, state: WorldModelState, call: ToolCall) -> WorldModelState:
-        """A state that is too large, in the light of the call: first goes what does not concern it, then one part
-        after the other shrinks, each as little as needed: older actions, the newest observation, the task, and, where
-        even that is not enough, the newest call and the collected values."""
+        """Compress a state that is too large. First drop what does not concern the call. Then shrink one part after the
+        other, as little as needed: older actions, the newest observation, the task, and at last the newest call and the
+        collected values."""
         if self._size(state) > self._state_tokens:
             state = concerning(state, call)
         for size, shrink in _SHRINKS:
@@ -197,9 +198,9 @@ class WorldModelCodec:
         return state
 
     def prompt_ids(self, state: WorldModelState, call: ToolCall) -> list[int]:
-        """The ids of `render_prompt`, with the state compressed and an overlong call cut."""
+        """Return the ids of `render_prompt`, with a compressed state; a call that is too long is cut."""
         body = _call_body(call)[:_MAX_CHARS]
-        told_apart = render_state(state), body, _named_in(call)  # what the prompt is made of
+        told_apart = render_state(state), body, _named_in(call)  # everything that determines the prompt
         ids = self._prompts.get(told_apart)
         if ids is None:
             if len(self._prompts) >= _REMEMBERED:
@@ -208,7 +209,7 @@ class WorldModelCodec:
         return list(ids)
 
     def question_ids(self, state: WorldModelState, call: ToolCall) -> list[int]:
-        """The prompt when a reply is to be generated: of one that leaves no room for it, the end."""
+        """Return the prompt to generate a reply; if it leaves no room for one, its beginning is cut."""
         ids = self.prompt_ids(state, call)
         return ids if self._question_tokens is None else ids[-self._question_tokens :]
 
@@ -218,29 +219,29 @@ class WorldModelCodec:
         return self._start + self._encode(_prompt(self.compress(state, call), body))
 
     def forget(self) -> None:
-        """Encode everything again when it comes."""
+        """Clear the cache."""
         self._encode.cache_clear()
         self._prompts.clear()
 
     def target_ids(self, reply: str) -> list[int]:
-        """What the world model should say, end of turn included; of a long reply its beginning."""
+        """Return the target ids with the end of turn; a long reply is cut and has none."""
         text = render_target(reply)
         ids = self._encode(text[: self._target_chars])
         whole = len(text) <= self._target_chars and len(ids) <= self._target_tokens
         return [*ids, self.end_of_turn] if whole else ids[: self._target_tokens]
 
     def length(self, reply: str) -> int:
-        """The tokens of a whole reply; of one that nobody tokenises as a whole, estimated by its beginning."""
+        """Return the number of tokens of a reply; estimated from its beginning if it is very long."""
         text = render_target(reply)
         read = text[: self._target_chars]
         return len(self._encode(read)) * len(text) // len(read)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The reply in generated ids."""
+        """Return the reply in generated ids."""
         return parse_prediction(self._chat.decode(ids))
 
     def decode_for_policy(self, ids: Sequence[int]) -> str:
-        """The same, and whether there would be more: who reads the beginning of a reply should know that it is one."""
+        """Like `decode`, with a mark if the reply is cut, so that the policy knows."""
         text = self._chat.decode(ids)
         ended = not set(self._chat.ends).isdisjoint(ids) or REPLY_CLOSE in text
         return parse_prediction(text) if ended else f"{parse_prediction(text)}{CUT_SHORT}"
@@ -250,26 +251,26 @@ class WorldModelCodec:
         row = ",".join(map(str, [len(prompt), *prompt, *target]))
         return WorldModelExample(
             tokens=(*prompt, *target),
-            weights=(0.0,) * len(prompt) + (1.0,) * len(target),
+            token_weights=(0.0,) * len(prompt) + (1.0,) * len(target),
             key=hashlib.sha256(row.encode()).hexdigest(),
             asked=asked,
         )
 
     def prompt_text(self, example: WorldModelExample) -> str:
-        """What stands before the reply."""
+        """Return the text before the reply."""
         return self._chat.decode(example.tokens[len(self._start) : example.reply_start])
 
     def reply_text(self, example: WorldModelExample) -> str:
         return self.decode(example.tokens[example.reply_start :])
 
     def with_prompt(self, example: WorldModelExample, text: str) -> WorldModelExample:
-        """The same reply after another prompt."""
+        """Return the example with another prompt before the same reply."""
         prompt, start = (*self._start, *self._chat.encode(text)), example.reply_start
-        weights = (0.0,) * len(prompt) + example.weights[start:]
-        return replace(example, tokens=prompt + example.tokens[start:], weights=weights)
+        token_weights = (0.0,) * len(prompt) + example.token_weights[start:]
+        return replace(example, tokens=prompt + example.tokens[start:], token_weights=token_weights)
 
     def examples_of(self, rollout: Rollout, *, predict: Collection[str] | None) -> list[WorldModelExample]:
-        """One example for each of `observed_calls`."""
+        """Return one example for each of `observed_calls`."""
         calls = observed_calls(rollout, predict=predict)
         return [self.example(seen.state, seen.call, seen.reply, asked=seen.asked) for seen in calls]
 
@@ -278,8 +279,10 @@ class WorldModelCodec:
 
 
 def concerning(state: WorldModelState, call: ToolCall) -> WorldModelState:
-    """The state with what concerns the call: of an observation of several lines (which stand in a state with `; ` in
-    between) the first, which says what it is about, and those that hold a value of the call; all where none does."""
+    """Return the state with only what concerns the call.
+
+    Of an observation with several lines (separated by `; ` in a state), keep the first line, which names its subject,
+    and the lines with a value of the call; keep all lines if there are none."""
     values = _named_in(call)
 
     def shortened(observation: str) -> str:
@@ -291,13 +294,14 @@ def concerning(state: WorldModelState, call: ToolCall) -> WorldModelState:
 
 
 def _named_in(call: ToolCall) -> tuple[str, ...]:
-    """The values of a call that name something."""
+    """Return the values of a call that identify something."""
     named = (value for value in _values_in(call.arguments) if len(value) >= _MIN_VALUE_CHARS)
-    return tuple(value[: _MAX_CHARS + 1] for value in islice(named, _MAX_COLLECTED))  # longer than any line is too long
+    # One character more than a line may have: a longer value then matches no line.
+    return tuple(value[: _MAX_CHARS + 1] for value in islice(named, _MAX_COLLECTED))
 
 
 def _values_in(value: Any, depth: int = 4) -> Iterator[str]:
-    """The texts and numbers in the arguments of a call, which may be nested, though not deeply."""
+    """Yield the texts and numbers in the arguments of a call, also nested ones up to a depth."""
     if isinstance(value, str | int | float):
         yield str(value)
     elif depth and isinstance(value, Mapping | list):
@@ -329,7 +333,7 @@ def _keep_newest_collected(state: WorldModelState, count: int) -> WorldModelStat
     return replace(state, collected=dict(items[len(items) - count :]))
 
 
-# What may shrink, in this order: how large it is, and the state with only so much of it.
+# The parts that may shrink, in this order: (size of the part, state with a part of that size).
 _SHRINKS: tuple[tuple[Callable[[WorldModelState], int], Callable[[WorldModelState, int], WorldModelState]], ...] = (
     (lambda state: len(state.actions), _keep_newest_actions),
     (lambda state: len(state.actions[-1][1]) if state.actions else 0, _cut_newest_observation),
@@ -340,9 +344,9 @@ _SHRINKS: tuple[tuple[Callable[[WorldModelState], int], Callable[[WorldModelStat
 
 
 def _most(limit: int, tokens: Callable[[int], int], budget: int) -> int:
-    """How much may be kept, up to `limit`, in at most `budget` tokens; less than one token of it goes to waste.
+    """Return the largest size up to `limit` that needs at most `budget` tokens, up to one token.
 
-    Interpolates, because tokens grow evenly with text, and halves in turn, because they need not.
+    Alternates interpolation, because tokens mostly grow linearly with text, with bisection, because they need not.
     """
     low, high = 0, limit
     used, over = tokens(low), tokens(high)
@@ -375,14 +379,14 @@ def _call_body(call: ToolCall) -> str:
 
 
 def _call_line(call: ToolCall | None) -> str:
-    """As in `search_company("Acme Bank")`."""
+    """Return a call as text: `search_company("Acme Bank")`."""
     if call is None:
         return "no readable call"
     return f"{_one_line(call.name)}({', '.join(map(_json, call.arguments.values()))})"[:_MAX_CHARS]
 
 
 def _strings_in(text: str) -> dict[str, str]:
-    """The string values of all JSON objects in a text, as an observation may hold them."""
+    """Return the string values of all JSON objects in an observation."""
     text = text[:_MAX_CHARS]
     found: dict[str, str] = {}
     position = text.find("{")
@@ -398,7 +402,7 @@ def _strings_in(text: str) -> dict[str, str]:
 
 
 def _one_line(text: str) -> str:
-    """Line breaks inside a text must not forge lines of a state."""
+    """Replace line breaks, so that a text cannot forge lines of a state."""
     lines = (" ".join(line.split()) for line in text[:_MAX_CHARS].splitlines())
     return _LINE_BREAK.join(line for line in lines if line)
 
@@ -406,5 +410,5 @@ def _one_line(text: str) -> str:
 def _json(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, default=str)
-    except RecursionError:  # a model can nest its arguments as deep as it likes
+    except RecursionError:  # a model may nest its arguments very deeply
         return json.dumps(_CUT)

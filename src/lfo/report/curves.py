@@ -1,8 +1,8 @@
-"""Metrics of runs -> curves: one line a run, and for each group the mean over seeds with its t-interval.
+"""Learning curves: one line for each run, and for each group the mean over seeds with its t-interval.
 
-Seeds are put together step by step, because two runs that took the same step may have seen different numbers of tasks
-and spent different times. A mean stands where all counted runs of its group have a value, at their mean tasks and mean
-time. Pure functions of rows; which runs count is the caller's choice.
+Seeds are averaged step by step, because at the same step runs may have seen different numbers of tasks and spent
+different times. There is a mean where all counted runs of a group have a value, at their mean tasks and mean time. Pure
+functions of rows; the caller decides which runs count.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from lfo.evaluation.costs import Rows, number
+from lfo.evaluation.costs import MetricsRows, number
 from lfo.evaluation.intervals import t_interval
 
-POINTS = 200  # on one line; more are not seen, and are drawn as means of neighbouring steps
+POINTS = 200  # of one line; more points are drawn as means of neighbouring steps
 SMALL_CHART_POINTS = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
-    """A run as a line of a group: `Member(run=3, group=0, rows=rows, seconds=training_seconds(rows), counts=True)`."""
+    """A run in a group: `Member(run=3, group=0, rows=rows, seconds=training_seconds(rows), counts=True)`."""
 
     run: int
     group: int
-    rows: Rows
+    rows: MetricsRows
     seconds: Sequence[float]  # spent until each row
     counts: bool  # in the mean of its group
 
@@ -40,8 +40,8 @@ class Point:
     value: float
 
 
-def points(rows: Rows, times: Sequence[float], key: str, limit: int = POINTS) -> list[Point]:
-    """The values of one metric; of more than `limit`, means of neighbouring steps."""
+def points(rows: MetricsRows, times: Sequence[float], key: str, limit: int = POINTS) -> list[Point]:
+    """Return the values of one metric; means of neighbouring steps if there are more than `limit`."""
     found = []
     for row, seconds in zip(rows, times, strict=True):
         tasks, value = number(row.get("tasks_seen")), number(row.get(key))
@@ -53,26 +53,26 @@ def points(rows: Rows, times: Sequence[float], key: str, limit: int = POINTS) ->
     steps = (found[-1].step - found[0].step) / spacing + 1
     if steps <= limit:
         return found
-    # By step and in powers of two, so that runs of one group are cut at the same places.
+    # By step and in powers of two, so that runs of one group are cut at the same steps.
     together = spacing * 2 ** math.ceil(math.log2(steps / limit))
     buckets: dict[int, list[Point]] = {}
     for point in found:
         buckets.setdefault(math.ceil(point.step / together), []).append(point)
     return [
         Point(
-            step=place * together,
+            step=index * together,
             tasks=bucket[-1].tasks,
             seconds=bucket[-1].seconds,
             value=fmean(each.value for each in bucket),
         )
-        for place, bucket in buckets.items()
+        for index, bucket in buckets.items()
     ]
 
 
 def curve(
     title: str, key: str, members: Sequence[Member], form: str, *, ceiling: float | None = None, limit: int = POINTS
 ) -> dict[str, Any]:
-    """One chart; it has no lines where no run has the metric.
+    """Return one chart; it has no lines if no run has the metric.
 
     `form` is how values are written: a "share" of 1 on an axis up to 100 %, a "fraction" in % on an axis that fits, or
     a "number".
@@ -89,7 +89,7 @@ def curve(
 
 
 def mean_line(runs: Sequence[Sequence[Point]], form: str) -> dict[str, list[Any]]:
-    """Mean and interval at the steps that all runs share; the interval of a share ends at 0 and 1."""
+    """Return mean and interval at the common steps; the interval of a share is limited to 0 and 1."""
     by_step = [{point.step: point for point in run} for run in runs]
     steps = sorted(set.intersection(*(set(each) for each in by_step)))
     line: dict[str, list[Any]] = {"tasks": [], "seconds": [], "y": [], "low": [], "high": []}
@@ -103,7 +103,7 @@ def mean_line(runs: Sequence[Sequence[Point]], form: str) -> dict[str, list[Any]
 
 
 def interval(values: Sequence[float], form: str) -> tuple[Any, Any, Any]:
-    """Mean and t-interval, None where seeds show no deviation to judge by.
+    """Return mean and t-interval; None without a deviation between seeds.
 
     >>> interval([0.7, 0.8, 0.9], "share")
     (0.8, 0.55159, 1)
@@ -119,7 +119,7 @@ def interval(values: Sequence[float], form: str) -> tuple[Any, Any, Any]:
 
 
 def mark(group: int | None, values: Sequence[float], form: str) -> dict[str, Any]:
-    """A dot with its seeds, for charts without an axis of time."""
+    """Return a dot with its seeds, for charts without a time axis."""
     mean, low, high = interval(values, form)
     return {"group": group, "values": [_rounded(value) for value in values], "mean": mean, "low": low, "high": high}
 
@@ -133,7 +133,7 @@ def _stream(found: Sequence[Point]) -> dict[str, list[Any]]:
 
 
 def _rounded(value: float | None) -> float | int | None:
-    """Five digits are more than an eye sees, and half of the page's size."""
+    """Round to five digits: enough for the eye, and half of the size of the page."""
     if value is None:
         return None
     short = float(f"{value:.5g}") if abs(value) < 10_000 else round(value)

@@ -1,4 +1,4 @@
-"""What a run is doing now, from its folder: how far, how fast, how much longer, and what worries it. Pure functions."""
+"""The current state of a run from its folder: progress, speed, remaining time and warnings. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from statistics import fmean
 from typing import Any
 
 from lfo.evaluation.advice import advise
-from lfo.evaluation.costs import Rows, number
+from lfo.evaluation.costs import MetricsRows, number
 from lfo.evaluation.runs import RunRecord
 from lfo.report.text import shown
 
-RECENT = 20  # steps by which speed is judged
+RECENT = 20  # steps for the current speed
 WARNINGS = 5  # different ones, the latest
 EVALUATION = "eval"
 
 
 def now(record: RunRecord, process: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A run's card on the page; `process` is what runs it, None where nothing does."""
+    """Return the card of a run on the page; `process` is its process, or None."""
     rows, config = record.rows, record.config
     last = rows[-1] if rows else {}
     evaluated = [(row["step"], value) for row in rows if (value := number(row.get("eval/val/success"))) is not None]
     if record.finished:
         state = "finished"
     elif config is None:
-        state = "unusable"  # why stands among the page's problems
+        state = "unusable"  # the problems of the page say why
     elif process is not None:
         state = "running" if rows else "starting"
     else:
@@ -44,8 +44,8 @@ def now(record: RunRecord, process: Mapping[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def phases(rows: Rows) -> dict[str, float]:
-    """Mean seconds a step of each phase, the longest first.
+def phases(rows: MetricsRows) -> dict[str, float]:
+    """Return the mean seconds per step of each phase, the longest first.
 
     >>> phases([{"seconds/rollout": 2.0, "seconds/update": 3.0}, {"seconds/rollout": 4.0, "seconds/eval": 8.0}])
     {'eval': 4.0, 'rollout': 3.0, 'update': 1.5}
@@ -56,7 +56,7 @@ def phases(rows: Rows) -> dict[str, float]:
 
 
 def time_left(record: RunRecord) -> float | None:
-    """Seconds to the end at the speed of the latest steps, evaluations included; None where nothing can be said.
+    """Return the remaining seconds at the current speed, with evaluations; None if unknown.
 
     Ten steps of 2 s done of 20, and an evaluation of 5 s at every tenth: 10 * 2 + 1 * 5 = 25.
     """
@@ -72,7 +72,7 @@ def time_left(record: RunRecord) -> float | None:
 
 
 def warnings(record: RunRecord) -> list[dict[str, Any]]:
-    """What the run itself warned of, each once with its latest step, and what `lfo advise` says."""
+    """Return the warnings of the run, each once with its latest step, and those of `lfo advise`."""
     latest: dict[str, int] = {}
     for row in record.rows:
         told: Any = row.get("warnings")

@@ -1,6 +1,6 @@
-"""What a run's process and the machine are doing, seen from outside: `/proc`, and `nvidia-smi` where there is one.
+"""The load of a run's process and of the machine, from `/proc` and `nvidia-smi`.
 
-Nothing here touches a run: its lock is found in the list of files that its process holds, and never asked for.
+Nothing here affects a run: its lock is found in the open files of its process, and never taken.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 PROC = Path("/proc")
-GPU_EVERY = 5.0  # seconds; asking costs some
+GPU_EVERY = 5.0  # seconds between two calls of nvidia-smi
 GPU_FIELDS = ("name", "utilization.gpu", "memory.used", "memory.total")
 
 
 def process_of(run: Path) -> int | None:
-    """The process that writes a run now."""
+    """Return the id of the process that writes a run."""
     lock = run / ".lock"
     try:
         number = int(lock.read_text(encoding="utf-8"))
@@ -30,23 +30,23 @@ def process_of(run: Path) -> int | None:
     try:
         files = os.listdir(PROC / str(number) / "fd")
     except OSError:
-        return number  # no /proc here, or somebody else's process: its number must be enough
+        return number  # no /proc, or a process of another user: trust the number
     for file in files:
-        with suppress(OSError):  # closed in the meantime
+        with suppress(OSError):  # closed meanwhile
             if os.readlink(PROC / str(number) / "fd" / file) == str(lock.resolve()):
                 return number
-    return None  # the number of a dead run belongs to another process now
+    return None  # another process has the number of a dead run now
 
 
 class Machine:
-    """Readings that need the one before them."""
+    """Readings that need the previous one."""
 
     def __init__(self) -> None:
-        self._spent: dict[int, tuple[float, float]] = {}  # process -> when it was looked at, processor seconds by then
+        self._spent: dict[int, tuple[float, float]] = {}  # process -> time of the last reading, CPU seconds then
         self._gpus: tuple[float, list[dict[str, Any]]] = (0.0, [])
 
     def process(self, number: int) -> dict[str, Any]:
-        """Share of one processor since the last look (at first: since it began), and bytes in memory."""
+        """Return the share of one CPU since the last reading (at first: since the start), and bytes of memory."""
         try:
             fields = (PROC / str(number) / "stat").read_text().rpartition(")")[2].split()
             ticks = os.sysconf("SC_CLK_TCK")
@@ -84,7 +84,7 @@ def _ask_nvidia_smi() -> str:
 
 
 def read_gpus(answer: str) -> list[dict[str, Any]]:
-    """What nvidia-smi says, a line a GPU.
+    """Parse the output of nvidia-smi, one line for each GPU.
 
     >>> read_gpus("NVIDIA H200, 87, 1024, 143771\\n")
     [{'name': 'NVIDIA H200', 'use': 0.87, 'memory': 1073741824, 'memory_total': 150754820096}]
@@ -95,6 +95,6 @@ def read_gpus(answer: str) -> list[dict[str, Any]]:
         try:
             use, memory, total = map(float, numbers)
         except ValueError:
-            continue  # "[N/A]": a GPU that does not tell
+            continue  # "[N/A]": not supported by this GPU
         found.append({"name": name, "use": use / 100, "memory": int(memory) << 20, "memory_total": int(total) << 20})
     return [dict(each) for each in found]

@@ -1,12 +1,12 @@
-"""`lfo report RUNS... -o report.html`: run folders -> one page that opens from disk and loads nothing.
+"""`lfo report RUNS... -o report.html`: write run folders as one self-contained page.
 
-The page is a template with its style, its script and the data of the runs inside. The charts are drawn by a few hundred
-lines of our own rather than by a plotting library: a bundle of one weighs several megabytes, more than all runs
-together, and a page that people keep beside their results should be small, readable without tools, and ours to label.
+The page is a template that contains its style, its script and the data of the runs. A few hundred lines of our own draw
+the charts instead of a plotting library: its bundle has several megabytes, more than all runs together, and a page that
+people keep with their results should be small and readable without tools.
 
-What runs wrote is never trusted. It is JSON without a character that HTML reads (`text.as_script_json`), the script
-puts it on the page as text nodes, and a content security policy allows this very style and script by their hashes and
-nothing else: no request, no other script, not even by mistake.
+Data of runs is not trusted. It is JSON without characters that HTML interprets (`text.as_script_json`), the script
+inserts it as text nodes, and a content security policy allows only this style and script, by their hashes, and no
+requests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OWN_SERVER = "connect-src 'self'; "
 
 
 def render(payload: Mapping[str, Any], *, live: bool = False) -> str:
-    """The page of a payload, pure ASCII but for the template's own words; a live one may ask its server for news."""
+    """Return the page of a payload; a live page may request updates from its server."""
     parts = _parts(live)
     filling = {
         "policy": content_policy(live=live),
@@ -35,7 +35,7 @@ def render(payload: Mapping[str, Any], *, live: bool = False) -> str:
         "payload": as_script_json(payload),
         "script": parts["js"],
     }
-    # In one pass, so that a place named in what is filled in stays what it is.
+    # In one pass, so that a placeholder in inserted text is not replaced.
     return re.sub(r"\{\{(\w+)\}\}", lambda match: filling[match[1]], parts["html"])
 
 

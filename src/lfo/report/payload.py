@@ -1,9 +1,9 @@
-"""Run folders -> everything that the page shows, as one JSON value. Reads files; draws, trains and plays nothing.
+"""Collect the data of the report page from run folders, as one JSON value.
 
     payload = build(find_runs_and_studies([Path("runs/level2")]))
 
-A run that cannot be used is named with the reason and costs only itself. Runs of one experiment are one group
-(`sample_efficiency`), and runs that were evaluated on different tasks never share a chart.
+A run that cannot be used is listed with the reason and does not affect others. Runs with the same config except for the
+seed are one group (`sample_efficiency`); runs that were evaluated on different tasks are never in the same chart.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from lfo.evaluation.sample_efficiency import curve as curve_of
 from lfo.report.curves import POINTS, SMALL_CHART_POINTS, Member, curve, mark
 from lfo.report.reliability import reliability_of
 from lfo.report.samples import BUDGET, ROLLOUTS_PER_RUN, Texts, read_predictions, read_rollouts
-from lfo.report.studies import ABLATION_FILE, Study, described
+from lfo.report.studies import ABLATION_FILE, StudyResult, described
 from lfo.report.text import shown
 from lfo.report.words import headline, page_names, table
 
-COLOURS = 8  # that the page can tell apart
+COLOURS = 8  # distinguishable colours of the page
 SPLITS = {
     "val": "new tasks, known companies",
     "test_unseen_companies": "companies never seen in training",
@@ -38,7 +38,7 @@ SPLITS = {
     "test_unseen_phrasing": "phrasings never heard in training",
 }
 
-# Metric -> title and form, in the order of the page; those that no run has are left out.
+# Metric -> title and form, in the order of the page; metrics without values are left out.
 WORLD_MODEL = {
     "world_model_eval/semantic_accuracy": ("meaning right, held-out calls", "share"),
     "world_model_eval/token_accuracy": ("tokens right, held-out calls", "share"),
@@ -79,37 +79,37 @@ TRAINING = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """What lies in the folders that were given."""
+    """What was found in the given folders."""
 
     runs: tuple[Path, ...]
-    studies: tuple[Study, ...]
+    studies: tuple[StudyResult, ...]
     problems: tuple[str, ...]
 
 
 def find_runs_and_studies(paths: Sequence[Path]) -> Found:
-    """Runs and studies in these folders and in the folders below them."""
+    """Return the runs and studies in these folders and below."""
     for path in paths:
         if not path.is_dir():
-            raise UsageError(f"there is no folder {path}")
+            raise UsageError(f"the folder {path} does not exist")
     found = find_runs(paths)
     runs = [path for path in found if holds_run(path)]
     studies, problems = [], []
     for folder in dict.fromkeys(folder for path in paths for folder in folders(path)):
         if (folder / ABLATION_FILE).is_file():
             try:
-                studies.append(Study.read(folder))
+                studies.append(StudyResult.read(folder))
             except (OSError, ValueError, KeyError, TypeError) as error:
                 problems.append(f"{folder / ABLATION_FILE} cannot be read: {error}")
     for path in found:
         if path not in runs and not any(study.path.is_relative_to(path) for study in studies):
-            problems.append(f"{path} holds no run")
+            problems.append(f"{path} is not a run folder")
     if not runs and not studies:
-        raise UsageError(f"there is no run in {', '.join(map(str, paths))}: no folder in it holds a config.yaml")
+        raise UsageError(f"there is no run in {', '.join(map(str, paths))}: no folder in it contains a config.yaml")
     return Found(runs=tuple(runs), studies=tuple(studies), problems=tuple(problems))
 
 
 def build(found: Found, records: Iterable[RunRecord] | None = None) -> dict[str, Any]:
-    """The payload of the page; `records` are the runs that were found, where somebody has read them already."""
+    """Return the payload of the page; `records` are the runs, if they have been read already."""
     page = _Page(list(found.problems))
     for record in map(read_run, found.runs) if records is None else records:
         page.add(record)
@@ -143,13 +143,13 @@ def build(found: Found, records: Iterable[RunRecord] | None = None) -> dict[str,
 
 
 class _Page:
-    """Collects runs and gives each a place among the groups."""
+    """Collects runs and assigns them to groups."""
 
     def __init__(self, problems: list[str]) -> None:
         self.records: list[RunRecord] = []
-        self.problems = problems  # what is wrong
-        self.notes: list[str] = []  # what a reader should know
-        self.groups: list[tuple[str, int]] = []  # name and place among colours, which begin again with another dash
+        self.problems = problems
+        self.notes: list[str] = []  # for the reader
+        self.groups: list[tuple[str, int]] = []  # name and index of its colour; colours repeat with other dashes
         self.members: list[Member] = []
 
     def add(self, record: RunRecord) -> None:
@@ -159,7 +159,7 @@ class _Page:
             self.problems.append(record.problem if named else f"{record.path}: {record.problem}")
 
     def group(self, studies: set[Path]) -> None:
-        """Put usable runs into groups; those of an ablation have a chart of their own and join only where alone."""
+        """Group usable runs; runs of an ablation have their own chart and are grouped only if there are no others."""
         usable = [
             index for index, record in enumerate(self.records) if record.rows and record.config and not record.problem
         ]
@@ -188,7 +188,7 @@ class _Page:
             twin = by_seed.setdefault(self._config(index).seed, index)
             if twin != index:
                 paths = self.records[index].path, self.records[twin].path
-                self.notes.append(f"{paths[0]} has the settings and the seed of {paths[1]} and is left out")
+                self.notes.append(f"{paths[0]} has the same config and seed as {paths[1]} and is left out")
         return list(by_seed.values())
 
     def _config(self, index: int) -> RunConfig:
@@ -197,7 +197,7 @@ class _Page:
     # The parts of the page
 
     def describe(self, index: int) -> dict[str, Any]:
-        """A row of the table of runs."""
+        """Return a row of the table of runs."""
         record = self.records[index]
         success = list(curve_of(record.rows).values())
         group = next((member.group for member in self.members if member.run == index), None)
@@ -223,7 +223,7 @@ class _Page:
         }
 
     def success(self) -> list[dict[str, Any]]:
-        """A learning curve for each set of tasks that runs were evaluated on, but for splits of the end only."""
+        """Return a learning curve for each set of evaluated tasks, except splits that are evaluated only at the end."""
         settings = [self._config(member.run).eval for member in self.members]
         at_the_end = {split for each in settings for split in each.final_splits}
         at_the_end -= {split for each in settings for split in each.splits}
@@ -240,7 +240,7 @@ class _Page:
         return [chart for chart in charts if chart["lines"]]
 
     def levels(self) -> list[dict[str, Any]]:
-        """Success at the last evaluation of each split: overall, and by level where there are several."""
+        """Return the success at the last evaluation of each split, and by level if there are several."""
         rows = []
         for split, title, ceiling, members in self._evaluations():
             key, by_level = f"eval/{split}/success", f"eval/{split}/success_by_level"
@@ -257,7 +257,7 @@ class _Page:
         return [row for row in rows if row["marks"]]
 
     def categories(self) -> list[dict[str, Any]]:
-        """Each measure of the world model by kind of reply, at the last evaluation."""
+        """Return each world-model metric by kind of reply, at the last evaluation."""
         key = "world_model_eval/by_category"
         counts: dict[str, int] = {}
         for member in self.members:
@@ -276,7 +276,7 @@ class _Page:
         return charts
 
     def comparison(self) -> tuple[str, str, list[dict[str, Any]]]:
-        """Headline, what it rests on, and a table for each set of tasks; words where runs cannot be compared."""
+        """Return the headline, its evidence, and a table for each set of tasks, or why runs cannot be compared."""
         if not self.members:
             return "None of these runs can be used: each says why below.", "", []
         found, tables = [], []
@@ -291,8 +291,8 @@ class _Page:
                 tables.append({"title": title, "columns": [], "rows": [], "words": [shown(f"Not compared: {error}.")]})
                 continue
             found.append((len(evaluated), *headline(comparison)))
-            places = {group.name: self._group_of(group.runs[0]) for group in comparison.groups}
-            tables.append({"title": title, **table(comparison, places)})
+            indices = {group.name: self._group_of(group.runs[0]) for group in comparison.groups}
+            tables.append({"title": title, **table(comparison, indices)})
         if not tables:
             return "Nothing has been evaluated after training yet.", "", []
         if not found:
@@ -304,8 +304,8 @@ class _Page:
 
     def samples(self) -> tuple[list[str], list[dict[str, Any]], list[dict[str, Any]], str]:
         texts, items, examples, cut = Texts(), [], [], 0
-        places = {member.run: member.group for member in self.members}
-        for index in sorted(range(len(self.records)), key=lambda index: places.get(index, len(self.groups))):
+        indices = {member.run: member.group for member in self.members}
+        for index in sorted(range(len(self.records)), key=lambda index: indices.get(index, len(self.groups))):
             path = self.records[index].path
             kept, left_out = read_rollouts(path, index, texts, BUDGET // len(self.records), self.problems)
             items += kept
@@ -324,7 +324,7 @@ class _Page:
     # Helpers
 
     def _by_tasks(self, split: str) -> list[tuple[Mapping[str, Any], list[Member]]]:
-        """Members together that were evaluated on the same tasks of a split, with the description of these."""
+        """Yield the members that were evaluated on the same tasks of a split, with the description of the tasks."""
         sets: dict[str, tuple[Mapping[str, Any], list[Member]]] = {}
         for member in self.members:
             data = self.records[member.run].data or {"environment": self._config(member.run).env}
@@ -333,7 +333,7 @@ class _Page:
         return list(sets.values())
 
     def _evaluations(self) -> Iterator[tuple[str, str, float | None, list[Member]]]:
-        """What was evaluated: split, title, ceiling and members, for each set of tasks."""
+        """Yield split, title, ceiling and members for each set of evaluated tasks."""
         for split in _splits(self.members):
             for data, members in self._by_tasks(split):
                 yield split, self._split_title(split, data), number(described(data, split).get("ceiling")), members
@@ -348,7 +348,7 @@ class _Page:
         return shown(words, 120)
 
     def _marks(self, members: Sequence[Member], *keys: str, form: str = "share") -> list[dict[str, Any]]:
-        """The last value of each counted run that lies at the end of these keys of a row."""
+        """Return the last value of each counted run under these nested keys of a row."""
         by_group: dict[int, list[float]] = {}
         for member in members:
             found = [each for row in member.rows if (each := number(_within(row, *keys))) is not None]
@@ -368,20 +368,20 @@ class _Page:
 
 
 def _group_key(record: RunRecord) -> str:
-    """One experiment on one set of tasks: the world behind the same settings may have changed."""
+    """Return a key of config and tasks: with the same config, the environment may have changed."""
     splits = (record.data or {}).get("splits", {})
     tasks = {split: described(record.data, split).get("fingerprint") for split in splits}
     return experiment(config_of(record)) + json.dumps(tasks)
 
 
 def _order(config: RunConfig, seeds: int) -> tuple[bool, bool, int]:
-    """What was learned first, then controls, the baseline last; groups of more seeds before others."""
+    """Sort key: trained groups first, then controls, the baseline last; groups with more seeds first."""
     shown = config.lookahead_source == "world_model" and config.feedback != "other_task"
     return config.is_plain_dapo, not shown or config.policy.frozen, -seeds
 
 
 def _colour_place(group: int, configs: Sequence[RunConfig]) -> int:
-    """A lone baseline always has the second colour, so that pages look alike; the others take the rest in turn."""
+    """Return the index of a colour; a single baseline always has the second, so that pages look alike."""
     baselines = [index for index, config in enumerate(configs) if config.is_plain_dapo]
     if len(baselines) != 1:
         return group
@@ -390,7 +390,7 @@ def _colour_place(group: int, configs: Sequence[RunConfig]) -> int:
 
 
 def _splits(members: Sequence[Member]) -> list[str]:
-    """Splits that were evaluated, val first."""
+    """Return the evaluated splits, val first."""
     found = {
         key.split("/")[1]
         for member in members
@@ -402,7 +402,7 @@ def _splits(members: Sequence[Member]) -> list[str]:
 
 
 def _within(row: Mapping[str, Any], *keys: str) -> Any:
-    """What lies at the end of these keys; None where a file holds something else on the way."""
+    """Return the value under these nested keys, or None."""
     found: Any = row
     for key in keys:
         found = found.get(key) if isinstance(found, Mapping) else None
@@ -414,13 +414,13 @@ def _last(member: Member, key: str) -> Any:
 
 
 def _short_name(path: Path, records: Sequence[RunRecord]) -> str:
-    """The folder's name, with its parent's where another run has the same."""
+    """Return the name of the folder, with its parent's if another run has the same name."""
     twins = sum(record.path.name == path.name for record in records)
     return path.name if twins == 1 else str(Path(path.parent.name, path.name))
 
 
 def _phases(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The phases of a run, each with its last step; nothing where it has none.
+    """Return the phases of a run, each with its last step; "" if it has none.
 
     >>> _phases([{"step": 1, "phase": "ask"}, {"step": 2, "phase": "ask"}, {"step": 3, "phase": "internalise"}])
     'ask to step 2, internalise to step 3'

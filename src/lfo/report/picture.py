@@ -1,6 +1,6 @@
-"""Learning curves as one SVG file: success on val against tasks seen, a thin line a seed, a thick one their mean.
+"""Learning curves as one SVG file: success on val by tasks seen, with thin lines for seeds and a thick mean.
 
-For READMEs and folders; the page draws its own, which answer to the mouse.
+For READMEs and folders; the report page draws its own interactive charts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LINE = 16  # between two labels
 
 
 def draw_curves(groups: Mapping[str, Sequence[Curve]], *, title: str, ceiling: float | None = None) -> str:
-    """The picture of named groups of runs, each a curve a seed."""
+    """Return the SVG of named groups of runs, with one curve for each seed."""
     named = {name: [dict(sorted(each.items())) for each in curves if each] for name, curves in groups.items()}
     named = {name: curves for name, curves in named.items() if curves}
     longest = max((max(each) for curves in named.values() for each in curves), default=0) or 1
@@ -35,9 +35,9 @@ def draw_curves(groups: Mapping[str, Sequence[Curve]], *, title: str, ceiling: f
     def text(
         left: float, top: float, words: str, *, anchor: str = "start", colour: str = "#444", size: int = 13
     ) -> str:
-        place = f'x="{left:.1f}" y="{top:.1f}" text-anchor="{anchor}"'
+        index = f'x="{left:.1f}" y="{top:.1f}" text-anchor="{anchor}"'
         halo = 'paint-order="stroke" stroke="white" stroke-width="4"'  # readable over curves too
-        return f'<text {place} {halo} fill="{colour}" font-size="{size}">{escape(words)}</text>'
+        return f'<text {index} {halo} fill="{colour}" font-size="{size}">{escape(words)}</text>'
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">',
@@ -54,8 +54,8 @@ def draw_curves(groups: Mapping[str, Sequence[Curve]], *, title: str, ceiling: f
         dashed = line({0: ceiling, longest: ceiling}, "#999", 1, 1).replace("/>", ' stroke-dasharray="5 4"/>')
         parts += [dashed, text(x(longest) + 8, y(ceiling) + 4, "information ceiling", colour="#777", size=12)]
     labels = []
-    for place, (name, curves) in enumerate(named.items()):
-        colour = COLOURS[place % len(COLOURS)]
+    for index, (name, curves) in enumerate(named.items()):
+        colour = COLOURS[index % len(COLOURS)]
         parts += [line(each, colour, 1.2, 0.45) for each in curves]
         mean = mean_curve(curves)
         parts.append(line(mean, colour, 3, 1))
@@ -69,27 +69,27 @@ def draw_curves(groups: Mapping[str, Sequence[Curve]], *, title: str, ceiling: f
 
 
 def mean_curve(curves: Sequence[Curve]) -> Curve:
-    """The mean over runs, where all of them were evaluated; the first alone, where they never were together."""
+    """Return the mean over runs at common evaluations; the first run if there are none."""
     shared = set.intersection(*(set(each) for each in curves))
     return {tasks: fmean(each[tasks] for each in curves) for tasks in sorted(shared)} or curves[0]
 
 
 def spread_out(places: Sequence[float], *, gap: float, last: float) -> list[float]:
-    """Rising places moved as little down as keeps them apart, then up so that none lies beyond the last.
+    """Move increasing positions apart by at least `gap`, then back so that none exceeds `last`.
 
     >>> spread_out([10, 12, 50], gap=5, last=100), spread_out([94, 98, 100], gap=5, last=100)
     ([10, 15, 50], [90, 95, 100])
     """
     apart = list(places)
-    for place in range(1, len(apart)):
-        apart[place] = max(apart[place], apart[place - 1] + gap)
-    for place in reversed(range(len(apart))):
-        apart[place] = min(apart[place], last - gap * (len(apart) - 1 - place))
+    for index in range(1, len(apart)):
+        apart[index] = max(apart[index], apart[index - 1] + gap)
+    for index in reversed(range(len(apart))):
+        apart[index] = min(apart[index], last - gap * (len(apart) - 1 - index))
     return apart
 
 
 def _tick(longest: int) -> int:
-    """A round number that divides the axis into at most eight parts."""
+    """Return a round step that divides the axis into at most eight parts."""
     size = 1
     while True:
         for step in (size, 2 * size, 5 * size):

@@ -1,7 +1,7 @@
-"""Whether the world model's certainty can be believed: the reliability diagram of each group, and its error in words.
+"""The reliability diagram of the world model's certainty for each group, and its calibration error.
 
-The predictions are those of the last evaluation of each counted run; a diagram holds those of all seeds together, the
-error is the mean of the seeds' own.
+It uses the predictions at the last evaluation of each counted run. A diagram contains all seeds; the error is the mean
+over seeds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def reliability_of(members: Sequence[Member], names: Sequence[str]) -> list[dict
 
 
 def _last(member: Member) -> tuple[float, list[Bin]] | None:
-    """Error and diagram of a run's last evaluation that has them; what a file holds otherwise is passed over."""
+    """Return error and diagram of the last evaluation that has them; invalid values are ignored."""
     for row in reversed(member.rows):
         error, diagram = number(row.get(ERROR)), row.get(DIAGRAM)
         if error is not None and isinstance(diagram, list) and diagram:

@@ -1,6 +1,6 @@
-"""What runs said, for the page: sample rollouts and prediction examples, read leniently and within a budget.
+"""Sample rollouts and predictions for the page, within a size budget.
 
-A damaged file or record costs itself and a sentence, never the page.
+A damaged file or record is skipped and reported.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from lfo.report.text import as_script_json, shown
 from lfo.rundir import read_json_lines
 
 ROLLOUTS_PER_RUN = 200
-BUDGET = 18_000_000  # characters of all rollouts of the page together
+BUDGET = 18_000_000  # characters of all rollouts of the page
 
 
 class Texts:
-    """Every text once: rollouts share prompts and repeat replies, and point at them by number."""
+    """Stores every text once; rollouts share prompts and replies and refer to them by index."""
 
     def __init__(self) -> None:
         self.all: list[str] = []
-        self.size = 0  # characters that they add to the page, with the frame that rollouts put around them
+        self.size = 0  # characters on the page, with the structure of rollouts
         self._numbers: dict[str, int] = {}
 
     def number(self, text: Any) -> int:
@@ -39,7 +39,7 @@ class Texts:
 def read_rollouts(
     run: Path, number: int, texts: Texts, budget: int, problems: list[str]
 ) -> tuple[list[dict[str, Any]], bool]:
-    """Sample rollouts of a run, from files spread evenly over its steps until enough are kept; whether some are not."""
+    """Return sample rollouts of a run, from files spread evenly over its steps, and whether there are more."""
     kept, start, left_out = [], texts.size, False
 
     def full() -> bool:
@@ -54,17 +54,17 @@ def read_rollouts(
                 break
             try:
                 kept.append(_rollout(record, number, _step(path), texts))
-                texts.size += 200 + 100 * len(record["turns"])  # the frame around the texts
+                texts.size += 200 + 100 * len(record["turns"])  # the structure around the texts
             except (KeyError, TypeError, ValueError, AttributeError):
                 unusable += 1
         if unusable:
-            problems.append(f"{path}: {unusable} of its records are no rollouts and are left out")
-    kept.sort(key=lambda item: -item["step"])  # stable: the latest step first, in the order of its file
+            problems.append(f"{path}: {unusable} of its records are not rollouts and are left out")
+    kept.sort(key=lambda item: -item["step"])  # stable: latest step first, in the order of the file
     return kept, left_out
 
 
 def read_predictions(run: Path, number: int, problems: list[str]) -> list[dict[str, Any]]:
-    """The prediction examples of a run's last evaluation that has some."""
+    """Return the predictions of the last evaluation that has some."""
     for path in sorted((run / "predictions").glob("step-*.jsonl"), reverse=True):
         examples = []
         for record in _records(path, problems)[:5]:
@@ -86,7 +86,7 @@ def read_predictions(run: Path, number: int, problems: list[str]) -> list[dict[s
 
 
 def spread(files: Sequence[Path]) -> Iterator[Path]:
-    """The last file, the first, the one in the middle, and so on into the gaps.
+    """Yield the last file, the first, the middle one, and so on into the gaps.
 
     >>> [path.name for path in spread([Path(name) for name in "abcde"])]
     ['e', 'a', 'c', 'b', 'd']

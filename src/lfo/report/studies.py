@@ -1,4 +1,4 @@
-"""Ablations on the page: folders of runs that differ in one setting, read from `ablation.json`, drawn by its values."""
+"""Ablations on the page, read from `ablation.json`: runs that differ in one config value."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ ABLATION_FILE = "ablation.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Study:
-    """An ablation: what was varied, and what became of each run."""
+class StudyResult:
+    """The result of an ablation: what was varied, and the status of each run."""
 
     path: Path
     setting: str
     cells: Sequence[Mapping[str, Any]]
 
     @classmethod
-    def read(cls, folder: Path) -> Study:
+    def read(cls, folder: Path) -> StudyResult:
         content = json.loads((folder / ABLATION_FILE).read_bytes())
         cells = [cell for cell in content["cells"] if isinstance(cell, dict) and "value" in cell]
         return cls(path=folder, setting=str(content["setting"]), cells=cells)
 
     def chart(self, records: Sequence[RunRecord]) -> dict[str, Any]:
-        """Success at the end against the value of the setting."""
+        """Return a chart of the success at the end by value."""
         by_path = {record.path: record for record in records}
         values: dict[str, list[RunRecord]] = {}
         failed = []
@@ -44,7 +44,10 @@ class Study:
             if status == "done" and record is not None and curve(record.rows):
                 values[value].append(record)
             else:
-                why = {"failed": f"failed: {cell.get('error') or 'it said nothing'}", "done": "holds no evaluation"}
+                why = {
+                    "failed": f"failed: {cell.get('error') or 'it said nothing'}",
+                    "done": "contains no evaluation",
+                }
                 failed.append(shown(f"{self.setting}={value}, seed {seed}: {why.get(str(status), 'not run yet')}", 400))
         return {
             "title": shown(self.setting, 100),
@@ -69,6 +72,6 @@ def _row(value: str, records: Sequence[RunRecord]) -> dict[str, Any]:
 
 
 def described(data: Mapping[str, Any] | None, split: str) -> Mapping[str, Any]:
-    """What a run's description says about a split; nothing where it is damaged or missing."""
+    """Return the description of a split in `data.json`; empty if it is damaged or missing."""
     found = ((data or {}).get("splits") or {}).get(split)
     return found if isinstance(found, Mapping) else {}

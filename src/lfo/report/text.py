@@ -1,7 +1,7 @@
-"""Text of models, environments and file names, made fit to be shown: nothing hides, reorders or becomes markup.
+"""Make text of models, environments and file names safe to show.
 
-It is carried as JSON without a character that HTML reads (`as_script_json`) and reaches the page through text nodes
-alone. Characters that a reader could not see, or that change how others are seen, are given a face (`shown`).
+The page contains it as JSON without characters that HTML interprets (`as_script_json`) and shows it only as text nodes.
+`shown` replaces invisible characters and those that change how others are displayed.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import json
 import re
 from typing import Any
 
-TEXT_LIMIT = 4000  # characters of one message; more is cut, in words
+TEXT_LIMIT = 4000  # characters of one message; the rest is cut, with a note
 
 _HIDDEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f\x80-\x9f"  # control characters but tab and newline
-    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # marks that reorder what is around them
-    "\ud800-\udfff]"  # halves of a surrogate pair, which no encoding can write
+    "[\x00-\x08\x0b-\x1f\x7f\x80-\x9f"  # control characters except tab and newline
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # marks that reorder text
+    "\ud800-\udfff]"  # halves of surrogate pairs, which cannot be encoded
 )
 
 
 def shown(text: Any, limit: int = TEXT_LIMIT) -> str:
-    """Any value as text for a reader.
+    """Return any value as safe text.
 
     >>> shown("a\\x00b\\u202e"), shown({"a": 1}), shown("abcdef", limit=4)
     ('a␀b[U+202E]', '{"a": 1}', 'abcd … (2 more characters)')
@@ -32,17 +32,17 @@ def shown(text: Any, limit: int = TEXT_LIMIT) -> str:
 
 
 def as_script_json(value: Any) -> str:
-    """JSON that can stand inside a `<script>` element: it holds no character that HTML gives a meaning.
+    """Return JSON for a `<script>` element, without characters that HTML interprets.
 
     >>> as_script_json("</script>")
     '"\\\\u003c/script\\\\u003e"'
     """
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))  # ASCII only, so no line separators either
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))  # ASCII only, so without line separators
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _face(match: re.Match[str]) -> str:
     code = ord(match[0])
     if code < 0x20:
-        return chr(0x2400 + code)  # the picture of a control character
+        return chr(0x2400 + code)  # the symbol of a control character
     return f"[U+{code:04X}]"

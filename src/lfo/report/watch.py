@@ -1,10 +1,10 @@
-"""`lfo watch RUNS...`: the report's page while runs go on, for a browser on this machine.
+"""`lfo watch RUNS...`: serve the live report page to a browser on this machine.
 
-    with Watch([Path("runs/x")]).serving() as address: ...
+    with LivePage([Path("runs/x")]).serving() as address: ...
 
-The page asks for news every other second and is told only what has changed. Nothing is written and no lock is taken, so
-whatever happens here, the runs do not notice. The address holds a token; whoever does not have it is told nothing.
-The standard library's server is enough: two pages, a few readers, nothing to upload.
+The page requests updates every two seconds and gets only what has changed. Nothing is written and no lock is taken, so
+the runs are not affected. The address contains a token, which every request needs. The server of the standard library
+is enough for two pages and a few readers.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from lfo.report.machine import Machine, process_of
 from lfo.report.page import content_policy, render
 from lfo.report.payload import Found, build, find_runs_and_studies
 
-EVERY = 2.0  # seconds after which a page asks for news
+EVERY = 2.0  # seconds between two requests of a page
 LOOPBACK = "127.0.0.1"
-SLOW_CLIENT = 30.0  # seconds that a client may take to ask, or to read
+SLOW_CLIENT = 30.0  # seconds until a slow client is disconnected
 
 
-class Watch:
-    """What a page of these folders shows now."""
+class LivePage:
+    """The live page of these folders."""
 
     def __init__(self, paths: Sequence[Path], every: float = EVERY) -> None:
         self._paths, self._every = list(paths), every
         self._machine = Machine()
         self._lock = threading.Lock()
         self._looked = 0.0
-        self._seen: Any = None  # what the folders looked like when the page was built
+        self._seen: Any = None  # the state of the folders when the page was built
         self._records: list[RunRecord] = []
         self._payload: dict[str, Any] = {}
         self._version = 0
@@ -52,9 +52,9 @@ class Watch:
         return render(self.news(0), live=True)
 
     def news(self, have: int) -> dict[str, Any]:
-        """The parts of the page that have changed since a version of it."""
+        """Return the parts of the page that have changed since a version."""
         with self._lock:
-            # However many ask, the folders are not looked at more often than one page needs.
+            # Read the folders only as often as one page needs, for any number of clients.
             if time.monotonic() - self._looked >= self._every / 2:
                 self._look()
                 self._looked = time.monotonic()
@@ -81,7 +81,7 @@ class Watch:
             self._changed |= {name: (digest, self._version) for name, digest in new.items()}
 
     def _find(self) -> Found:
-        """Runs may appear later, and folders too."""
+        """Find runs; runs and folders may also appear later."""
         try:
             return find_runs_and_studies([path for path in self._paths if path.is_dir()])
         except LfoError:
@@ -96,7 +96,7 @@ class Watch:
 
     @contextmanager
     def serving(self, host: str = LOOPBACK, port: int = 0, token: str | None = None) -> Iterator[str]:
-        """Serve the page from a thread; answers its address."""
+        """Serve the page from a thread; yield its address."""
         token = token or secrets.token_urlsafe(24)
         try:
             server = _Server((host, port), _handler(self, token))
@@ -117,12 +117,12 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that left or sent rubbish is no news."""
+        """Ignore clients that disconnect or send invalid requests."""
 
 
-def _handler(watch: Watch, token: str) -> type[BaseHTTPRequestHandler]:
+def _handler(live_page: LivePage, token: str) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        timeout = SLOW_CLIENT  # one request a connection, so that none outlives the server
+        timeout = SLOW_CLIENT  # one request for each connection, so that none outlives the server
 
         def do_GET(self) -> None:
             address = urlsplit(self.path)
@@ -132,9 +132,9 @@ def _handler(watch: Watch, token: str) -> type[BaseHTTPRequestHandler]:
                     403, "text/plain", "This page needs the token in its address: see what lfo watch printed.\n"
                 )
             elif rest == [""]:
-                self._answer(200, "text/html", watch.page())
+                self._answer(200, "text/html", live_page.page())
             elif rest == ["data"]:
-                self._answer(200, "application/json", json.dumps(watch.news(_version(address.query))))
+                self._answer(200, "application/json", json.dumps(live_page.news(_version(address.query))))
             else:
                 self._answer(404, "text/plain", "There is nothing here; the page's address ends with a slash.\n")
 
@@ -145,7 +145,7 @@ def _handler(watch: Watch, token: str) -> type[BaseHTTPRequestHandler]:
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Cache-Control", "no-store")
             self.send_header("Content-Security-Policy", f"{content_policy(live=True)}; frame-ancestors 'none'")
-            self.send_header("Referrer-Policy", "no-referrer")  # the address is the key
+            self.send_header("Referrer-Policy", "no-referrer")  # the address contains the token
             self.send_header("X-Content-Type-Options", "nosniff")
             self.end_headers()
             self.wfile.write(body)

@@ -1,9 +1,9 @@
-"""A comparison of groups -> the headline, the sentence under it, and the table. Words and cells, no markup.
+"""The headline, its evidence and the table of a comparison, as text without markup.
 
-Groups come with the names that the page gives them (`page_names`).
+Groups have their page names (`page_names`).
 
-The headline says what was seen and no more: on how many seeds a target was reached, within how many tasks, and where it
-was not reached that it was not. A ratio that runs out of its data is called a bound.
+The headline states only what was measured: on how many seeds a target was reached, within how many tasks, and where it
+was not reached. A ratio with censored runs is called a bound.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lfo.evaluation.sample_efficiency import (
     unconfirmed,
 )
 
-# Words of `group_names` that have a better one; settings without one stay `name=value`.
+# Display names of parts of `group_names`; other config values stay `name=value`.
 SPOKEN = {
     "dapo": "plain DAPO",
     "dual-lora": "dual-LoRA",
@@ -47,8 +47,7 @@ SPOKEN = {
 
 
 def page_names(names: Sequence[str]) -> list[str]:
-    """Names of groups as people would say them, without what tells nothing apart: steps, and how to explore blindly
-    where nobody looks ahead.
+    """Return display names of groups, without irrelevant parts: steps, and blind exploration without look-ahead.
 
     >>> page_names(["dapo", "dual-lora steps=60", "dual-lora lookahead=off rank=8 blind_share=0 steps=60"])
     ['plain DAPO', 'dual-LoRA', 'dual-LoRA, no look-ahead, rank=8']
@@ -63,7 +62,7 @@ def page_names(names: Sequence[str]) -> list[str]:
 
 
 def headline(comparison: Comparison) -> tuple[str, str]:
-    """One sentence to remember, and one with what it rests on."""
+    """Return the headline and a sentence with its evidence."""
     base = next((group for group in comparison.groups if group.name == comparison.baseline), None)
     others = [group for group in comparison.groups if group is not base and not is_control(group)]
     best = min(others, key=_eagerness, default=None)
@@ -89,7 +88,7 @@ def headline(comparison: Comparison) -> tuple[str, str]:
 
 
 def table(comparison: Comparison, numbers: dict[str, int]) -> dict[str, Any]:
-    """The comparison as cells; `numbers` are the groups' places on the page."""
+    """Return the comparison as a table; `numbers` are the indices of the groups on the page."""
     of = "success" if comparison.ceiling is None else "ceiling"
     top = "success" if comparison.ceiling is None else "of the ceiling"
     unseen = next((group.zero_shot for group in comparison.groups if group.zero_shot), None)
@@ -125,7 +124,7 @@ def table(comparison: Comparison, numbers: dict[str, int]) -> dict[str, Any]:
 
 
 def _costs(comparison: Comparison, numbers: dict[str, int]) -> dict[str, Any]:
-    """How many times less than the baseline each group spent to the target; no rows without a baseline."""
+    """Return the table of how many times less each group spent to the target; empty without a baseline."""
     others = [group for group in comparison.groups if comparison.baseline not in (None, group.name)]
     columns = [f"times less to {_target_words(comparison)}", *(cost.replace("_", " ") for cost in COSTS)]
     rows = []
@@ -136,7 +135,7 @@ def _costs(comparison: Comparison, numbers: dict[str, int]) -> dict[str, Any]:
 
 
 def is_control(group: Group) -> bool:
-    """What is shown is the truth or a lie by design, or the policy learns nothing: it says what is possible."""
+    """Whether a group is a control: look-ahead is true or shuffled by design, or the policy is frozen."""
     config = group.runs[0].config
     if config is None:
         return False

@@ -1,8 +1,8 @@
-"""How sure a world model is of what it expects: whether the replies that it samples mean the same.
+"""How certain a world model is of a predicted reply: the share of sampled replies with the same meaning.
 
-A reply is said in many ways, so the probability of its text is small however much is known. Certainty is therefore the
-agreement of meanings: the share of sampled replies that mean what the likeliest one means. Whether it can be believed
-is measured in `evaluation/certainty.py`.
+The same content can be worded in many ways, so the probability of one text is small even if the world model knows the
+content. Certainty therefore compares meanings: it is the share of sampled replies that mean the same as the greedy
+one. `evaluation/certainty.py` measures how well it is calibrated.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 
 from lfo.env.interface import Environment, same_meaning
 
-SAMPLES = 8  # replies by whose agreement certainty is measured
-ROWS = 64  # sampled at a time: what `lfo plan` counts for the world model
+SAMPLES = 8  # sampled replies for each certainty
+ROWS = 64  # replies sampled in one batch; `lfo plan` counts on it
 
 
 class Complete(Protocol):
-    """What the world model says behind each prompt: greedily, or drawn at temperature 1 by numbers for each."""
+    """Returns what the world model writes after each prompt: greedy, or sampled at temperature 1 with `uniforms`."""
 
     def __call__(
         self, prompts: Sequence[Sequence[int]], uniforms: Sequence[Sequence[float]] | None = None
@@ -29,10 +29,10 @@ class Complete(Protocol):
 
 
 def sampled_replies(complete: Complete, prompts: Sequence[Sequence[int]], *, limit: int) -> list[list[Sequence[int]]]:
-    """`SAMPLES` replies to each prompt, of at most `limit` tokens.
+    """Return `SAMPLES` replies to each prompt, of at most `limit` tokens.
 
-    The random numbers are named by the prompt: with our own sampler, what is sampled depends on it and the weights
-    alone, not on what else is asked. vLLM draws by itself.
+    The prompt seeds the random numbers: with our own sampler, the samples depend only on the prompt and the weights,
+    not on the rest of the batch. vLLM uses its own random numbers.
     """
     replies: list[list[Sequence[int]]] = []
     for start in range(0, len(prompts), ROWS // SAMPLES):
@@ -48,7 +48,7 @@ def _uniforms(prompt: Sequence[int], limit: int) -> Sequence[Sequence[float]]:
     return list(np.random.default_rng(name).random((SAMPLES, limit)))
 
 
-def certainty(environment: Environment, expected: str, sampled: Iterable[str]) -> float | None:
-    """The share of sampled replies that mean what the expected one means; None where nobody can tell what it means."""
-    agree = [same_meaning(environment, each, expected) for each in sampled]
+def certainty(environment: Environment, predicted: str, sampled: Iterable[str]) -> float | None:
+    """Return the share of sampled replies with the meaning of `predicted`; None if the environment cannot tell."""
+    agree = [same_meaning(environment, each, predicted) for each in sampled]
     return None if not agree or None in agree else fmean(map(bool, agree))

@@ -1,17 +1,17 @@
-"""Look-ahead: what the policy is shown before it commits to a turn. Who proposes what to imagine:
+"""Look-ahead: show the policy predicted replies before it commits to a turn. Two ways to choose the imagined calls:
 
-policy        The policy drafts its turn. If the draft calls a tool that may be imagined, the predictor says what would
-              be heard, and the policy speaks again after the expected reply. If it now makes another call, the exchange
-              stays and the new call is its draft; else the exchange is taken back and the first draft is its turn.
-              A call that acts on what was imagined is put to the test: it is made, and not imagined.
-environment   The environment names calls (`lookahead_query`, a function of the transcript); each is shown with its
-              expected reply before the policy speaks. A control, and an option for those who know what to ask.
+policy        The policy drafts its turn. If the draft calls a tool that may be imagined, the predictor predicts the
+              reply, and the policy speaks again after it. If it now makes a different call, the imagined exchange stays
+              and the new call is the next draft. Otherwise the exchange is taken back and the first draft is the turn.
+              A call that uses what was imagined before is made for real and not imagined again.
+environment   The environment names calls (`lookahead_query`, a function of the transcript). Each is shown with its
+              predicted reply before the policy speaks. This is a control, and an option for users who know what to ask.
 
-    P0  D0 (expected) I0  A0  E0 ...       D0 drafted and answered by the world model; A0 said after that, for real
-    P0  D0  E0 ...                         the same after D0 was taken up: what was said after I0 was not another call
+    P0  D0 (expected) I0  A0  E0 ...       D0: draft, I0: predicted reply, A0: the real action after it
+    P0  D0  E0 ...                         the exchange was taken back, because no different call followed I0
 
-An imagined exchange stands in the row in the shape of a real one, marked in words. The environment never hears of it.
-Expected replies are trained by no loss; a draft was sampled by the policy and is trained as any other message of it.
+An imagined exchange has the format of a real one, and the text `(expected)` marks its reply. The environment never sees
+it. No loss trains predicted replies; drafts are sampled by the policy and trained like its other messages.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from lfo.protocol.world_model import WorldModelState, state_of
 from lfo.rollout.row import MOST_IMAGINED, Dictated, Mark, Row, Rows, Speech
 from lfo.types import Message, Origin, Rollout, StopReason, ToolCall, Turn
 
-EXPECTED = "(expected) "  # how an imagined reply is marked
-MAX_IMAGINED = 8  # exchanges before one turn: a cap for environments that never stop asking
+EXPECTED = "(expected) "  # the text before a predicted reply in the policy's context
+MAX_IMAGINED = 8  # imagined exchanges before one turn, at most, for environments that never stop asking
 
 CallAll = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """What look-ahead asks: what will be heard, in this state, after this call?
+    """A question to the predictor: what is the reply to this call in this state?
 
-    `messages` are what the rollout has said for real so far, so that a control can ask the environment itself.
+    `messages` are the real messages of the rollout so far, so that a control can replay them in the environment.
     """
 
     task: Any
@@ -52,7 +52,7 @@ class Question:
 
     @property
     def key(self) -> Hashable:
-        """Equal exactly where the world model's prompts are."""
+        """Equal for two questions exactly if the world model gets the same prompt."""
         state = self.state
         return format_tool_call(self.call), state.task, state.step, state.actions, tuple(state.collected.items())
 
@@ -66,13 +66,13 @@ class LookAhead:
 
     predictor: Predictor
     proposed_by: Literal["policy", "environment"] = "policy"
-    tools: Container[str] | None = None  # whose calls the policy may imagine; None: all
-    most: int = MOST_IMAGINED  # exchanges in one rollout, proposed by the policy
-    drafts: int = 1  # candidates for a turn, tried one after the other until one is worth imagining
+    tools: Container[str] | None = None  # the tools that the policy may imagine; None: all
+    most: int = MOST_IMAGINED  # imagined exchanges in one rollout, if the policy proposes them
+    drafts: int = 1  # candidates for a turn; try the next until one is worth imagining
 
 
 class Deliberation:
-    """Look-ahead in one batch of rollouts."""
+    """Runs look-ahead in one batch of rollouts."""
 
     def __init__(
         self, lookahead: LookAhead, codec: ChatCodec, rows: Rows, *, max_turn_tokens: int, call_all: CallAll
@@ -83,7 +83,7 @@ class Deliberation:
     # --- proposed by the policy ----------------------------------------------------------------------------------
 
     def reconsider(self, batch: Sequence[Row], turn: int, temperature: float) -> None:
-        """Let rows imagine what would be heard after the turn that they have just said, and say another one."""
+        """Let rows imagine the reply to the turn that they just said, and say another turn."""
         undecided = [row for row in batch if not row.request.blind and self._allowance(row) > 0]
         tried: dict[int, list[ToolCall | None]] = {row.index: [] for row in undecided}
         undecided = self._imagine_drafts(undecided, tried, (turn, 0), temperature)
@@ -98,7 +98,7 @@ class Deliberation:
                 if (row not in unchanged if row.index in tried else self._calls_imaginable(row))
             ]
 
-        # One question is found by trying; whoever has one in the row needs no more candidates.
+        # A row that already has an imagined exchange needs no more candidates.
         looking = [row for row in undecided if not row.imagined]
         self._try_candidates([*looking, *picking], turn, temperature, better)
 
@@ -109,7 +109,7 @@ class Deliberation:
         temperature: float,
         better: Callable[[Sequence[Row], int], Collection[Row]],
     ) -> None:
-        """Let rows say something else, as often as allowed, until it is better than what they said first."""
+        """Sample other candidates for the turn, up to `drafts`, until one is better than the first."""
         starts = {row.index: _before_speech(row) for row in undecided}
         for candidate in range(1, self._lookahead.drafts):
             if not undecided:
@@ -117,7 +117,7 @@ class Deliberation:
             first = {row.index: row.speech for row in undecided}
             for row in undecided:
                 row.take_back(starts[row.index])
-            # A greedy candidate would be the first one again.
+            # A greedy candidate would repeat the first one.
             others = self._decode(undecided, (turn, MAX_IMAGINED * candidate), temperature or 1.0)
             for row, speech in zip(undecided, others, strict=True):
                 row.say(speech)
@@ -134,7 +134,7 @@ class Deliberation:
             undecided = [row for row in undecided if row not in decided]
 
     def _allowance(self, row: Row) -> int:
-        """How many exchanges this row may still imagine."""
+        """Return how many exchanges this row may still imagine."""
         most = self._lookahead.most if row.request.imagine is None else row.request.imagine
         return most - row.imagined
 
@@ -145,7 +145,7 @@ class Deliberation:
         numbers: tuple[int, int],
         temperature: float,
     ) -> list[Row]:
-        """Imagine the drafts of these rows while other calls follow; returns the rows in which nothing was kept."""
+        """Imagine the drafts of these rows while different calls follow; return the rows that kept nothing."""
         turn, first = numbers
         unchanged = list(batch)
         for look in range(1, MAX_IMAGINED):
@@ -172,18 +172,18 @@ class Deliberation:
                 batch.append(row)
                 if row in unchanged:
                     unchanged.remove(row)
-                if row.watch is not None:
-                    row.watch(row.turns[-1])
+                if row.on_turn is not None:
+                    row.on_turn(row.turns[-1])
         return unchanged
 
     def _imaginable(self, row: Row) -> ToolCall | None:
-        """The call that a row has drafted, if it may be imagined."""
+        """Return the drafted call of a row if it may be imagined, else None."""
         call = self._call(row.speech)
         allowed = call is not None and self._may_imagine(call) and self._allowance(row) > 0
         return call if allowed and call is not None and not self._is_prepared(row, call) else None
 
     def _may_pick(self, row: Row) -> bool:
-        """Whether an explorer has yet to make a call for real that others imagine."""
+        """Whether an explorer has not yet made a real call of a tool that others imagine."""
         made = any(turn.call is not None and not turn.predicted and self._may_imagine(turn.call) for turn in row.turns)
         return not made and not self._calls_imaginable(row)
 
@@ -195,10 +195,10 @@ class Deliberation:
         return self._lookahead.tools is None or call.name in self._lookahead.tools
 
     def _is_prepared(self, row: Row, call: ToolCall) -> bool:
-        """Whether a call acts on what the row has imagined, which is then put to the test instead of imagined again.
+        """Whether a call uses what the row has imagined, so that it is made for real instead of imagined again.
 
-        So it is after a real turn that followed the expected reply, up to the next real call of such a tool, and where
-        the call names what the reply has brought up.
+        This holds after a real turn that followed the predicted reply, until the next real call of such a tool, and if
+        the call contains a word that first occurred in a predicted reply.
         """
         last = max((index for index, turn in enumerate(row.turns) if turn.predicted), default=None)
         if last is None:
@@ -212,7 +212,7 @@ class Deliberation:
         return not brought_up.isdisjoint(_words(format_tool_call(call)))
 
     def _call(self, speech: Speech | None) -> ToolCall | None:
-        """The one call of a message; one with several is made as it is."""
+        """Return the call of a message with exactly one call, else None; several calls are never imagined."""
         calls = self._calls(speech)
         return calls[0] if len(calls) == 1 else None
 
@@ -220,7 +220,7 @@ class Deliberation:
         return self._codec.read(speech.tokens).calls if speech is not None and speech.stopped else ()
 
     def _show(self, row: Row, call: ToolCall, reply: str) -> bool:
-        """Write the expected reply to a row's draft behind it; False where there is no room, and nothing changes."""
+        """Append the predicted reply to a row after its draft; return False, without a change, if there is no room."""
         assert row.speech is not None
         said, observation = self._codec.read(row.speech.tokens), EXPECTED + reply
         piece = self._codec.after_action(observation, stopped=True, origin=Origin.PREDICTED)
@@ -246,7 +246,7 @@ class Deliberation:
         return True
 
     def _give_up(self, row: Row, mark: Mark) -> None:
-        """Take back the exchange that a row has imagined last: its draft is its turn."""
+        """Take back the last imagined exchange of a row; its draft becomes the turn."""
         imagined = row.turns[-1]
         draft = Dictated(
             tokens=tuple(row.tokens[imagined.action_start : mark.tokens]),
@@ -257,8 +257,8 @@ class Deliberation:
         at = imagined.action_start
         turn = replace(imagined, action_end=at, observation_start=at, observation_end=at, taken_back=True)
         row.taken_back.append(turn)
-        if row.watch is not None:
-            row.watch(turn)
+        if row.on_turn is not None:
+            row.on_turn(turn)
 
     def _discard(self, row: Row, mark: Mark) -> None:
         row.discarded_tokens += sum(origin == Origin.SAMPLED for origin in row.origins[mark.tokens :])
@@ -278,7 +278,7 @@ class Deliberation:
     # --- proposed by the environment -----------------------------------------------------------------------------
 
     def look_ahead(self, batch: Sequence[Row]) -> None:
-        """Show rows what is expected after the calls that their environments name."""
+        """Show rows the predicted replies to the calls that their environments name."""
         asking = [row for row in batch if not row.request.blind and isinstance(row.environment, OffersLookahead)]
         for _ in range(MAX_IMAGINED):
             questions: list[tuple[Row, Question]] = []
@@ -296,9 +296,9 @@ class Deliberation:
             asking = [row for row, _ in questions if row.stop is None]
 
     def inquire(self, batch: Sequence[Row]) -> set[int]:
-        """Where look-ahead has questions for the first time, let explorers ask for real what others only imagine;
-        returns the indices of the rows that do. The first question is left to the policy. The words are not its own,
-        and never trained on."""
+        """Make for explorers, once per rollout, a real call that other rollouts only imagine; return their row indices.
+
+        The first question of look-ahead is left to the policy. The call is not sampled and therefore not trained."""
         inquiring: set[int] = set()
         asking = [row for row in batch if row.request.inquiry and row.inquired is None]
         asking = [row for row in asking if isinstance(row.environment, OffersLookahead)]
@@ -307,10 +307,10 @@ class Deliberation:
             if isinstance(outcome, EnvironmentFailed):
                 row.fail(outcome)
             elif outcome:
-                place = row.request.inquiry % len(outcome)
-                row.inquired = place > 0
+                index = row.request.inquiry % len(outcome)
+                row.inquired = index > 0
                 if row.inquired:
-                    dictated = self._codec.encode_message(format_tool_call(outcome[place]))
+                    dictated = self._codec.encode_message(format_tool_call(outcome[index]))
                     message = (*dictated, self._codec.end_of_turn)
                     piece = Tokens(ids=message, origins=(int(Origin.PROMPT),) * len(message), spans=())
                     if row.write(piece) is None:
@@ -325,9 +325,9 @@ def _words(*texts: str) -> set[str]:
 
 
 def show_exchange(row: Row, codec: ChatCodec, action: str, reply: str, *, feedback: bool = False) -> bool:
-    """Write an exchange that did not happen in this rollout at the end of a row; False where there is no room.
+    """Append an exchange that did not happen in this rollout to a row; return False if there is no room.
 
-    Feedback is marked as what is expected, too: it is what this rollout would hear, and has not heard.
+    Feedback gets the same mark as a predicted reply: this rollout would hear it, but has not heard it.
     """
     observation, call = EXPECTED + reply, read_tool_call(action)
     piece = codec.imagined(action, observation)
@@ -354,7 +354,7 @@ def show_exchange(row: Row, codec: ChatCodec, action: str, reply: str, *, feedba
 
 
 def _before_speech(row: Row) -> Mark:
-    """The point at which a row began to say what it said last."""
+    """Return the mark before the last message of a row."""
     assert row.speech is not None
     return row.mark()._replace(tokens=len(row.tokens) - len(row.speech.tokens))
 
@@ -365,14 +365,14 @@ def _question(row: Row, call: ToolCall) -> Question:
 
 
 def imagined(rollout: Rollout, task: Any = None) -> Iterator[tuple[Question, str]]:
-    """What was imagined in a rollout and stayed in it, with the expected reply."""
+    """Yield the imagined calls that stayed in a rollout, each with its predicted reply."""
     for index, turn in enumerate(rollout.turns):
         if turn.predicted and turn.call is not None:
             yield asked_at(rollout, index, task), turn.observation
 
 
 def asked_at(rollout: Rollout, index: int, task: Any = None) -> Question:
-    """The call of a rollout's turn as a question."""
+    """Return the call of one turn of a rollout as a question."""
     turn, before = rollout.turns[index], rollout.turns[:index]
     assert turn.call is not None
     said = tuple(each.action for each in before if not each.predicted)
@@ -384,7 +384,7 @@ def _named(row: Row) -> Question | None:
     call = row.environment.lookahead_query(tuple(row.transcript))
     if call is None:
         return None
-    format_tool_call(call)  # a call that cannot be written fails here, where it costs one rollout
+    format_tool_call(call)  # a call that cannot be formatted raises here and ends only this rollout
     return _question(row, call)
 
 
@@ -394,7 +394,7 @@ def _questions_of(row: Row) -> list[ToolCall]:
 
 
 def questions(environment: Environment, transcript: Sequence[Message]) -> list[ToolCall]:
-    """What an environment asks one after the other at this point, each once, as if every reply were empty."""
+    """Return the calls that an environment asks about at this point, as if every reply were empty; each call once."""
     found: list[ToolCall] = []
     if not isinstance(environment, OffersLookahead):
         return found
@@ -410,6 +410,6 @@ def questions(environment: Environment, transcript: Sequence[Message]) -> list[T
 
 
 def is_asked(environment: Environment, transcript: Sequence[Message], message: str) -> bool:
-    """Whether a message makes a call that an environment's look-ahead would ask about if nothing had been imagined."""
+    """Whether a message makes a call that `lookahead_query` would name if nothing had been imagined."""
     call = read_tool_call(message)
     return call is not None and call in questions(environment, transcript)

@@ -1,4 +1,4 @@
-"""Which calls are worth imagining where an environment names none: those that end tasks."""
+"""Find the tools whose calls end tasks: these are worth imagining if the environment names no tools itself."""
 
 from __future__ import annotations
 
@@ -12,33 +12,34 @@ from lfo.env.interface import Environment, predicted_tools
 from lfo.types import Rollout, StopReason
 
 FILE = "ending_tools.json"  # beside the adapters
-OFTEN = 0.1  # share of a tool's calls that end a task; a look-up does, too, where it is the last mistake allowed
+OFTEN = 0.1  # least share of a tool's calls that end a task; a look-up ends one only as the last allowed mistake
 
 
 def learns_tools(environment: Environment, config: RunConfig) -> bool:
-    """Whether a run must find out which calls may be imagined: neither its settings nor its environment say so."""
+    """Whether a run must find out which calls may be imagined, because neither config nor environment names them."""
     unnamed = predicted_tools(environment, config.world_model.predict) is None
-    # With logs nothing is rolled out, so nothing would ever be found.
+    # A run from logs rolls nothing out, so it would never find a tool.
     return config.lookahead == "policy" and unnamed and config.world_model.from_logs is None
 
 
 class EndingTools:
-    """The tools whose calls often ended a task of training so far; a container of names.
+    """The names of the tools whose calls often ended a training task so far.
 
-    A look-up costs nothing, so it is made for real, and an expected reply in its place would only mislead. What cannot
-    be taken back is worth imagining first. Where tasks end, but never with a call, or there is one tool, all calls are.
+    A look-up costs nothing, so the policy should make it for real; a predicted reply would only mislead it. A call that
+    ends the task cannot be undone, so it is worth imagining. If no call ends tasks, or if there is only one tool, all
+    tools may be imagined.
     """
 
     def __init__(self) -> None:
         self._calls: Counter[str] = Counter()
-        self._ends: Counter[str] = Counter()  # under "": ends without a call
+        self._ends: Counter[str] = Counter()  # key "": tasks that ended without a call
 
     def __contains__(self, name: object) -> bool:
         return self.names is None or name in self.names
 
     @property
     def names(self) -> list[str] | None:
-        """None: all."""
+        """The sorted names; None: all tools."""
         often = sorted(name for name, ends in self._ends.items() if name and ends >= OFTEN * self._calls[name])
         tools = self._calls.keys() - {""}
         return None if not often and (self._ends[""] or len(tools) == 1) else often
@@ -54,6 +55,6 @@ class EndingTools:
         path.write_text(json.dumps({"calls": self._calls, "ends": self._ends}), encoding="utf-8")
 
     def load(self, path: Path) -> None:
-        """Read what `save` wrote. An older run has no such file: it could imagine every call."""
+        """Load what `save` wrote. A run from before this file could imagine every call."""
         seen = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"calls": {}, "ends": {"": 1}}
         self._calls, self._ends = Counter(seen["calls"]), Counter(seen["ends"])

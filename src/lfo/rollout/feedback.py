@@ -1,8 +1,8 @@
-"""Feedback-guided sampling: the rollouts of a task in two waves, the second shown what the first heard.
+"""Feedback-guided sampling: run the rollouts of a task in two waves and show the second what the first heard.
 
-What is shown is one exchange of another rollout of the same task, at the point of the task at which it happened, in the
-shape of an imagined one: it did not happen in this rollout, no loss sees the reply, and nobody is told of it at an
-evaluation. Only the reply is true where look-ahead's is expected.
+A rollout of the second wave sees one exchange of another rollout of its task, after as many turns as it took there.
+The exchange has the format of an imagined one: no loss trains the reply, and evaluations use no feedback. The only
+difference is that the reply is true, not predicted.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def roll_out_in_waves(
     *,
     tools: Collection[str] | None,
 ) -> list[Rollout]:
-    """One rollout for each request, in order; `tools` are those whose replies are worth showing, None: all."""
+    """Return one rollout for each request, in order; only replies of `tools` are shown (None: all)."""
     size, first = config.rollout.group_size, first_wave(config)
     groups = [requests[start : start + size] for start in range(0, len(requests), size)]
     early = list(roll_out([request for group in groups for request in group[:first]]))
-    waves = [early[place * first : (place + 1) * first] for place in range(len(groups))]
+    waves = [early[index * first : (index + 1) * first] for index in range(len(groups))]
     heard = [told(wave, tools=tools) for wave in waves]
     if config.feedback == "other_task":
         heard = [*heard[1:], *heard[:1]]
@@ -44,8 +44,9 @@ def roll_out_in_waves(
 
 
 def told(rollouts: Sequence[Rollout], *, tools: Collection[str] | None) -> Feedback | None:
-    """What the next wave is shown: of all first real calls of such a tool, in rollouts that failed, the one that was
-    made after the fewest turns. The less was done before a call, the more its reply tells about what to do."""
+    """Return the exchange to show: of the first real calls of `tools` in failed rollouts, the earliest one.
+
+    The less was done before a call, the more its reply tells about what to do."""
     found: list[Feedback] = []
     for rollout in rollouts:
         real = [turn for turn in rollout.turns if not turn.predicted]

@@ -1,4 +1,4 @@
-"""What a step trains: the rows of each of its mini-batches, from what was rolled out and what was kept of old steps."""
+"""Make the rows of each mini-batch of a step from its rollouts and from the buffers of earlier steps."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ FIRST_TASKS = 24  # imitation begins when so many tasks have succeeded
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
-    """What a step trains: one optimizer update for each mini-batch, in order."""
+    """The updates of a step: one for each mini-batch, in order."""
 
     mini_batches: Sequence[Sequence[TrainingSample]]
-    weight: float  # of the world-model loss
-    rate_factor: float  # of every learning rate
+    world_model_weight: float  # the factor of the world-model loss
+    rate_factor: float  # multiplies every learning rate
 
 
 @dataclass(kw_only=True, slots=True)
@@ -42,22 +42,24 @@ class MiniBatches:
         return self.config.rollout.prompts // self.config.rollout.mini_batch_prompts
 
     def keep_to_imitate(self, rollouts: Sequence[Rollout]) -> None:
-        """Keep what the policy is to imitate of these rollouts."""
+        """Store the rollouts that the policy should imitate."""
         self.successes.add(rollouts)
         if self.config.internalise.teacher == "hindsight":
             self.successes.add_in_hindsight(rollouts, self.predicted_tools)
 
     def phase(self, step: int) -> Phase:
-        """What this step is for, with the successes that are known by now."""
-        settings = self.config.internalise
-        begun = settings.rows > 0 and len(self.successes) >= FIRST_TASKS
-        return phase_of(step, begun=begun, until=settings.until)
+        """Return the phase of a step, given the successes stored so far."""
+        internalise = self.config.internalise
+        begun = internalise.rows > 0 and len(self.successes) >= FIRST_TASKS
+        return phase_of(step, begun=begun, until=internalise.until)
 
     def learns_by_dapo(self, step: int) -> bool:
-        """Whether the policy learns from its own rollouts. While it imitates it does not: with both losses in one step
-        blind success grew half as fast. While the base acts in its place it has none."""
-        settings, phase = self.config.internalise, self.phase(step)
-        taught = phase == "internalise" or (phase == "ask" and settings.rows > 0 and settings.teacher != "policy")
+        """Whether the policy learns from its own rollouts in this step.
+
+        Not while it imitates: with both losses in one step, blind success grew half as fast. Not while the base acts in
+        its place: then it has no rollouts of its own."""
+        internalise, phase = self.config.internalise, self.phase(step)
+        taught = phase == "internalise" or (phase == "ask" and internalise.rows > 0 and internalise.teacher != "policy")
         return not self.config.policy.frozen and not taught
 
     def update(
@@ -67,27 +69,27 @@ class MiniBatches:
         kept: Mapping[int, RolloutGroup],
         heard: Sequence[Sequence[WorldModelExample]],
         *,
-        weight: float,
+        world_model_weight: float,
     ) -> Update:
-        """Whole groups for the policy, those `kept`, examples for the world model and successes to imitate.
+        """Return the rows of all mini-batches: the groups `kept`, world-model examples and successes to imitate.
 
-        `weight` is that of the world model's loss in steps that have one.
+        `world_model_weight` is used in steps that train the world model.
         """
         config, world, phase = self.config, self.config.world_model, self.phase(step)
         active = active_losses(world.schedule, step)
-        # The policy's own rows carry what they heard where the world model is trained inline.
-        inline = self.predicted_tools if world.input == "inline" and weight else frozenset()
+        # An inline world model is trained on the rows of the policy.
+        inline = self.predicted_tools if world.input == "inline" and world_model_weight else frozenset()
         trains_world = active.world_model and world.predict != "none" and phase != "reinforce"
-        weight = weight if trains_world else 0.0
+        world_model_weight = world_model_weight if trains_world else 0.0
         kept = kept if (active.policy or phase == "reinforce") and self.learns_by_dapo(step) else {}
         parts = [
             self._policy_rows(kept, inline),
-            self._world_rows(step, groups, kept, heard, inline) if weight else self._none(),
+            self._world_rows(step, groups, kept, heard, inline) if world_model_weight else self._none(),
             self._imitated(step) if phase == "internalise" and active.policy else self._none(),
         ]
         return Update(
             mini_batches=[[row for part in rows for row in part] for rows in zip(*parts, strict=True)],
-            weight=weight,
+            world_model_weight=world_model_weight,
             rate_factor=rate_of(
                 step,
                 warmup=config.optimizer.warmup_steps,
@@ -122,7 +124,7 @@ class MiniBatches:
         return [self._practised(step, index, fresh) for index, fresh in enumerate(deal(heard, self.count))]
 
     def _practised(self, step: int, index: int, fresh: Sequence[WorldModelExample]) -> list[TrainingSample]:
-        """The world-model rows of one mini-batch: of all that was ever heard, or of what is new."""
+        """Return the world-model rows of one mini-batch, from all replies heard so far or from the new ones."""
         world, seeds = self.config.world_model, (self.config.seed, step, index)
         heard = self.replay if world.replay else ReplayBuffer({each.key: each for each in fresh})
         drawn = heard.draw(world.examples_per_mini_batch, seeds, asked_first=world.replay and self.config.looks_ahead)

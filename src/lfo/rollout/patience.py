@@ -1,8 +1,7 @@
-"""Run many calls of somebody else's code at the same time, each with a time-out and retries.
+"""Call foreign code, such as environments, in parallel, each call with a timeout and retries.
 
-What they print goes to stderr, and a change of the working directory is undone. Threads cannot be killed, so a call
-that hangs is left behind on its daemon thread and another thread takes over: neither the other calls nor the end of the
-program wait for it.
+Its output goes to stderr, and a change of the working directory is undone. Threads cannot be killed, so a call that
+hangs stays on its daemon thread and a new thread takes over: neither the other calls nor the exit of the program wait.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ class EnvironmentTimedOut(EnvironmentFailed):
 def call_all(
     calls: Sequence[Callable[[], Result]], *, timeout: float, retries: int, workers: int
 ) -> list[Result | EnvironmentFailed]:
-    """The result of every call, in order, or why there is none. A call that raises is tried again; a late one not."""
+    """Return the result or the failure of each call, in order. Retry a call that raises, but not one that times out."""
     outcomes: dict[int, Result | EnvironmentFailed] = {}
-    started: dict[int, float] = {}  # of the calls in progress
+    started: dict[int, float] = {}  # start times of the calls in progress
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     changed = threading.Condition()
     for index in range(len(calls)):
@@ -51,7 +50,7 @@ def call_all(
                     outcomes[index] = outcome
                 changed.notify()
             if late:
-                return  # somebody else has taken this thread's place
+                return  # another thread has replaced this one
 
     def hire() -> None:
         threading.Thread(target=work, name="environment", daemon=True).start()
@@ -72,9 +71,9 @@ def call_all(
 
 
 class _Apart:
-    """What the calls print is no output of ours, and our paths stay where they are if one changes the folder.
+    """Redirects stdout to stderr and restores the working directory around foreign calls.
 
-    Both belong to the whole process, so of several that overlap the last one to end puts them back.
+    Both are global to the process, so if several contexts overlap, the last one to exit restores them.
     """
 
     def __init__(self) -> None:
@@ -109,9 +108,9 @@ def _attempt(call: Callable[[], Result], retries: int) -> Result | EnvironmentFa
     while len(errors) <= retries:
         try:
             return call()
-        except EnvironmentFailed as failure:  # it did answer
+        except EnvironmentFailed as failure:  # a deliberate failure; a retry would not help
             return failure
-        except BaseException as error:  # whatever it raises, also SystemExit, it is one rollout's failure
+        except BaseException as error:  # anything it raises, even SystemExit, fails only this rollout
             errors.append(error)
-    cause = errors[0]  # later ones may only say that it was asked twice
+    cause = errors[0]  # later errors may only be caused by the retry
     return EnvironmentFailed(f"the environment raised {type(cause).__name__}: {cause}"[:500])

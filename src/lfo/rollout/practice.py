@@ -1,16 +1,16 @@
-"""How the world model practises what was heard, so that few replies teach it much. Nothing here knows a world.
+"""Augment world-model examples, so that few replies teach much. Works for any environment.
 
-Swapped names. A word that few of the states heard hold - a name, a number - says nothing of any other task, but a small
-model learns by heart what was heard beside it. So, each time an example is practised, such words are swapped for others
-of their kind, and only what states have in common is left to explain the reply. A word that the reply repeats stays.
+Swapped names. A word that occurs in few states, such as a name or a number, says nothing about other tasks, but a small
+model memorises the reply next to it. So each time an example is drawn, such words are swapped for others of the same
+kind. Only what the states have in common can then explain the reply. A word that the reply repeats stays.
 
-    - search_company("Acme Bank"): Acme Bank, bank; Cards 555-4396      as heard
-    - search_company("Zylo Bank"): Zylo Bank, bank; Cards 555-0187      as practised once
+    - search_company("Acme Bank"): Acme Bank, bank; Cards 555-4396      original
+    - search_company("Zylo Bank"): Zylo Bank, bank; Cards 555-0187      one augmented copy
 
-Weighted replies. The same is said in many ways. A token that most replies hold is wording; one that few hold is what
-this reply tells, and weighs more, by its inverse document frequency.
+Weighted replies. The same content can be worded in many ways. A token that occurs in most replies is wording. A token
+that occurs in few replies is content and gets a higher weight, by its inverse document frequency.
 
-Both look at the examples that are practised first: calls that look-ahead asks about, or all where it asks about none.
+Both count over the examples that are drawn first: calls that look-ahead asks about, or all if there are none.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import numpy as np
 
 from lfo.protocol.world_model import WorldModelCodec, WorldModelExample
 
-FEW = 2  # states that may hold a name, however few were heard
-FEW_SHARE = 0.02  # and the share of them, of many
-MOST_SHARE = 0.25  # a word of more than these is none: of a handful of states every word would be one
+FEW = 2  # a name occurs in at most so many states
+FEW_SHARE = 0.02  # or in at most this share of many states
+MOST_SHARE = 0.25  # and never in more than this share: among a handful of states every word would be a name
 _WORD = re.compile(r"[^\W\d_]+|\d+")
 
 
@@ -40,7 +40,7 @@ def words(text: str) -> set[str]:
 
 
 def names_among(counts: Mapping[str, int], states: int) -> list[str]:
-    """The words that few of so many states hold, in order.
+    """Return the sorted words that occur in few of the states.
 
     >>> names_among({"Acme": 1, "Zylo": 2, "bank": 3, "Task": 8}, states=8)
     ['Acme', 'Zylo']
@@ -52,8 +52,9 @@ def names_among(counts: Mapping[str, int], states: int) -> list[str]:
 def with_swapped_names(
     text: str, names: Mapping[bool, Sequence[str]], *, spare: Collection[str], chance: float, rng: np.random.Generator
 ) -> str:
-    """The text with each name that is not in `spare` swapped, by this chance and everywhere alike, for one of `names`;
-    these are given by whether they are numbers."""
+    """Return the text with each name that is not in `spare` replaced, with probability `chance`, by a random one.
+
+    All occurrences of a name get the same replacement. `names` maps False to words and True to numbers."""
     known = {name: number for number, some in names.items() for name in some}
     swapped: dict[str, str] = {}
 
@@ -70,7 +71,7 @@ def with_swapped_names(
 
 
 def weight_of_token(count: int, replies: int, *, wording: float) -> float:
-    """Of a token that `count` of so many replies hold: near `wording` where all do, near 1 where one does.
+    """Return the weight of a token that occurs in `count` of `replies`: about `wording` if in all, about 1 if in one.
 
     >>> [round(weight_of_token(count, 100, wording=0.05), 2) for count in (1, 10, 100)]
     [0.92, 0.52, 0.05]
@@ -80,25 +81,25 @@ def weight_of_token(count: int, replies: int, *, wording: float) -> float:
 
 
 class Practice:
-    """Examples of a buffer as they are trained. `swap_names` is a chance; a `wording` of 1 weighs all tokens alike."""
+    """Augments drawn examples. `swap_names` is a probability; `wording=1` weights all tokens equally."""
 
     def __init__(self, codec: WorldModelCodec, *, swap_names: float, wording: float) -> None:
         self._codec, self._chance, self._wording = codec, swap_names, wording
-        self._prompts: dict[str, str] = {}  # by key: the text of each example's prompt
-        # The examples that the counts below are of, and how many of them are asked about.
+        self._prompts: dict[str, str] = {}  # prompt text of each example, by its key
+        # Identifies the examples that the counts below were made from.
         self._counted: tuple[int, int] = (0, 0)
         self._names: dict[bool, list[str]] = {}
         self._replies = 0
-        self._replies_with: Counter[int] = Counter()  # by token
+        self._replies_with: Counter[int] = Counter()  # token -> number of replies that contain it
 
     def of(
         self, drawn: Iterable[WorldModelExample], heard: Collection[WorldModelExample], seeds: Sequence[int]
     ) -> list[WorldModelExample]:
-        """What is drawn from all that was `heard`, as it is practised this time."""
+        """Return the drawn examples, augmented by what occurs in all examples `heard`."""
         if not self._chance and self._wording == 1:
             return list(drawn)
         self._count(heard)
-        rng = np.random.default_rng([*seeds, 1])  # not the numbers that the draw itself was made with
+        rng = np.random.default_rng([*seeds, 1])  # other random numbers than those of the draw
         return [self._weighted(self._renamed(example, rng)) for example in drawn]
 
     def _count(self, heard: Collection[WorldModelExample]) -> None:
@@ -133,4 +134,4 @@ class Practice:
             weight_of_token(self._replies_with[token], self._replies, wording=self._wording)
             for token in example.tokens[start:]
         )
-        return replace(example, weights=(*example.weights[:start], *weights))
+        return replace(example, token_weights=(*example.token_weights[:start], *weights))

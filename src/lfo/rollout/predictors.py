@@ -1,9 +1,9 @@
-"""Who answers when look-ahead asks what will be heard: the world model, or a control in its place.
+"""The predictors of look-ahead: the world model, or a control in its place.
 
-world_model   what the adapter expects: the product
-truth         what the environment would really say: the upper bound
-shuffled      what the world model expects in another task: must not help
-memory        what was heard in the most similar situation so far: what a user would try instead of a world model
+world_model   the prediction of the adapter: the product
+truth         the real reply of the environment: the upper bound
+shuffled      the prediction for another task: must not help
+memory        the reply in the most similar situation so far: what a user would try instead of a world model
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import TARGET_TOKENS, WorldModelCodec
 from lfo.rollout.certainty import Complete
 from lfo.rollout.deliberation import LookAhead, Predictor, Question
-from lfo.rollout.reply_memory import ReplyMemory
-from lfo.rollout.runner import RunnerSettings
+from lfo.rollout.reply_store import ReplyStore
+from lfo.rollout.runner import RunnerConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,41 +28,41 @@ if TYPE_CHECKING:
 
 def make_lookahead(
     config: RunConfig,
-    environment: EnvironmentFactory,
+    make_environment: EnvironmentFactory,
     codec: WorldModelCodec,
     complete: Complete,
-    memory: ReplyMemory | None = None,
+    store: ReplyStore | None = None,
     tools: Container[str] | None = None,
 ) -> LookAhead | None:
-    """How a run looks ahead, by its settings; None where it does not. `tools`: whose calls may be imagined, where the
-    run had to find out."""
+    """Return the look-ahead of a config, or None if it is off. `tools`: the tools that may be imagined, if the run had
+    to find them out."""
     if config.lookahead == "off":
         return None
     return LookAhead(
-        predictor=_predictor(config, environment, codec, complete, memory),
+        predictor=_predictor(config, make_environment, codec, complete, store),
         proposed_by=config.lookahead,
-        tools=predicted_tools(environment(), config.world_model.predict) if tools is None else tools,
+        tools=predicted_tools(make_environment(), config.world_model.predict) if tools is None else tools,
         drafts=config.imagine.drafts,
     )
 
 
 def _predictor(
     config: RunConfig,
-    environment: EnvironmentFactory,
+    make_environment: EnvironmentFactory,
     codec: WorldModelCodec,
     complete: Complete,
-    memory: ReplyMemory | None,
+    store: ReplyStore | None,
 ) -> Predictor:
     if config.lookahead_source == "truth":
-        return true_reply_predictor(environment, RunnerSettings.of_run(config))
-    if memory is not None:
-        return memory_predictor(memory)
+        return true_reply_predictor(make_environment, RunnerConfig.of_run(config))
+    if store is not None:
+        return reply_store_predictor(store)
     predictor = world_model_predictor(codec, complete)
     return shuffled_predictor(predictor) if config.lookahead_source == "shuffled" else predictor
 
 
 def world_model_codec(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> WorldModelCodec:
-    """The codec of a run's world model; its questions leave room for a reply."""
+    """Return the codec of a run's world model; its questions leave room for a reply."""
     world, context = config.world_model, config.rollout.max_context
     return WorldModelCodec(
         tokenizer,
@@ -80,13 +80,13 @@ def world_model_predictor(codec: WorldModelCodec, complete: Complete) -> Predict
     return _each_once(answer)
 
 
-def memory_predictor(memory: ReplyMemory) -> Predictor:
-    """What the memory holds at the moment of the question; nothing while it is empty."""
-    return _each_once(lambda questions: memory.recall([(question.state, question.call) for question in questions]))
+def reply_store_predictor(store: ReplyStore) -> Predictor:
+    """Answer each question with the most similar stored reply; with "" while the store is empty."""
+    return _each_once(lambda questions: store.recall([(question.state, question.call) for question in questions]))
 
 
 def _each_once(answer: Predictor) -> Predictor:
-    """The rollouts of one task mostly ask the same: `answer` is given distinct questions."""
+    """Pass only distinct questions to `answer`: the rollouts of one task mostly ask the same."""
 
     def predict(questions: Sequence[Question]) -> list[str]:
         keys = [question.key for question in questions]
@@ -97,28 +97,28 @@ def _each_once(answer: Predictor) -> Predictor:
     return predict
 
 
-def true_reply_predictor(environment: EnvironmentFactory, settings: RunnerSettings) -> Predictor:
-    """Asks a second environment in which everything that was said is said again, then the imagined call.
+def true_reply_predictor(make_environment: EnvironmentFactory, runner_config: RunnerConfig) -> Predictor:
+    """Replay the real messages in a second environment, then make the imagined call there.
 
-    Where that environment fails there is nothing to tell.
+    If that environment fails, the reply is "".
     """
 
     def ask(question: Question) -> str:
-        copy = environment()
+        copy = make_environment()
         copy.reset(question.task)
         for message in question.messages:
             copy.step(message)
         return copy.step(format_tool_call(question.call)).observation
 
     def predict(questions: Sequence[Question]) -> list[str]:
-        replies = settings.call_all([partial(ask, question) for question in questions])
+        replies = runner_config.call_all([partial(ask, question) for question in questions])
         return ["" if isinstance(reply, EnvironmentFailed) else reply for reply in replies]
 
     return predict
 
 
 def shuffled_predictor(predictor: Predictor) -> Predictor:
-    """Gives every task the reply that was predicted for the next task of the batch; a task alone hears nothing."""
+    """Give each task the reply predicted for the next task of the batch; "" if there is only one task."""
 
     def predict(questions: Sequence[Question]) -> list[str]:
         replies = predictor(questions)
@@ -128,7 +128,7 @@ def shuffled_predictor(predictor: Predictor) -> Predictor:
         tasks = list(first)
         if len(tasks) < 2:
             return [""] * len(questions)
-        following = {task: first[tasks[(place + 1) % len(tasks)]] for place, task in enumerate(tasks)}
+        following = {task: first[tasks[(index + 1) % len(tasks)]] for index, task in enumerate(tasks)}
         return [following[question.task.id] for question in questions]
 
     return predict

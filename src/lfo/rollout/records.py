@@ -1,10 +1,10 @@
-"""Rollouts as JSON that a person, a page or another program can read; and back, as far as text goes.
+"""Rollouts as JSON, for people, the report and other programs; and back, text only.
 
     {"opening": [{"role": "user", "content": "I need the contract end date from Acme."}],
      "turns": [{"action": "<tool_call>{...}</tool_call>", "observation": "Acme, insurance..."}]}
 
-is the least that a rollout must tell; `rollout_record` writes more. What is read has no tokens and no log-probs: a
-world model can learn from it, a policy cannot.
+is the minimal form; `rollout_record` writes more. A rollout that was read from JSON has no tokens and no log-probs: a
+world model can be trained on it, a policy cannot.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 def rollout_record(rollout: Rollout) -> dict[str, Any]:
-    """Everything but the tokens."""
+    """Return a rollout as JSON, without its tokens."""
     return {
         "task_id": rollout.task_id,
         "reward": rollout.reward,
@@ -50,12 +50,12 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
 
 
 def in_order(rollout: Rollout) -> list[Turn]:
-    """All turns, those that were taken back where they were imagined."""
+    """Return all turns in order, including those that were taken back."""
     return sorted((*rollout.taken_back, *rollout.turns), key=lambda turn: (turn.action_start, not turn.taken_back))
 
 
 def read_rollouts(path: str | Path, environment: Environment) -> list[Rollout]:
-    """The rollouts of a file, one JSON object a line; `environment` says what replies mean and what is asked about."""
+    """Read rollouts, one JSON object for each line; `environment` describes the replies and names the asked calls."""
     try:
         lines = Path(path).read_bytes().split(b"\n")
     except OSError as error:
@@ -78,7 +78,7 @@ def rollout_from_texts(
     exchanges: Iterable[tuple[str, str]],
     reward: float = 0.0,
 ) -> Rollout:
-    """A rollout of what was really said, (action, observation) by (action, observation)."""
+    """Return a rollout of real exchanges, given as (action, observation) pairs."""
     turns: list[Turn] = []
     transcript = list(opening)
     for action, observation in exchanges:
@@ -98,14 +98,14 @@ def rollout_from_texts(
 
 
 def transcripts(rollout: Rollout) -> Iterator[tuple[tuple[Turn, ...], tuple[Message, ...]]]:
-    """The real turns before each moment of a rollout, and all messages so far; imagined exchanges are left out."""
+    """Yield the real turns before each point of a rollout, and all real messages so far."""
     real = [index for index, turn in enumerate(rollout.turns) if not turn.predicted]
     for index in (*real, len(rollout.turns)):
         yield tuple(turn for turn in rollout.turns[:index] if not turn.predicted), transcript_at(rollout, index)
 
 
 def transcript_at(rollout: Rollout, index: int) -> tuple[Message, ...]:
-    """All real messages before a turn."""
+    """Return all real messages before a turn."""
     said = (message for turn in rollout.turns[:index] if not turn.predicted for message in _messages(turn))
     return (*rollout.opening, *said)
 
@@ -141,15 +141,15 @@ def _parse(line: bytes) -> Any:
 
 
 def _from_record(record: Any, environment: Environment) -> Rollout:
-    """Raises ValueError with what is wrong, in words that follow a file and a line."""
+    """Raises a ValueError whose text the caller puts after the file name and the line number."""
     opening, turns = _list_of_objects(record, "opening"), _list_of_objects(record, "turns")
     for message in opening:
         if message.get("role") not in ROLES or not isinstance(message.get("content"), str):
-            raise ValueError(f"a message of the opening needs a role ({', '.join(ROLES)}) and a content that is text")
-    for place, turn in enumerate(turns, start=1):
+            raise ValueError(f"each message of the opening needs a role ({', '.join(ROLES)}) and a text as content")
+    for index, turn in enumerate(turns, start=1):
         for key in ("action", "observation"):
             if not isinstance(turn.get(key), str):
-                raise ValueError(f"turn {place} needs an {key} that is text")
+                raise ValueError(f"turn {index} needs a text as {key}")
     return rollout_from_texts(
         environment,
         task_id=str(record.get("task_id", "")),

@@ -1,4 +1,4 @@
-"""A rollout in progress, and what a sampler must offer to it."""
+"""A rollout in progress, and the interface that a sampler must have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lfo.types import Message, Origin, Rollout, StopReason, Turn
 
 
 class Speech(Protocol):
-    """What one row said."""
+    """The tokens that one row said."""
 
     @property
     def tokens(self) -> tuple[int, ...]: ...
@@ -29,7 +29,7 @@ MOST_IMAGINED = 2  # exchanges that stay in one rollout
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dictated:
-    """What was said for a row."""
+    """Tokens that were said in place of the policy, or restored from a draft."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...] = ()
@@ -37,7 +37,7 @@ class Dictated:
 
 
 class Rows(Protocol):
-    """Rows of tokens that a sampler continues; `lfo.model.sampler.Session` is one."""
+    """Rows of tokens that a sampler continues, such as `lfo.model.sampler.Session`."""
 
     def extend(self, rows: Sequence[int], chunks: Sequence[Sequence[int]]) -> None: ...
     def rewind(self, row: int, length: int) -> None: ...
@@ -49,7 +49,7 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Feedback:
-    """An exchange of another rollout of the task, shown as a past one after so many real turns."""
+    """An exchange of another rollout of the task, shown after `after` real turns."""
 
     after: int
     action: str
@@ -58,20 +58,20 @@ class Feedback:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutRequest:
-    """One rollout to run; `seeds` name its random numbers: `RolloutRequest(task=task, seeds=(0, 17, 3, 5))`."""
+    """One rollout to run; `seeds` seed its random numbers: `RolloutRequest(task=task, seeds=(0, 17, 3, 5))`."""
 
     task: Any
     seeds: tuple[int, ...]
     blind: bool = False  # no look-ahead
-    imagine: int | None = None  # exchanges that it may imagine; None: as many as the run allows
-    picks: bool = False  # of its candidates for a turn it makes for real the first that others would imagine
+    imagine: int | None = None  # how many exchanges it may imagine; None: the limit of the run
+    picks: bool = False  # makes for real its first candidate turn that other rollouts would imagine
     untrained: bool = False  # the base acts, without the policy adapter
     feedback: Feedback | None = None
-    inquiry: int = 0  # of a blind rollout: which of look-ahead's questions, counted in turns, is asked for real in it
+    inquiry: int = 0  # index of the look-ahead question that a blind rollout asks for real, modulo their number
 
 
 class Mark(NamedTuple):
-    """A point of a row to which it can be taken back."""
+    """A point of a row to which `take_back` can return."""
 
     tokens: int
     turns: int
@@ -95,31 +95,31 @@ class Row:
     stop: StopReason | None = None
     error: str = ""
     speech: Speech | None = None
-    inquired: bool | None = None  # whether a question of look-ahead was asked for real; None = there was none yet
+    inquired: bool | None = None  # whether a look-ahead question was asked for real; None: there was none yet
     taken_back: list[Turn] = field(default_factory=list)
     discarded_tokens: int = 0
-    watch: Callable[[Turn], None] | None = None
+    on_turn: Callable[[Turn], None] | None = None
 
     @property
     def imagined(self) -> int:
-        """Imagined exchanges in the row; what others have heard is not imagined."""
+        """The number of imagined exchanges in the row, without feedback."""
         return sum(turn.predicted and not turn.feedback for turn in self.turns)
 
     def add(self, turn: Turn) -> None:
         self.turns.append(turn)
-        if self.watch is not None:
-            self.watch(turn)
+        if self.on_turn is not None:
+            self.on_turn(turn)
 
     def write(self, piece: Tokens) -> int | None:
-        """Write a piece at the end of the row and of the sampler's; returns where it starts, None where the policy
-        would have no room left to speak."""
+        """Append a piece to the row and to the sampler's row; return its start, or None if the policy would have no
+        room left to speak."""
         if len(piece.ids) >= self.rows.room(self.index):
             return None
         self.rows.extend([self.index], [piece.ids])
         return self.append(piece)
 
     def append(self, piece: Tokens) -> int:
-        """Write a piece at the end of the row alone, after which nobody speaks; returns where it starts."""
+        """Append a piece to the row only, after which nobody speaks; return its start."""
         start = len(self.tokens)
         self.tokens += piece.ids
         self.origins += piece.origins
@@ -127,7 +127,7 @@ class Row:
         return start
 
     def say(self, speech: Speech) -> None:
-        """Note what the sampler has written into its row."""
+        """Append what the sampler has already written into its own row."""
         self.speech = speech
         self.tokens += speech.tokens
         self.origins += [int(Origin.SAMPLED)] * len(speech.tokens)
@@ -137,7 +137,7 @@ class Row:
         return Mark(len(self.tokens), len(self.turns), len(self.transcript))
 
     def take_back(self, mark: Mark) -> None:
-        """Forget everything after a mark, in the sampler too."""
+        """Remove everything after a mark, in the sampler too."""
         self.rows.rewind(self.index, mark.tokens)
         for stream in (self.tokens, self.origins, self.logprobs):
             del stream[mark.tokens :]
@@ -150,7 +150,7 @@ class Row:
 
     def finished(self) -> Rollout:
         assert self.stop is not None
-        level = getattr(self.request.task, "level", None)  # a rollout that ends early failed on its level too
+        level = getattr(self.request.task, "level", None)  # for a rollout that ends before its first step
         return Rollout(
             task_id=str(self.request.task.id),
             opening=self.opening,

@@ -1,11 +1,11 @@
-"""Run rollouts: tasks in, finished rows of tokens out, against any environment and any sampler.
+"""Run rollouts: tasks in, finished rows of tokens out, with any environment and any sampler.
 
-All rollouts of a batch go in step, turn by turn: the policy speaks, deliberates where it looks ahead (`deliberation`),
-and the environments answer at the same time. Within a turn a rollout that has finished speaking leaves the sampler's
-batch, and a finished rollout leaves for good. Going in step makes a batch a pure function of its seeds, however fast an
-environment answers.
+All rollouts of a batch run turn by turn together: the policy speaks, looks ahead (`deliberation`), and then all
+environments reply in parallel. Within a turn, a rollout that has finished speaking leaves the sampler's batch; a
+finished rollout leaves for good. Because turns are synchronous, a batch depends only on its seeds and not on how fast
+an environment replies.
 
-An environment that raises or hangs ends its own rollout, with the reason: this is the one place that catches it.
+An environment that raises or hangs ends its own rollout, with a reason. This is the only place that catches it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from lfo.rollout.patience import call_all
 from lfo.rollout.row import RolloutRequest, Row, Rows
 from lfo.types import Message, ReplyFacts, Rollout, StepResult, StopReason, ToolCall, Turn
 
-BROKEN_OFF = frozenset({StopReason.ENVIRONMENT_ERROR, StopReason.ENVIRONMENT_TIMEOUT})  # not the policy's fault
+BROKEN_OFF = frozenset({StopReason.ENVIRONMENT_ERROR, StopReason.ENVIRONMENT_TIMEOUT})  # the environment's fault
 
 
-RETRIES = 2  # how often a call of an environment that raised is made again; a late one is not
+RETRIES = 2  # retries of a call to an environment that raised; a call that timed out is not retried
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunnerSettings:
+class RunnerConfig:
     max_turns: int = 16
     max_turn_tokens: int = 160
     environment_timeout: float = 30.0
@@ -44,14 +44,14 @@ class RunnerSettings:
     environment_workers: int = 16  # environments that step at the same time
 
     @classmethod
-    def of_run(cls, config: RunConfig, **others: Any) -> RunnerSettings:
-        """The settings of a run's rollouts, with `others` in place of some."""
-        own = ("max_turns", "max_turn_tokens", "environment_timeout")
-        settings = {name: getattr(config.rollout, name) for name in own} | {"environment_retries": RETRIES}
-        return cls(**(settings | others))
+    def of_run(cls, config: RunConfig, **others: Any) -> RunnerConfig:
+        """Return the runner config of a run; `others` override single values."""
+        own = ("max_turns", "max_turn_tokens", "temperature", "environment_timeout")
+        values = {name: getattr(config.rollout, name) for name in own} | {"environment_retries": RETRIES}
+        return cls(**(values | others))
 
     def call_all(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Run calls of environments: each result, in order, or the `EnvironmentFailed` that stands for it."""
+        """Run calls to environments in parallel; return each result, or an `EnvironmentFailed`, in order."""
         return call_all(
             calls,
             timeout=self.environment_timeout,
@@ -61,19 +61,19 @@ class RunnerSettings:
 
 
 class Runner:
-    """Runs batches of rollouts; `lookahead` None: nobody looks ahead."""
+    """Runs batches of rollouts; `lookahead=None` turns look-ahead off."""
 
     def __init__(
         self,
-        environment: EnvironmentFactory,
+        make_environment: EnvironmentFactory,
         codec: ChatCodec,
         *,
-        settings: RunnerSettings,
+        config: RunnerConfig,
         lookahead: LookAhead | None = None,
     ) -> None:
-        self._environment = environment
+        self._make_environment = make_environment
         self._codec = codec
-        self.settings = settings
+        self.config = config
         self._lookahead = lookahead
 
     def run(
@@ -82,18 +82,20 @@ class Runner:
         rows: Rows,
         *,
         temperature: float | None = None,
-        watch: Callable[[Turn], None] | None = None,
+        on_turn: Callable[[Turn], None] | None = None,
     ) -> list[Rollout]:
-        """One rollout for each request, in order; `rows` are fresh rows of a sampler, as many as requests.
+        """Return one rollout for each request, in order; `rows` are new rows of a sampler, one for each request.
 
-        `watch` is told each turn, imagined ones too, at the moment when it is over.
+        `on_turn` is called with each turn, imagined ones included, as soon as it is over.
         """
-        heat = self.settings.temperature if temperature is None else temperature
-        batch = [Row(index=index, request=request, rows=rows, watch=watch) for index, request in enumerate(requests)]
+        heat = self.config.temperature if temperature is None else temperature
+        batch = [
+            Row(index=index, request=request, rows=rows, on_turn=on_turn) for index, request in enumerate(requests)
+        ]
         self._open(batch)
         asks = self._lookahead.proposed_by if self._lookahead else None
         deliberation = self._deliberation(rows)
-        for turn in range(self.settings.max_turns):
+        for turn in range(self.config.max_turns):
             alive = [row for row in batch if row.stop is None]
             if not alive:
                 break
@@ -113,15 +115,15 @@ class Runner:
     def _deliberation(self, rows: Rows) -> Deliberation | None:
         if self._lookahead is None:
             return None
-        limit, call = self.settings.max_turn_tokens, self.settings.call_all
+        limit, call = self.config.max_turn_tokens, self.config.call_all
         return Deliberation(self._lookahead, self._codec, rows, max_turn_tokens=limit, call_all=call)
 
     def _open(self, batch: Sequence[Row]) -> None:
         def start(task: Any) -> tuple[Environment, tuple[Message, ...]]:
-            environment = self._environment()
+            environment = self._make_environment()
             return environment, tuple(environment.reset(task))
 
-        outcomes = self.settings.call_all([partial(start, row.request.task) for row in batch])
+        outcomes = self.config.call_all([partial(start, row.request.task) for row in batch])
         for row, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, EnvironmentFailed):
                 row.fail(outcome)
@@ -132,7 +134,7 @@ class Runner:
                 row.stop = StopReason.CONTEXT_OVERFLOW
 
     def _remind(self, alive: Sequence[Row]) -> None:
-        """Show rows what another rollout of their task heard, after as many exchanges, where there is room."""
+        """Show rows their feedback as soon as they have had enough real turns, if there is room."""
         for row in alive:
             feedback, real = row.request.feedback, sum(not turn.predicted for turn in row.turns)
             if feedback is not None and feedback.after <= real and not any(turn.feedback for turn in row.turns):
@@ -141,7 +143,7 @@ class Runner:
     def _speak(self, batch: Sequence[Row], rows: Rows, turn: int, temperature: float) -> None:
         if not batch:
             return
-        limit = self.settings.max_turn_tokens
+        limit = self.config.max_turn_tokens
         speeches = rows.decode(
             [row.index for row in batch],
             max_new_tokens=[limit] * len(batch),
@@ -157,9 +159,9 @@ class Runner:
                 self._note(row, said, [_Exchange(message=said.message)], None)
 
     def _listen(self, alive: Sequence[Row]) -> None:
-        """Tell each environment what its row has said, call by call, and write down what it answered.
+        """Send each environment the message of its row, call by call, and record the replies.
 
-        All environments hear their first call at the same time, then those that go on their second, and so on.
+        All environments receive their first call in parallel, then those that are not done their second, and so on.
         """
         said = {row.index: self._codec.read(row.speech.tokens) for row in alive if row.speech is not None}
         messages = {index: each.messages for index, each in said.items()}
@@ -167,7 +169,7 @@ class Runner:
         for place in range(max(map(len, messages.values()), default=0)):
             calling = [row for row in alive if row.stop is None and place < len(messages[row.index])]
             steps = [partial(self._step, row, messages[row.index][place]) for row in calling]
-            for row, outcome in zip(calling, self.settings.call_all(steps), strict=True):
+            for row, outcome in zip(calling, self.config.call_all(steps), strict=True):
                 exchange = _Exchange(message=messages[row.index][place])
                 if isinstance(outcome, EnvironmentFailed):
                     row.fail(outcome)
@@ -184,16 +186,16 @@ class Runner:
 
     def _step(self, row: Row, message: str) -> tuple[StepResult, ReplyFacts | None, bool]:
         assert row.environment is not None
-        # Where the policy proposes, what is asked about is known when the whole group has played.
+        # If the policy proposes, `mark_imagined` finds the asked calls later, from the whole group.
         named = self._lookahead is not None and self._lookahead.proposed_by == "environment"
         asked = named and is_asked(row.environment, row.transcript, message)
         return *_hear(row.environment, message), asked
 
     def _write_down(self, row: Row, said: Said, heard: Sequence[_Exchange]) -> None:
-        """Write all that was answered to one message behind it, and the prompt for the next."""
+        """Append all replies to one message to the row, and the prompt for the next message."""
         answered = [exchange.result.observation for exchange in heard if exchange.result is not None]
         if row.stop is StopReason.DONE and not answered[-1]:
-            answered.pop()  # nothing to hear, and nobody speaks after it
+            answered.pop()  # an empty last reply: nothing to learn, and nobody speaks after it
         piece = self._codec.after_action(*answered, stopped=True) if answered else None
         if piece is None:
             written = None
@@ -201,39 +203,39 @@ class Runner:
             written = row.write(piece)
             if written is None:
                 row.stop = StopReason.CONTEXT_OVERFLOW
-        else:  # kept for the world model; nobody speaks after it
+        else:  # the world model learns from the last reply, but nobody speaks after it
             end = piece.content_end
             last = Tokens(ids=piece.ids[:end], origins=piece.origins[:end], spans=piece.spans)
             written = row.append(last) if end < row.rows.room(row.index) else None
         self._note(row, said, heard, None if written is None or piece is None else (written, piece))
 
     def _note(self, row: Row, said: Said, heard: Sequence[_Exchange], written: tuple[int, Tokens] | None) -> None:
-        """Note the turns of one message: what was said, and, where it is in the row, where each observation stands."""
+        """Record the turns of one message, with the spans of the observations that are in the row."""
         assert row.speech is not None
         speech_end = written[0] if written else len(row.tokens)
         start, action_end = speech_end - len(row.speech.tokens), speech_end - (1 if row.speech.stopped else 0)
         spans = [(written[0] + begin, written[0] + end) for begin, end in written[1].spans] if written else []
-        for place, exchange in enumerate(heard):
-            begin, end = spans[place] if place < len(spans) else (len(row.tokens), len(row.tokens))
+        for index, exchange in enumerate(heard):
+            begin, end = spans[index] if index < len(spans) else (len(row.tokens), len(row.tokens))
             row.add(
                 Turn(
                     action=str(exchange.message),
                     observation=exchange.result.observation if exchange.result else "",
                     call=exchange.call,
-                    action_start=begin if place else start,
-                    action_end=begin if place else action_end,
+                    action_start=begin if index else start,
+                    action_end=begin if index else action_end,
                     observation_start=begin,
                     observation_end=end,
                     asked=exchange.asked,
                     facts=exchange.facts,
-                    thought="" if place else said.thought,
+                    thought="" if index else said.thought,
                 )
             )
 
 
 @dataclass(kw_only=True, slots=True)
 class _Exchange:
-    """One message that an environment has heard, and what it answered; no result where it failed or was not asked."""
+    """One message to an environment and its result; None if the environment failed or was not called."""
 
     message: str
     result: StepResult | None = None
@@ -254,18 +256,18 @@ class _Exchange:
 
 
 def refuse_dead_environment(rollouts: Sequence[Rollout]) -> None:
-    """One failed rollout is data; when all have failed, there is no use in going on."""
+    """Raise a `WorkError` if the environment failed in all rollouts; a single failed rollout is data."""
     if rollouts and all(rollout.stop in BROKEN_OFF for rollout in rollouts):
         raise WorkError(f"the environment failed in all {len(rollouts)} rollouts: {rollouts[0].error}")
 
 
 def _hear(environment: Environment, message: str) -> tuple[StepResult, ReplyFacts | None]:
-    """One step, checked: an answer that nobody could use is the environment's failure, and is not asked for again."""
+    """Make one step and validate its result; an invalid result fails the rollout without a retry."""
     result = environment.step(message)
     if not isinstance(result, StepResult) or not isinstance(result.observation, str):
-        raise EnvironmentFailed("step must answer a StepResult whose observation is text")
+        raise EnvironmentFailed("step must return a StepResult whose observation is text")
     if not isinstance(result.reward, int | float) or not math.isfinite(result.reward):
-        raise EnvironmentFailed(f"step answered the reward {result.reward}")
+        raise EnvironmentFailed(f"step returned the reward {result.reward}; it must be a finite number")
     if not isinstance(result.info, Mapping):
-        raise EnvironmentFailed(f"step answered an info that is no mapping but {str(result.info)[:80]}")
+        raise EnvironmentFailed(f"step returned an info that is not a mapping: {str(result.info)[:80]}")
     return result, describe_with(environment, result.observation)

@@ -1,4 +1,4 @@
-"""From what happened to what is trained: rollouts and replies as rows for a trainer that knows no algorithm."""
+"""Turn rollouts and replies into training rows; the replay buffer of replies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lfo.rollout.records import read_rollouts
 from lfo.rollout.runner import BROKEN_OFF
 from lfo.types import Origin, Rollout, RolloutGroup, TrainingSample
 
-MOST_ENCODERS = 4  # threads that turn what was heard into tokens; more of them wait for the interpreter
+MOST_ENCODERS = 4  # threads that tokenise replies; more would wait for the interpreter lock
 
 T = TypeVar("T")
 
@@ -35,20 +35,19 @@ def policy_sample(
     adapters: tuple[str, ...],
     inline: Collection[str] | None = frozenset(),
 ) -> TrainingSample | None:
-    """A rollout as a row: advantage on every sampled token and, inline, weight on what the tools in `inline` said.
+    """Return a rollout as a row: the advantage on sampled tokens, world-model weights on replies of `inline` tools.
 
-    Advantage None: the policy does not learn from this rollout. An advantage of 0 still counts in the mean over
-    tokens, and for the KL and entropy terms. The row ends with its last token of any weight; a rollout without one
-    is no row.
+    `advantage=None`: the policy does not learn from this rollout. An advantage of 0 still counts in the mean over
+    tokens, and in the KL and entropy terms. The row ends with the last token that has a weight; None if there is none.
     """
     sampled = [float(origin == Origin.SAMPLED and advantage is not None) for origin in rollout.origins]
     observed = [0.0] * len(rollout.tokens)
     for turn in rollout.turns:
         heard = turn.call is not None and not turn.predicted and (inline is None or turn.call.name in inline)
         if heard:
-            for place in range(turn.observation_start, turn.observation_end):
-                observed[place] = 1.0
-    weighted = [place for place in range(len(rollout.tokens)) if sampled[place] or observed[place]]
+            for index in range(turn.observation_start, turn.observation_end):
+                observed[index] = 1.0
+    weighted = [index for index in range(len(rollout.tokens)) if sampled[index] or observed[index]]
     if not weighted:
         return None
     end = weighted[-1] + 1
@@ -63,15 +62,16 @@ def policy_sample(
 
 
 def is_the_policys(rollout: Rollout) -> bool:
-    """Whether the policy is judged by a rollout: not where its environment broke off, a call was dictated, or the base
-    acted in its place."""
+    """Whether a rollout is the policy's own: its environment did not fail, no call was made for it, and the base did
+    not act in its place."""
     return rollout.stop not in BROKEN_OFF and not rollout.inquired and not rollout.untrained
 
 
 def mark_imagined(group: RolloutGroup) -> RolloutGroup:
-    """The group with those real calls marked as asked about that some rollout of it has imagined in the same state.
+    """Mark real calls as `asked` if some rollout of the group has imagined the same call in the same state.
 
-    Only what stayed in a row: with what was taken back, mostly filled-in calls, one run learned far slower (LOG 26).
+    Only imagined calls that stayed in a row count. With those that were taken back, mostly filled-in calls, one run
+    learned far slower (LOG 26).
     """
     drafted = {question.key for rollout in group.rollouts for question, _ in imagined(rollout)}
 
@@ -90,7 +90,7 @@ def mark_imagined(group: RolloutGroup) -> RolloutGroup:
 def policy_rows(
     group: RolloutGroup, *, adapters: tuple[str, ...], inline: Collection[str] | None
 ) -> list[TrainingSample]:
-    """The rows of a group, each with its advantage over its peers."""
+    """Return the rows of a group, each with its group-relative advantage."""
     advantages = group_advantages(group.rewards, conditions=group.conditions)
     rows = (
         policy_sample(rollout, advantage, adapters=adapters, inline=inline)
@@ -106,7 +106,10 @@ def inline_rows(
     adapters: tuple[str, ...],
     inline: Collection[str] | None,
 ) -> list[list[TrainingSample]]:
-    """For each group the rows of what the policy does not learn from; groups `without`, by index, carry the others."""
+    """Return, for each group, inline world-model rows of the rollouts that give no policy row.
+
+    `without`: indices of groups whose own rollouts already give policy rows.
+    """
     return [
         [
             row
@@ -119,7 +122,7 @@ def inline_rows(
 
 
 def deal(parts: Sequence[Sequence[T]], count: int) -> list[list[T]]:
-    """Deal whole parts into `count` mini-batches, as evenly as their number allows, in order."""
+    """Distribute whole parts to `count` mini-batches, in order and as evenly as possible."""
     dealt: list[list[T]] = [[] for _ in range(count)]
     for index, part in enumerate(parts):
         dealt[index * count // max(len(parts), count)].extend(part)
@@ -129,7 +132,7 @@ def deal(parts: Sequence[Sequence[T]], count: int) -> list[list[T]]:
 def examples_of_groups(
     groups: Sequence[RolloutGroup], codec: WorldModelCodec, *, predict: Collection[str] | None, threads: int
 ) -> list[list[WorldModelExample]]:
-    """The distinct world-model examples of each group; `threads` 0 is one for each core."""
+    """Return the distinct world-model examples of each group; `threads=0`: one for each core."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     with ThreadPoolExecutor(min(MOST_ENCODERS, threads or os.cpu_count() or 1)) as pool:
         examples = pool.map(partial(codec.examples_of, predict=predict), rollouts)
@@ -150,15 +153,15 @@ def world_model_sample(example: WorldModelExample, *, adapters: tuple[str, ...])
         logprobs=nothing,
         advantages=nothing,
         policy_weights=nothing,
-        world_model_weights=example.weights,
+        world_model_weights=example.token_weights,
     )
 
 
 @dataclass(slots=True)
 class ReplayBuffer:
-    """Every reply ever heard, once each: the world does not change, so old replies stay true.
+    """Every distinct reply heard so far. Environments are stationary, so old replies stay true.
 
-    What is drawn for a step is a function of the buffer and the given seeds, so a resumed run draws the same.
+    A draw depends only on the buffer and the seeds, so a resumed run draws the same examples.
     """
 
     examples: dict[str, WorldModelExample] = field(default_factory=dict)
@@ -167,8 +170,8 @@ class ReplayBuffer:
         return len(self.examples)
 
     def add(self, examples: Iterable[WorldModelExample]) -> int:
-        """Keep what is new; answers how much that was. What look-ahead asked about once is marked for good: a rollout
-        that was shown the expected reply may make the same call without asking."""
+        """Add new examples and return their number. `asked` is never unset: a rollout that saw the predicted reply may
+        make the same call later without asking."""
         before = len(self.examples)
         for example in examples:
             if example.asked or example.key not in self.examples:
@@ -178,24 +181,24 @@ class ReplayBuffer:
     def draw(
         self, count: int, seeds: Sequence[int], *, without: Collection[str] = (), asked_first: bool = False
     ) -> list[WorldModelExample]:
-        """At most `count` different examples whose keys are not in `without`, all equally likely.
+        """Return at most `count` different examples whose keys are not in `without`, all with the same probability.
 
-        With `asked_first`, calls that look-ahead asks about come before all others: the world model practises what
-        it will be asked. (Three quarters of them learned half as fast as all of them: docs/LOG.md.)
+        With `asked_first`, calls that look-ahead asks about come before all others, because the world model will be
+        asked about these. (With a share of three quarters it learned half as fast: docs/LOG.md.)
         """
         keys = [key for key in self.examples if key not in without]
-        shuffled = [keys[place] for place in np.random.default_rng(list(seeds)).permutation(len(keys))]
+        shuffled = [keys[index] for index in np.random.default_rng(list(seeds)).permutation(len(keys))]
         if asked_first:
             shuffled.sort(key=lambda key: not self.examples[key].asked)
         return [self.examples[key] for key in shuffled[:count]]
 
     def save(self, path: Path) -> None:
-        """Write the whole buffer as flat arrays. Weights are 0 or 1."""
+        """Write the buffer as flat arrays. Token weights are 0 or 1."""
         rows = list(self.examples.values())
         arrays = {
             "lengths": np.array([len(row.tokens) for row in rows], dtype=np.int64),
             "tokens": np.array([token for row in rows for token in row.tokens], dtype=np.int32),
-            "weights": np.array([weight for row in rows for weight in row.weights], dtype=np.uint8),
+            "weights": np.array([weight for row in rows for weight in row.token_weights], dtype=np.uint8),
             "asked": np.array([row.asked for row in rows], dtype=np.uint8),
             "keys": np.frombuffer(b"".join(bytes.fromhex(row.key) for row in rows), dtype=np.uint8),
         }
@@ -207,13 +210,13 @@ class ReplayBuffer:
         buffer = cls()
         ends = np.cumsum(arrays["lengths"])
         size = len(arrays["keys"]) // max(1, len(ends))
-        for place, end in enumerate(ends):
-            start = end - arrays["lengths"][place]
-            key = arrays["keys"][place * size : (place + 1) * size].tobytes().hex()
+        for index, end in enumerate(ends):
+            start = end - arrays["lengths"][index]
+            key = arrays["keys"][index * size : (index + 1) * size].tobytes().hex()
             tokens = tuple(map(int, arrays["tokens"][start:end]))
             weights = tuple(map(float, arrays["weights"][start:end]))
             buffer.examples[key] = WorldModelExample(
-                tokens=tokens, weights=weights, key=key, asked=bool(arrays["asked"][place])
+                tokens=tokens, token_weights=weights, key=key, asked=bool(arrays["asked"][index])
             )
         return buffer
 
@@ -221,10 +224,12 @@ class ReplayBuffer:
 def logged_replies(
     path: str, environment: Environment, codec: WorldModelCodec, *, predict: Collection[str] | None
 ) -> ReplayBuffer:
-    """Everything that was heard in the rollouts of a file."""
+    """Return the replies in the rollouts of a file."""
     replay = ReplayBuffer()
     for rollout in read_rollouts(path, environment):
         replay.add(codec.examples_of(rollout, predict=predict))
     if not replay:
-        raise DataError(f"{path} holds no reply of a tool that world_model.predict names")
+        raise DataError(
+            f"{path} contains no reply of a tool that world_model.predict names; choose other logs or tools"
+        )
     return replay

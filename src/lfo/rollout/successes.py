@@ -1,11 +1,13 @@
-"""What succeeded, as rows that the policy imitates: so that it later acts without what it was shown.
+"""Successful rollouts as rows to imitate, without the exchanges that were only shown, so that the policy learns to act
+without them.
 
-tokens    P0  D0 (expected) I0  A0  E0  A1 ...       D0 drafted, I0 imagined or heard by others, A0 said after that
+tokens    P0  D0 (expected) I0  A0  E0  A1 ...       D0: draft, I0: predicted reply or feedback, A0: the action after it
 row       P0                    A0  E0  A1 ...       as if nothing had been shown
 weight     0                     1   0   1
 
-In hindsight a failure teaches too: had the agent known what its first call would hear, it would have said at once what
-it said after it. The call and its reply are cut out in the same way, and the row ends with the next call of that tool.
+A failed rollout can also be used in hindsight: if the agent had known the reply to its first call, it would have done
+at once what it did after it. That call and its reply are cut out in the same way, and the row ends with the next call
+of the same tools.
 """
 
 from __future__ import annotations
@@ -20,22 +22,22 @@ from safetensors.numpy import load_file, save_file
 from lfo.rollout.samples import deal
 from lfo.types import Origin, Rollout, TrainingSample
 
-DRAWN = 1  # names the random numbers of this draw, apart from those of the replay buffer
+DRAWN = 1  # seeds this draw with other random numbers than the replay buffer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Success:
-    """A rollout without what it was shown, up to its last sampled token; `sampled` tells which tokens these are."""
+    """A rollout without shown exchanges, up to its last sampled token; `sampled` marks the sampled tokens."""
 
     tokens: tuple[int, ...]
     sampled: tuple[bool, ...]
 
 
 def without_shown(rollout: Rollout) -> Success:
-    """Cut every exchange that never happened in this rollout out of it, the template around it included.
+    """Remove every exchange that did not happen in this rollout, with the template around it.
 
-    Such an exchange begins where its action does and ends where the next one's action begins, so the prompt before it
-    becomes the prompt of what follows it.
+    Such an exchange starts at its action and ends at the next action, so the prompt before it becomes the prompt of the
+    next action.
     """
     starts = [turn.action_start for turn in rollout.turns]
     tokens: list[int] = []
@@ -51,10 +53,10 @@ def without_shown(rollout: Rollout) -> Success:
 
 
 def in_hindsight(rollout: Rollout, tools: Collection[str] | None) -> Rollout | None:
-    """A failed rollout with its first call of such a tool marked as never made, up to its second one; None: all tools.
+    """Return a failed rollout up to its second call of `tools` (None: all), with the first call marked as not made.
 
-    None where it succeeded, where what it heard did not change the call, where it did nothing between the two, or where
-    the first one was made in one message with others: half of a message cannot be cut out.
+    Return None if it succeeded, if both calls are equal, if it did nothing between them, or if the first call shares
+    its message with others: half of a message cannot be removed.
     """
     calls = [
         index
@@ -66,7 +68,7 @@ def in_hindsight(rollout: Rollout, tools: Collection[str] | None) -> Rollout | N
     first, second = calls[:2]
     turns, tokens = list(rollout.turns), len(rollout.tokens)
     between = [turn for turn in turns[first + 1 : second] if not turn.predicted]
-    # Of a message with several calls, all turns but the first have no tokens of an action.
+    # In a message with several calls, only the first turn has action tokens.
     alone = all(turn.action_start < turn.action_end for turn in turns[first : first + 2])
     if turns[first].call == turns[second].call or not between or not alone:
         return None
@@ -96,7 +98,7 @@ def imitation_sample(success: Success, *, adapters: tuple[str, ...]) -> Training
 
 @dataclass(slots=True)
 class SuccessBuffer:
-    """The newest success of each task. What is drawn is a function of the buffer and the given seeds."""
+    """The newest success of each task. A draw depends only on the buffer and the seeds."""
 
     successes: dict[str, Success] = field(default_factory=dict)
 
@@ -104,13 +106,13 @@ class SuccessBuffer:
         return len(self.successes)
 
     def add(self, rollouts: Iterable[Rollout]) -> None:
-        """Keep what succeeded by the words of whoever acted; a rollout with a dictated call did not."""
+        """Store successful rollouts, except those in which a call was made for the policy."""
         for rollout in rollouts:
             if rollout.succeeded and not rollout.inquired:
                 self._keep(rollout)
 
     def add_in_hindsight(self, rollouts: Iterable[Rollout], tools: Collection[str] | None) -> None:
-        """Keep what failures would have said, for tasks of which no success is known."""
+        """Store failed rollouts in hindsight, for tasks without a stored success."""
         for rollout in rollouts:
             better = in_hindsight(rollout, tools)
             if better is not None and not rollout.inquired and rollout.task_id not in self.successes:
@@ -125,7 +127,7 @@ class SuccessBuffer:
         """For each mini-batch at most `rows` successes, dealt evenly; all different, so at most one pass over all."""
         kept = list(self.successes.values())
         order = np.random.default_rng([*seeds, DRAWN]).permutation(len(kept))[: rows * mini_batches]
-        return deal([[kept[place]] for place in order], mini_batches)
+        return deal([[kept[index]] for index in order], mini_batches)
 
     def save(self, path: Path) -> None:
         """Write the whole buffer as flat arrays."""

@@ -1,1 +1,1 @@
-"""A trained agent behind OpenAI's chat endpoint, its look-ahead inside: `lfo serve RUN`."""
+"""Serve a trained agent, with look-ahead, through OpenAI's chat API: `lfo serve RUN`."""

@@ -1,7 +1,7 @@
-"""The HTTP side of `lfo serve`: who may ask, what is read, how it is answered.
+"""The HTTP server of `lfo serve`: authentication, limits and endpoints.
 
-Starlette and uvicorn do what is easy to get wrong: parsing hostile HTTP, streams with backpressure, clients that leave.
-Both are small, pure Python, and what servers of this kind (vLLM) run on; they are the extra `serve`.
+Starlette and uvicorn handle what is easy to get wrong: hostile HTTP, streams with backpressure, and clients that
+disconnect. Both are small and pure Python, and vLLM uses them too; they are the pip extra `serve`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lfo.serving.wire import ChatRequest, RefusedRequest, Reply
 MAX_BODY = 4_000_000  # bytes
 PATIENCE = 30.0  # seconds for a client to send its request
 CONNECTIONS = 1024
-CLIENT_GONE = 499  # nobody reads it
+CLIENT_GONE = 499  # the client has disconnected and reads no status
 
 Submit = Callable[[ChatRequest], "Future[Reply]"]
 
@@ -66,7 +66,7 @@ def make_app(submit: Submit, *, model: str, token: str) -> ASGIApp:
 
 
 class _Guarded:
-    """Answers 403 to whoever does not have the token, wherever they knock."""
+    """Returns 403 on every path without the token."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app, self._expected = app, f"Bearer {token}".encode()
@@ -82,7 +82,7 @@ class _Guarded:
 
 
 async def _body(request: Request) -> bytes:
-    """A request's body, of a bearable size and in bearable time."""
+    """Read the body of a request, with limits of size and time."""
 
     async def read() -> bytes:
         parts, size = [], 0
@@ -100,9 +100,9 @@ async def _body(request: Request) -> bytes:
 
 
 async def _answer(request: Request, future: Future[Reply]) -> Reply | None:
-    """What was answered; None when the client has left, whose request is then dropped if it still waits."""
+    """Return the reply, or None if the client has disconnected; a waiting request is then dropped."""
     answer = asyncio.wrap_future(future)
-    gone = asyncio.ensure_future(request.receive())  # after the body there is only one thing left to hear
+    gone = asyncio.ensure_future(request.receive())  # after the body, only a disconnect can arrive
     try:
         await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
         return answer.result() if answer.done() else None
@@ -118,7 +118,7 @@ async def _events(reply: Reply, *, model: str, usage: bool) -> AsyncIterator[str
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket to serve on; port 0 takes a free one."""
+    """Return a socket to listen on; port 0 selects a free port."""
     try:
         return socket.create_server(
             (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=1024

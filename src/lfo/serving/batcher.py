@@ -1,8 +1,8 @@
-"""Requests of many conversations in, their next messages out: whatever waits is answered in one batch of the sampler.
+"""Answer the requests of many conversations: all waiting requests are decoded in one batch of the sampler.
 
-One thread owns the model. It takes all requests that wait, lets them speak together, turn by turn as in a rollout
-(`rollout/deliberation.py` is the same look-ahead), and hands each its message. A conversation that goes on finds what
-was computed for it in the sampler's row where it was continued last.
+One thread owns the model. It takes all waiting requests, decodes them together, turn by turn as in a rollout, with the
+look-ahead of `rollout/deliberation.py`, and returns each message. A conversation that continues reuses the cache of the
+sampler's row in which it was continued last.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from lfo.serving.speaker import Speaker, SpeakingRows
 from lfo.serving.wire import ChatRequest, RefusedRequest, Reply, message_of, read_message
 from lfo.types import Message, Origin, StopReason
 
-ROWS = 64  # conversations that speak at the same time
+ROWS = 64  # conversations in parallel
 WAITING = 4096  # requests; more are refused
-CODECS = 16  # sets of tools that stay prepared
-# Requests that were sent together arrive one after the other: wait while they come, but not for long.
+CODECS = 16  # cached codecs, one for each set of tools
+# Requests sent together arrive one after the other: wait a short time for more.
 PAUSE, LONGEST_WAIT = 0.005, 0.05
 
 logger = logging.getLogger(__name__)
 
 
 class Key(NamedTuple):
-    """What requests of one batch have in common."""
+    """What the requests of one batch must have in common."""
 
     tools: str
     temperature: float
@@ -57,7 +57,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Ready:
-    """A job whose conversation is written."""
+    """A job whose conversation is in a row of the sampler."""
 
     job: Job
     context: Context
@@ -65,7 +65,7 @@ class Ready:
 
 
 class Batcher:
-    """Answers requests; use it in a `with`, which ends its thread."""
+    """Answers requests; use it in a `with` block, which ends its thread."""
 
     def __init__(self, speaker: Speaker, *, lookahead: bool = True, rows: int = ROWS) -> None:
         self._lookahead = speaker.lookahead if lookahead else None
@@ -76,13 +76,13 @@ class Batcher:
                 "serve it with --no-lookahead"
             )
         self._speaker, self._count = speaker, rows
-        self._default_tools = _name_of(speaker.environment().tools())
+        self._default_tools = _name_of(speaker.make_environment().tools())
         self._codecs: OrderedDict[str, ChatCodec] = OrderedDict({self._default_tools: speaker.codec})
         self._conversations = Conversations()
         self._waiting: queue.Queue[Job | None] = queue.Queue(WAITING)
         self._thread = threading.Thread(target=self._work, name="batcher", daemon=True)
         self._slots = Slots(speaker.new_rows(rows), rows)
-        self.sampled_tokens = 0  # drafts included, for those who measure
+        self.sampled_tokens = 0  # including drafts, for measurements
         self.batches = 0
 
     def __enter__(self) -> Batcher:
@@ -94,7 +94,7 @@ class Batcher:
         self._thread.join()
 
     def submit(self, request: ChatRequest) -> Future[Reply]:
-        """The answer to come; one that is cancelled while it waits costs nothing."""
+        """Return a future of the reply; cancelling it while it waits costs nothing."""
         job = Job(request=request, answer=Future())
         try:
             self._waiting.put_nowait(job)
@@ -118,7 +118,7 @@ class Batcher:
                 return
 
     def _gather(self, first: Job) -> tuple[list[Job], bool]:
-        """All that wait, and those that come while others come."""
+        """Return all waiting jobs, and those that arrive shortly after."""
         jobs, latest = [first], time.monotonic() + LONGEST_WAIT
         while len(jobs) < self._count:
             late = time.monotonic() >= latest
@@ -132,15 +132,15 @@ class Batcher:
         return jobs, False
 
     def _key(self, request: ChatRequest) -> Key:
-        settings = self._speaker.settings
+        runner_config = self._speaker.runner_config
         return Key(
             tools=self._default_tools if request.tools is None else _name_of(request.tools),
-            temperature=settings.temperature if request.temperature is None else request.temperature,
-            limit=min(request.max_tokens or settings.max_turn_tokens, settings.max_turn_tokens),
+            temperature=runner_config.temperature if request.temperature is None else request.temperature,
+            limit=min(request.max_tokens or runner_config.max_turn_tokens, runner_config.max_turn_tokens),
         )
 
     def _serve(self, key: Key, jobs: Sequence[Job]) -> None:
-        """Answer jobs of one kind; what fails for one is told to that one alone."""
+        """Answer jobs of one kind; an error in one job fails only that job."""
         ready: list[Ready] = []
         with _telling(*jobs):
             codec = self._codec(key, jobs[0].request)
@@ -151,7 +151,7 @@ class Batcher:
             try:
                 self._speak(ready, codec, key)
             except Exception:
-                # Nobody knows what state the old rows are in.
+                # The state of the old rows is unknown.
                 self._slots = Slots(self._speaker.new_rows(self._count), self._count)
                 raise
             for each in ready:
@@ -187,7 +187,7 @@ class Batcher:
             index=self._slots.place(context),
             request=RolloutRequest(task=None, seeds=(seed, len(context.turns))),
             rows=self._slots.rows,
-            environment=self._speaker.environment(),
+            environment=self._speaker.make_environment(),
             opening=context.opening,
             transcript=list(context.transcript),
             tokens=list(context.tokens),
@@ -198,12 +198,12 @@ class Batcher:
         return Ready(job=job, context=context, row=row)
 
     def _speak(self, ready: Sequence[Ready], codec: ChatCodec, key: Key) -> None:
-        """Let all rows say their turn, after they have looked ahead as in a rollout."""
+        """Let all rows say their turn, with look-ahead as in a rollout."""
         rows = [each.row for each in ready]
         look = self._lookahead
         deliberation = None
         if look is not None:
-            call = self._speaker.settings.call_all
+            call = self._speaker.runner_config.call_all
             deliberation = Deliberation(look, codec, self._slots.rows, max_turn_tokens=key.limit, call_all=call)
         if deliberation and look and look.proposed_by == "environment":
             deliberation.look_ahead(rows)
@@ -227,13 +227,13 @@ class Batcher:
         self.sampled_tokens += sum(sampled)
 
     def _reply(self, ready: Ready, codec: ChatCodec, key: Key) -> Reply:
-        """What a row has said, for the client; and its row, for the next request."""
+        """Return the message of a row for the client, and keep its row for the next request."""
         row, request = ready.row, ready.job.request
         if row.speech is None:
             raise RefusedRequest(f"the world model's part failed: {row.error or row.stop}", status=500)
         said = codec.read(row.speech.tokens)
         content, finish = said.text, "stop" if row.speech.stopped else "length"
-        calls = said.calls if row.speech.stopped else ()  # those that cannot be read are left to the client
+        calls = said.calls if row.speech.stopped else ()  # the client gets calls that cannot be parsed as text
         if calls:
             content, finish = without_calls(said.message), "tool_calls"
         own = row.turns[len(ready.context.turns) :]
@@ -261,7 +261,7 @@ class Batcher:
 
 @contextmanager
 def _telling(*jobs: Job) -> Iterator[None]:
-    """Tell a failure to those of these jobs that have no answer yet; the thread goes on."""
+    """Fail the jobs that have no reply yet; the thread continues."""
     try:
         yield
     except Exception as error:
@@ -274,7 +274,7 @@ def _telling(*jobs: Job) -> Iterator[None]:
 
 
 class Slots:
-    """Rows of a sampler, each with what was computed in it last; a conversation that goes on finds its own."""
+    """Rows of a sampler with their cached tokens; a conversation that continues finds its own row."""
 
     def __init__(self, rows: SpeakingRows, count: int) -> None:
         self.rows = rows
@@ -282,11 +282,11 @@ class Slots:
         self._taken: set[int] = set()
 
     def begin(self) -> None:
-        """A new batch: all rows are free."""
+        """Start a new batch: all rows are free."""
         self._taken.clear()
 
     def place(self, context: Context) -> int:
-        """Write a conversation into a free row, its own where that is free; returns which."""
+        """Write a conversation into a free row, its own if possible; return the row."""
         own = context.slot
         slot = (
             next(each for each in self._oldest_first if each not in self._taken) if own in (None, *self._taken) else own
@@ -301,16 +301,16 @@ class Slots:
 
 
 def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many first tokens are the same.
+    """Return the length of the common prefix.
 
     >>> _common_prefix((1, 2, 3), (1, 2, 4, 5))
     2
     """
     return next(
-        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+        (index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
     )
 
 
 def _name_of(tools: Sequence[Mapping[str, Any]]) -> str:
-    """The same for the same tools in the same words: the order of keys is part of what the model reads."""
+    """Return a key of these tools; the order of keys matters, because the model reads it."""
     return json.dumps(list(tools))

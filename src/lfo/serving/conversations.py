@@ -1,9 +1,9 @@
-"""What a conversation is to the policy: the row of tokens behind its messages, imagined exchanges included.
+"""The row of tokens of a conversation, including imagined exchanges, from the messages of a request.
 
-A client sends the whole conversation with every request, without what was imagined on the way. So the row of each
-answered turn is kept, named by the id of the call in it, which nobody can guess. A request that holds such an id,
-behind the very messages that led to it, grows that row, as a rollout grows in training. Any other request is written
-anew from its messages: after a restart, when a client has edited what was said, or when too many others came since.
+A client sends the whole conversation with every request, without imagined exchanges. So the server keeps the row of
+each answered turn, by the random id of its call. A request with such an id, after exactly the same messages, extends
+that row, as in a rollout. Any other request is encoded from its messages: after a restart, if a client has edited
+messages, or if too many other conversations came since.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from lfo.protocol.hermes import one_by_one, read_tool_call
 from lfo.serving.wire import ChatRequest
 from lfo.types import Message, Turn
 
-KEPT = 1024  # conversations, the latest
+KEPT = 1024  # the newest conversations
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Context:
     """A conversation up to the point where the policy speaks."""
 
-    opening: tuple[Message, ...]  # all before the policy's first message
+    opening: tuple[Message, ...]  # all messages before the first message of the policy
     tokens: Sequence[int]
-    turns: tuple[Turn, ...]  # of the policy so far, imagined ones too
-    transcript: tuple[Message, ...]  # what the policy has seen, imagined messages too
+    turns: tuple[Turn, ...]  # of the policy so far, including imagined ones
+    transcript: tuple[Message, ...]  # what the policy has seen, including imagined messages
     slot: int | None = None  # the sampler's row in which it was continued last
 
 
@@ -37,13 +37,13 @@ class Context:
 class Answered:
     """A conversation that ends with a message of the policy."""
 
-    messages: tuple[Message, ...]  # as the client knows it
-    tools: str  # in which it was written
+    messages: tuple[Message, ...]  # as the client sees them
+    tools: str  # the key of its tools
     context: Context
 
 
 class Conversations:
-    """The latest conversations that were answered. Used by one thread."""
+    """The newest answered conversations. Used by one thread."""
 
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept
@@ -58,11 +58,11 @@ class Conversations:
             self._answered.popitem(last=False)
 
     def context(self, request: ChatRequest, codec: ChatCodec, tools: str) -> Context:
-        """The row that a request is answered behind."""
-        for place in reversed(range(len(request.messages))):
-            call_id = request.call_ids[place]
+        """Return the row after which a request is answered."""
+        for index in reversed(range(len(request.messages))):
+            call_id = request.call_ids[index]
             answered = self._answered.get(call_id) if call_id else None
-            said, rest = request.messages[: place + 1], request.messages[place + 1 :]
+            said, rest = request.messages[: index + 1], request.messages[index + 1 :]
             if answered and call_id and answered.messages == said and answered.tools == tools and _alternates(rest):
                 self._answered.move_to_end(call_id)
                 return _grown(answered.context, rest, codec)
@@ -70,14 +70,14 @@ class Conversations:
 
 
 def packed(tokens: Sequence[int]) -> Sequence[int]:
-    """Token ids in four bytes each."""
+    """Return token ids as four bytes each."""
     return array("i", tokens)
 
 
 def _alternates(messages: Sequence[Message]) -> bool:
-    """Whether these messages, behind one of the policy, can be written one after the other: heard, said, heard ...
+    """Whether these messages after one of the policy alternate between others and the policy.
 
-    Heard is one message of the user, or what each of the calls was answered.
+    A message of others is one user message, or one reply for each call.
     """
     parts = [[each.role for each in part] for part in _parts(messages)]
     heard = all(part == ["user"] or set(part) == {"tool"} for part in parts[::2])
@@ -85,12 +85,12 @@ def _alternates(messages: Sequence[Message]) -> bool:
 
 
 def _parts(messages: Sequence[Message]) -> list[list[Message]]:
-    """Messages of the policy and of others, in turn."""
+    """Group messages into alternating parts of the policy and of others."""
     return [list(part) for _, part in groupby(messages, key=lambda message: message.role == "assistant")]
 
 
 def _grown(context: Context, rest: Sequence[Message], codec: ChatCodec) -> Context:
-    """A row that ends with a finished message of the policy, with what followed it."""
+    """Extend a row that ends with a finished message of the policy by the messages after it."""
     tokens, turns = list(context.tokens), list(context.turns)
     said = context.transcript[-1].content
     for part in _parts(rest):
@@ -114,8 +114,8 @@ def _grown(context: Context, rest: Sequence[Message], codec: ChatCodec) -> Conte
 
 
 def _written(messages: Sequence[Message], codec: ChatCodec) -> Context:
-    """The whole conversation in the template's own words; nothing in it was imagined."""
-    first = next((place for place, each in enumerate(messages) if each.role == "assistant"), len(messages))
+    """Encode a whole conversation by the template; nothing in it was imagined."""
+    first = next((index for index, each in enumerate(messages) if each.role == "assistant"), len(messages))
     turns = [
         turn
         for said, after in pairwise(_parts(messages))
@@ -127,12 +127,12 @@ def _written(messages: Sequence[Message], codec: ChatCodec) -> Context:
 
 
 def _turns(said: str, heard: Sequence[str]) -> list[Turn]:
-    """The exchanges of one message, one for each call that was answered."""
+    """Return the exchanges of one message, one for each call with a reply."""
     return [_turn(action, observation) for action, observation in zip(one_by_one(said), heard, strict=False)]
 
 
 def _turn(action: str, observation: str) -> Turn:
-    """A real exchange. Its places in the row are not needed here: they tell training what to train."""
+    """Return a real exchange, without spans: only training needs them."""
     return Turn(
         action=action,
         observation=observation,

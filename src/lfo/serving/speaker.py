@@ -1,4 +1,4 @@
-"""Who speaks: all of a run that answering needs, with the local sampler or a vLLM server behind it."""
+"""The parts of a run that serving needs, with the local sampler or a vLLM server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from lfo.agent import MEMORY, Agent, adapters_of, saved_config
+from lfo.agent import REPLY_STORE_FILE, Agent, adapters_of, saved_config
 from lfo.config import RunConfig
 from lfo.env.interface import EnvironmentFactory
 from lfo.errors import UsageError
@@ -20,29 +20,29 @@ from lfo.rollout import ending_tools
 from lfo.rollout.deliberation import LookAhead
 from lfo.rollout.ending_tools import EndingTools, learns_tools
 from lfo.rollout.predictors import make_lookahead, world_model_codec
-from lfo.rollout.reply_memory import ReplyMemory
+from lfo.rollout.reply_store import ReplyStore
 from lfo.rollout.row import Rows
-from lfo.rollout.runner import RunnerSettings
+from lfo.rollout.runner import RunnerConfig
 from lfo.serving.upstream import Upstream, UpstreamRows, completer
 
 
 class SpeakingRows(Rows, Protocol):
-    """Rows of a sampler that tell what is in them."""
+    """Rows of a sampler whose tokens can be read."""
 
     def tokens(self, row: int) -> Sequence[int]: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speaker:
-    """Make it with `local_speaker` or `upstream_speaker`."""
+    """Create it with `local_speaker` or `upstream_speaker`."""
 
     config: RunConfig
-    environment: EnvironmentFactory
+    make_environment: EnvironmentFactory
     tokenizer: PreTrainedTokenizerBase
-    codec: ChatCodec  # of the environment's own tools
-    settings: RunnerSettings
+    codec: ChatCodec  # for the tools of the environment
+    runner_config: RunnerConfig
     lookahead: LookAhead | None
-    new_rows: Callable[[int], SpeakingRows]  # so many fresh rows that the policy continues
+    new_rows: Callable[[int], SpeakingRows]  # number -> new rows that the policy continues
 
 
 def local_speaker(agent: Agent) -> Speaker:
@@ -51,34 +51,34 @@ def local_speaker(agent: Agent) -> Speaker:
 
     return Speaker(
         config=agent.config,
-        environment=agent.environment,
+        make_environment=agent.make_environment,
         tokenizer=agent.tokenizer,
         codec=agent.codec,
-        settings=agent.settings,
-        # A policy that imitated successes learned to act without look-ahead.
+        runner_config=agent.runner_config,
+        # A policy that imitated successes has learned to act without look-ahead.
         lookahead=None if agent.config.looks_ahead_untrained else agent.lookahead,
         new_rows=new_rows,
     )
 
 
 def upstream_speaker(run: Path, url: str, *, api_key: str = "", lookahead: bool = True) -> Speaker:
-    """A run whose weights a vLLM server holds, under the names that `lfo export` gives them."""
+    """Return the speaker of a run whose LoRAs a vLLM server has, under the names of `lfo export`."""
     config = saved_config(run)
-    environment, tokenizer = environment_factory(config), load_tokenizer(config.model)
-    codec = ChatCodec(tokenizer, environment().tools(), thinking=config.rollout.thinking)
+    make_environment, tokenizer = environment_factory(config), load_tokenizer(config.model)
+    codec = ChatCodec(tokenizer, make_environment().tools(), thinking=config.rollout.thinking)
     world = world_model_codec(config, tokenizer)
     upstream = Upstream(url, ends=codec.ends, api_key=api_key)
-    memory = None
+    store = None
     if config.lookahead_source == "memory":
-        memory = ReplyMemory()
-        memory.load(adapters_of(run) / MEMORY)
+        store = ReplyStore()
+        store.load(adapters_of(run) / REPLY_STORE_FILE)
     lookahead = lookahead and config.looks_ahead and not config.looks_ahead_untrained
-    needed = {POLICY} | ({WORLD_MODEL} if lookahead and memory is None else set())
+    needed = {POLICY} | ({WORLD_MODEL} if lookahead and store is None else set())
     if missing := sorted(needed - set(upstream.models())):
         raise UsageError(f"{url} has no model {missing[0]!r}; start vLLM with the --lora-modules that lfo export names")
     complete = completer(upstream, WORLD_MODEL, config.world_model.reply_tokens)
     tools = None
-    if learns_tools(environment(), config):
+    if learns_tools(make_environment(), config):
         tools = EndingTools()
         tools.load(adapters_of(run) / ending_tools.FILE)
 
@@ -87,10 +87,10 @@ def upstream_speaker(run: Path, url: str, *, api_key: str = "", lookahead: bool 
 
     return Speaker(
         config=config,
-        environment=environment,
+        make_environment=make_environment,
         tokenizer=tokenizer,
         codec=codec,
-        settings=RunnerSettings.of_run(config),
-        lookahead=make_lookahead(config, environment, world, complete, memory, tools) if lookahead else None,
+        runner_config=RunnerConfig.of_run(config),
+        lookahead=make_lookahead(config, make_environment, world, complete, store, tools) if lookahead else None,
         new_rows=new_rows,
     )

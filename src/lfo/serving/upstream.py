@@ -1,11 +1,11 @@
-"""A vLLM server in the sampler's place: it holds the base and both LoRAs, and continues rows of tokens.
+"""A vLLM server in place of our sampler: it has the base and both LoRAs, and continues rows of tokens.
 
     vllm serve BASE --enable-lora --lora-modules policy=policy world_model=world_model     in the folder of `lfo export`
     lfo serve runs/x --upstream http://localhost:8001
 
-Rows and look-ahead stay here; what is asked there is `/v1/completions`, ids in, ids out (`return_token_ids`, vLLM
-0.10.2 or later), so that nothing is tokenised twice. vLLM has random numbers of its own: sampled answers are not those
-of the local sampler, greedy ones are, up to rounding.
+Rows and look-ahead stay here. Requests go to `/v1/completions` with token ids in both directions (`return_token_ids`,
+vLLM 0.10.2 or later), so that nothing is tokenised twice. vLLM uses its own random numbers: sampled messages differ
+from the local sampler, greedy ones do not, up to rounding.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lfo.errors import WorkError
 from lfo.rollout.certainty import Complete
 from lfo.rollout.row import Dictated
 
-PATIENCE = 300.0  # seconds for one answer
+PATIENCE = 300.0  # seconds to wait for one completion
 AT_ONCE = 64
 
 
@@ -44,7 +44,7 @@ class Upstream:
         temperature: float,
         seeds: Sequence[int],
     ) -> list[Dictated]:
-        """What a model says behind each prompt, all at the same time."""
+        """Return the completions of all prompts, requested in parallel."""
 
         def one(prompt: Sequence[int], limit: int, seed: int) -> Dictated:
             body = {
@@ -65,7 +65,7 @@ class Upstream:
             choice = answer["choices"][0]
             tokens, stopped = [int(token) for token in choice["token_ids"]], choice["finish_reason"] == "stop"
         except (KeyError, TypeError, ValueError, IndexError):
-            raise WorkError(f"{self._url} answered no token ids: lfo serve needs vLLM 0.10.2 or later") from None
+            raise WorkError(f"{self._url} returned no token ids: lfo serve needs vLLM 0.10.2 or later") from None
         if stopped and (not tokens or tokens[-1] not in self._ends):
             tokens.append(self._ends[0])
         return Dictated(tokens=tuple(tokens[:limit]), logprobs=(0.0,) * min(len(tokens), limit), stopped=stopped)
@@ -86,7 +86,7 @@ class Upstream:
 
 
 class UpstreamRows:
-    """Rows that a model of the server continues. What was computed of them is the server's business."""
+    """Rows that a model of the server continues; the server caches them."""
 
     def __init__(self, upstream: Upstream, model: str, *, rows: int, context: int) -> None:
         self._upstream, self._model, self._context = upstream, model, context
@@ -117,7 +117,7 @@ class UpstreamRows:
 
 
 def completer(upstream: Upstream, model: str, limit: int) -> Complete:
-    """The world model's part. The server draws by itself: of the numbers, it is given a seed."""
+    """Return a function that completes prompts with the world model; `uniforms` give the server only a seed."""
 
     def complete(
         prompts: Sequence[Sequence[int]], uniforms: Sequence[Sequence[float]] | None = None

@@ -1,10 +1,10 @@
-"""OpenAI's chat form on the wire <-> the words of this package. Pure functions; whatever a client sends is judged here.
+"""Translate between OpenAI's chat format and our types. Pure functions that validate everything a client sends.
 
     request = parse_request(body, model="x")       a `ChatRequest`, or `RefusedRequest` with one sentence
-    completion(reply, model="x")                   what is answered at once
-    chunks(reply, model="x")                       the same as the events of a stream
+    completion(reply, model="x")                   the response
+    chunks(reply, model="x")                       the response as events of a stream
 
-An option that would change the answer and cannot be honoured is refused; options that we do not know are ignored.
+An option that would change the reply but is not supported is rejected; unknown options are ignored.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from lfo.types import Message, Role, ToolCall, Turn
 MAX_MESSAGES = 512
 MAX_TOOLS = 128
 MAX_NESTING = 64  # of JSON inside a request
-GREEDY_BELOW = 0.01  # a temperature that divides by nothing
+GREEDY_BELOW = 0.01  # lower temperatures are treated as 0
 SPEAKERS = ("system", "developer", "user", "assistant", "tool")
-# Options that change what is said, with the one value that we can honour; null is as good as absent.
+# Options that change the reply, with the only supported value; null means absent.
 ONLY: Mapping[str, Any] = {
     "n": 1,
     "top_p": 1,
@@ -42,7 +42,7 @@ ONLY: Mapping[str, Any] = {
 
 
 class RefusedRequest(UsageError):
-    """A request that cannot be answered, in one sentence for the client."""
+    """A request that is rejected, with one sentence for the client."""
 
     def __init__(self, sentence: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
         super().__init__(sentence)
@@ -55,11 +55,11 @@ class RefusedRequest(UsageError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatRequest:
-    """What a client wants: the next message of a conversation."""
+    """A request for the next message of a conversation."""
 
     messages: tuple[Message, ...]
     call_ids: tuple[str | None, ...]  # of each message: the id of the first call in it
-    tools: tuple[Mapping[str, Any], ...] | None = None  # None: those that the run was trained with
+    tools: tuple[Mapping[str, Any], ...] | None = None  # None: the tools of the training
     temperature: float | None = None  # None: the run's
     max_tokens: int | None = None
     seed: int | None = None
@@ -76,11 +76,11 @@ class Reply:
     finish: str = "stop"  # or tool_calls, length
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    imagined: Sequence[Turn] = field(default=())  # what was imagined before it was said
+    imagined: Sequence[Turn] = field(default=())  # imagined exchanges before the message
 
 
 def parse_request(body: bytes, *, model: str) -> ChatRequest:
-    """The request in a body, of a server whose one model has this name."""
+    """Parse the body of a request to a server with this model."""
     try:
         wanted = json.loads(body, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
@@ -148,8 +148,8 @@ def _read_messages(given: Any) -> tuple[tuple[Message, ...], tuple[str | None, .
         raise RefusedRequest(f"messages must be a list of 1 to {MAX_MESSAGES} messages", param="messages")
     called: dict[str, str] = {}  # id of a call -> name of its tool
     messages, call_ids = [], []
-    for place, each in enumerate(_in_order_of_calls(given)):
-        message, ids = read_message(each, called, f"messages[{place}]")
+    for index, each in enumerate(_in_order_of_calls(given)):
+        message, ids = read_message(each, called, f"messages[{index}]")
         messages.append(message)
         called |= ids
         call_ids.append(next(iter(ids), None))
@@ -161,7 +161,7 @@ def _read_messages(given: Any) -> tuple[tuple[Message, ...], tuple[str | None, .
 
 
 def _in_order_of_calls(given: Sequence[Any]) -> list[Any]:
-    """Replies in the order of the calls that they answer: a client may send those to one message in any order.
+    """Sort the replies to each message by its calls: a client may send them in any order.
 
     >>> calls = {"role": "assistant", "tool_calls": [{"id": "a"}, {"id": "b"}]}
     >>> replies = [{"role": "tool", "tool_call_id": "b"}, {"role": "tool", "tool_call_id": "a"}]
@@ -169,21 +169,21 @@ def _in_order_of_calls(given: Sequence[Any]) -> list[Any]:
     [None, 'a', 'b']
     """
     ordered: list[Any] = []
-    places: dict[str, int] = {}
+    indices: dict[str, int] = {}
     for replies, group in groupby(given, key=lambda each: isinstance(each, dict) and each.get("role") == "tool"):
         part = list(group)
         if replies:
-            part.sort(key=lambda each: places.get(str(each.get("tool_call_id")), len(places)))
+            part.sort(key=lambda each: indices.get(str(each.get("tool_call_id")), len(indices)))
         else:
             calls = part[-1].get("tool_calls") if isinstance(part[-1], dict) else None
             calls = calls if isinstance(calls, list) else []
-            places = {str(call.get("id")): place for place, call in enumerate(calls) if isinstance(call, dict)}
+            indices = {str(call.get("id")): index for index, call in enumerate(calls) if isinstance(call, dict)}
         ordered += part
     return ordered
 
 
 def read_message(given: Any, called: Mapping[str, str], where: str) -> tuple[Message, dict[str, str]]:
-    """A message as the policy wrote or will read it, with the ids of the calls in it; a call is part of its text."""
+    """Return a message as the policy wrote or reads it, with the ids of its calls; calls are part of the text."""
     if not isinstance(given, dict) or given.get("role") not in SPEAKERS:
         raise RefusedRequest(f"{where} must be an object whose role is one of {', '.join(SPEAKERS)}", param=where)
     speaker = given["role"]
@@ -193,7 +193,7 @@ def read_message(given: Any, called: Mapping[str, str], where: str) -> tuple[Mes
         calls = given.get("tool_calls") or []
         if not isinstance(calls, list):
             raise RefusedRequest(f"{where}.tool_calls must be a list", param=where)
-        read = [_read_call(call, f"{where}.tool_calls[{place}]") for place, call in enumerate(calls)]
+        read = [_read_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)]
         ids = {number: call.name for number, call in read}
         content = "\n".join(filter(None, [content, *(format_tool_call(call) for _, call in read)]))
     elif speaker == "tool":
@@ -236,8 +236,8 @@ def _read_tools(given: Any) -> tuple[Mapping[str, Any], ...] | None:
         return None
     if not isinstance(given, list) or len(given) > MAX_TOOLS:
         raise RefusedRequest(f"tools must be a list of at most {MAX_TOOLS} tools", param="tools")
-    for place, tool in enumerate(given):
-        where = f"tools[{place}]"
+    for index, tool in enumerate(given):
+        where = f"tools[{index}]"
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise RefusedRequest(
@@ -271,7 +271,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def message_of(reply: Reply) -> dict[str, Any]:
-    """The assistant's message, as the client will send it back."""
+    """Return the message of the assistant, as the client will send it back."""
     message: dict[str, Any] = {"role": "assistant", "content": reply.content or (None if reply.calls else "")}
     return message | ({"tool_calls": _calls_of(reply)} if reply.calls else {})
 
@@ -282,7 +282,7 @@ def completion(reply: Reply, *, model: str) -> dict[str, Any]:
 
 
 def chunks(reply: Reply, *, model: str, usage: bool = False) -> Iterator[dict[str, Any]]:
-    """The events of a stream. A turn is streamed when it is decided: look-ahead may replace a draft as a whole."""
+    """Yield the events of a stream. A turn is sent when it is final, because look-ahead may replace drafts."""
     frame = _frame(model, "chat.completion.chunk")
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": reply.content}]
     for index, call in enumerate(_calls_of(reply)):
@@ -321,7 +321,7 @@ def _usage(reply: Reply) -> dict[str, int]:
 
 
 def _about(reply: Reply) -> dict[str, Any]:
-    """What a server of OpenAI's form has no word for: the calls that were imagined, and what was expected."""
+    """Return our extension of OpenAI's format: the imagined calls and their predicted replies."""
     imagined = [
         {
             "name": turn.call.name if turn.call else None,

@@ -1,1 +1,1 @@
-"""What commands use and training never does: base models, memory plans, benchmarks, export, pretraining."""
+"""Tools for commands that training does not use: base models, memory plans, benchmarks, export, pretraining."""

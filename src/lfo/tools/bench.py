@@ -1,11 +1,11 @@
-"""What a training step costs and how fast the sampler is, on one thread of this machine or on its GPU.
+"""Measure the cost of a training step and the speed of the sampler, on one CPU thread or on a GPU.
 
-    lfo bench step       a dual-LoRA step against a plain DAPO step, phase by phase, and against the arithmetic floor
-    lfo bench rollout    our sampler against transformers' generate(), and against the bandwidth floor
+    lfo bench step       a dual-LoRA step compared to a plain DAPO step, by phase, and to the arithmetic floor
+    lfo bench rollout    our sampler compared to transformers' generate(), and to the bandwidth floor
 
-Seconds are processor time on a CPU and wall-clock time on a GPU, medians over repetitions in which the variants take
-turns, so that other programs on the machine and its moods fall on all of them alike. A floor is what the work needs
-at least, by what the machine can do at best, measured in the same run.
+Seconds are CPU time on a CPU and wall-clock time on a GPU. They are medians over repetitions in which the variants
+alternate, so that other load affects all of them. A floor is the minimum time for the work at the peak speed of the
+machine, measured in the same run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from lfo.tools import speed
 from lfo.training import Collected, Trainer
 from lfo.types import RolloutGroup, ToolCall
 
-# What each variant adds to the settings of the run; look-ahead is the only one that rolls out differently.
+# The overrides of each variant; only look-ahead has different rollouts.
 _NO_WORLD_MODEL = ("world_model.weight=0", "policy.frozen=false", "world_model.adaptive_weight=false", "surprise=0")
 VARIANTS: dict[str, tuple[str, ...]] = {
     "dapo": ("algo=dapo", "lookahead=off", *_NO_WORLD_MODEL),
@@ -51,7 +51,7 @@ STEP_NOTE = (
 
 @dataclass(slots=True)
 class _Variant:
-    """A trainer with rollouts to learn from, and the seconds of its phases."""
+    """A trainer with recorded rollouts, and the seconds of its phases."""
 
     trainer: Trainer
     groups: Sequence[RolloutGroup]
@@ -74,12 +74,12 @@ class _Variant:
 def bench_step(
     overrides: Sequence[str] = (), *, device: str = "cpu", repeats: int = 5, replayed_batches: int = 3
 ) -> dict[str, Any]:
-    """Cost of a step (rollouts, examples, update) of each variant, and its ratio to that of plain DAPO."""
-    place = [f"device={device}", *(["threads=1"] if device == "cpu" else [])]
-    variants = {name: _variant([*overrides, *place, *settings]) for name, settings in VARIANTS.items()}
+    """Return the cost of a step (rollouts, examples, update) of each variant, and its ratio to plain DAPO."""
+    index = [f"device={device}", *(["threads=1"] if device == "cpu" else [])]
+    variants = {name: _variant([*overrides, *index, *added]) for name, added in VARIANTS.items()}
     for variant in variants.values():
         _fill_replay(variant.trainer, replayed_batches)
-    for repeat in range(repeats + 1):  # the first one warms up and does not count
+    for repeat in range(repeats + 1):  # the first one is a warm-up
         for name, variant in variants.items():
             if name in ("dapo", "lookahead"):
                 _timed(variant, "rollout", lambda trainer=variant.trainer: trainer.draw(0, 0))
@@ -114,15 +114,15 @@ def bench_step(
     }
 
 
-def _variant(settings: Sequence[str]) -> _Variant:
-    config = load_config(["preset=tiny", *settings])
+def _variant(overrides: Sequence[str]) -> _Variant:
+    config = load_config(["preset=tiny", *overrides])
     trainer = create_trainer(config, environment_factory(config), load_tokenizer(config.model))
     groups = trainer.draw(0, 0)
     return _Variant(trainer=trainer, groups=[_mixed(group) for group in groups], seconds={})
 
 
 def _floors(variant: _Variant, counts: dict[str, int], rate: float) -> dict[str, float]:
-    """Seconds that rolling out and updating need at least, were they nothing but matrix products."""
+    """Return the minimum seconds of rollouts and updates, as if they were only matrix products."""
     model = variant.model
     tokens = sum(len(rollout.tokens) for group in variant.groups for rollout in group.rollouts)
     sampled = sum(rollout.sampled_count for group in variant.groups for rollout in group.rollouts)
@@ -135,7 +135,7 @@ def _floors(variant: _Variant, counts: dict[str, int], rate: float) -> dict[str,
 
 
 def _mixed(group: RolloutGroup) -> RolloutGroup:
-    rollouts = (replace(rollout, reward=float(place % 2)) for place, rollout in enumerate(group.rollouts))
+    rollouts = (replace(rollout, reward=float(index % 2)) for index, rollout in enumerate(group.rollouts))
     return replace(group, rollouts=tuple(rollouts))
 
 
@@ -145,23 +145,23 @@ def _collected(groups: Sequence[RolloutGroup]) -> Collected:
 
 
 def _fill_replay(trainer: Trainer, batches: int) -> None:
-    """As if some steps had been trained already."""
+    """Fill the buffers as if some steps had been trained."""
     if trainer.state.weight and trainer.config.world_model.replay:
         for step in range(1, batches + 1):
             trainer.hear(trainer.draw(step, 0))
 
 
 def _train(variant: _Variant) -> None:
-    """Examples and update, after which the adapters are as before: every repetition does the same work."""
+    """Measure examples and update, then restore the adapters, so that every repetition does the same work."""
     trainer, backend = variant.trainer, variant.backend
     parameters = [weight for weights in backend.learner.parameters.values() for weight in weights]
     before = [weight.detach().clone() for weight in parameters]
-    trainer.codec.forget()  # in training every step brings new texts
+    trainer.codec.forget()  # in training every step has new texts
     heard = _timed(variant, "examples", lambda: trainer.hear(variant.groups))
 
     def update() -> None:
         work = trainer.rows(0, _collected(variant.groups), heard)
-        backend.learn(work.mini_batches, weight=work.weight, rate_factor=work.rate_factor)
+        backend.learn(work.mini_batches, world_model_weight=work.world_model_weight, rate_factor=work.rate_factor)
         backend.sync(0)
 
     speed.reset_peak(variant.device)
@@ -180,7 +180,7 @@ def _timed(variant: _Variant, phase: str, work: Callable[[], Any]) -> Any:
 
 
 def _count(variant: _Variant) -> dict[str, int]:
-    """What one step computes, and how much of it each loss looks at."""
+    """Return the rows and tokens of one step, by loss."""
     trainer = variant.trainer
     update = trainer.rows(0, _collected(variant.groups), trainer.hear(variant.groups))
     learnt = [row for rows in update.mini_batches for row in rows]
@@ -200,7 +200,7 @@ def _count(variant: _Variant) -> dict[str, int]:
 # --- the sampler -------------------------------------------------------------------------------------------------
 
 
-FIXED = (16, 80)  # tokens of two turns of fixed length: their difference is decoding alone
+FIXED = (16, 80)  # tokens of two turns of fixed length: their difference is pure decoding
 
 
 def bench_rollout(
@@ -212,17 +212,17 @@ def bench_rollout(
     max_new_tokens: int = 160,
     repeats: int = 3,
 ) -> dict[str, Any]:
-    """Sampled tokens per second of both, after the directory was shown, on the same prompts and adapter.
+    """Return sampled tokens per second of both samplers, on the same prompts and adapter.
 
-    `speedup` is for the policy's real turns, which end at different lengths; `speedup_fixed_length` lets every row
-    say the same number of tokens, so that it shows the cost of a token alone. `floor_fraction` is how near a decode
-    step comes to reading every weight and all keys and values once, at the bandwidth of a plain copy.
+    `speedup` is for real turns of the policy, which have different lengths. `speedup_fixed_length` has the same number
+    of tokens in every row and shows the cost of a token alone. `floor_fraction` compares a decode step with reading
+    every weight and all keys and values once, at the bandwidth of a plain copy.
     """
     torch.set_num_threads(1)
-    place = pick_device(device)
+    index = pick_device(device)
     tokenizer = load_tokenizer(model)
     codec = ChatCodec(tokenizer, PhoneCalls().tools())
-    dual = DualAdapterModel.build(load_base(model, place), coupling="separate", seed=0)
+    dual = DualAdapterModel.build(load_base(model, index), coupling="separate", seed=0)
     prompts = [prompt for prompt in _prompts(codec, tasks) for _ in range(group_size)]
     room = max(map(len, prompts)) + max(max_new_tokens, *FIXED)
     natural = Sampler(dual, max_context=room, eos_ids=[codec.end_of_turn])
@@ -236,14 +236,14 @@ def bench_rollout(
             return _sample(samplers[name], prompts, limit, seed)
         return _generate(dual, codec, prompts, limit, seed, fixed=name == "generate_fixed")
 
-    times, speeds = _in_turns(speak, limits, repeats, place)
+    times, speeds = _in_turns(speak, limits, repeats, index)
     rate = {name: median(values) for name, values in speeds.items()}
     step = (median(times["ours_fixed"]) - median(times["ours_short"])) / (FIXED[1] - FIXED[0])
     cached = sum(map(len, prompts)) + len(prompts) * sum(FIXED) / 2
-    bandwidth = speed.copy_bandwidth(place)
+    bandwidth = speed.copy_bandwidth(index)
     floor = speed.bytes_of_a_step(dual, cached) / bandwidth
     return {
-        "device": place.type,
+        "device": index.type,
         "model": model,
         "tokens_per_second": rate["ours"],
         "generate_tokens_per_second": rate["generate"],
@@ -257,7 +257,7 @@ def bench_rollout(
         "floor_tokens_per_second": len(prompts) / floor,
         "floor_fraction": floor / step,
         "copy_bandwidth": bandwidth,
-        "peak_memory": speed.peak_memory(place),
+        "peak_memory": speed.peak_memory(index),
         "batch": len(prompts),
         "prompt_tokens": sum(map(len, prompts)) / len(prompts),
         "max_new_tokens": max_new_tokens,
@@ -267,7 +267,7 @@ def bench_rollout(
 def _in_turns(
     speak: Callable[[str, int, int], int], limits: Mapping[str, int], repeats: int, place: torch.device
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Seconds, and tokens a second, of each way to speak; the first repetition warms up and does not count."""
+    """Return seconds and tokens per second of each sampler; the first repetition is a warm-up."""
     times: dict[str, list[float]] = defaultdict(list)
     speeds: dict[str, list[float]] = defaultdict(list)
     for repeat in range(repeats + 1):
@@ -281,7 +281,7 @@ def _in_turns(
 
 
 def _prompts(codec: ChatCodec, tasks: int) -> list[list[int]]:
-    """What the policy has read when it has just seen the directory."""
+    """Return prompts of the policy after it has seen the directory."""
     prompts = []
     for task in PhoneCalls(levels=(2,)).tasks("val")[:tasks]:
         environment = PhoneCalls(levels=(2,))
@@ -304,9 +304,9 @@ def _generate(
     model: DualAdapterModel, codec: ChatCodec, prompts: Sequence[Sequence[int]], limit: int, seed: int, *, fixed: bool
 ) -> int:
     longest, end = max(map(len, prompts)), codec.end_of_turn
-    place = model.device
-    tokens = torch.tensor([[end] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=place)
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=place)
+    index = model.device
+    tokens = torch.tensor([[end] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=index)
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=index)
     torch.manual_seed(seed)
     with model.active(model.policy_adapters):
         rows = model.causal_lm.generate(
@@ -322,5 +322,5 @@ def _generate(
             pad_token_id=end,
         )[:, longest:]
     said = (rows == end).int().cumsum(1)
-    # A row's tokens up to and including its first end of turn; the padding behind it is not speech.
+    # Count the tokens of a row up to its first end of turn, without the padding.
     return int(((said - (rows == end).int()) == 0).sum())

@@ -1,8 +1,8 @@
-"""Ways to learn from few replies that the training loop does not have, so that the bench can say what they are worth.
+"""Experimental variants of learning from few replies, which only the bench has.
 
-none        as the loop does
-unsure      of a pool of tasks, those are heard whose prediction the world model is least sure of
-retrieve-k  the k most similar exchanges heard so far stand before the prompt, in training and in every question
+none        as in training
+unsure      choose from a pool the tasks whose predictions are least certain
+retrieve-k  put the k most similar exchanges so far before the prompt, in training and in every question
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ POOL = 4  # tasks to choose each task from
 RETRIEVE = re.compile(r"retrieve-([1-9])")
 
 Record = Callable[[Any], Sequence[ObservedCall]]  # the calls of a task that look-ahead asks about
-DrawTasks = Callable[[int], Sequence[Any]]  # the tasks that a step hears
+DrawTasks = Callable[[int], Sequence[Any]]  # step -> its tasks
 Ask = Callable[[ObservedCall], list[int]]  # the prompt of a question
 
 
@@ -36,19 +36,19 @@ class Variant:
     ask: Ask
 
 
-def make_variant(name: str, trainer: Trainer, environment: EnvironmentFactory, record: Record) -> Variant:
-    """How a trial draws tasks and asks; what is practised is changed in the trainer itself."""
+def make_variant(name: str, trainer: Trainer, make_environment: EnvironmentFactory, record: Record) -> Variant:
+    """How a trial draws tasks and makes prompts; the practice is changed in the trainer."""
     config, codec = trainer.config, trainer.codec
 
     def plain(step: int) -> Sequence[Any]:
-        return draw_tasks(config, environment(), step, 0)
+        return draw_tasks(config, make_environment(), step, 0)
 
     def ask(observed: ObservedCall) -> list[int]:
         return codec.question_ids(observed.state, observed.call)
 
     def least_sure(step: int) -> Sequence[Any]:
         larger = replace(config.rollout, prompts=POOL * config.rollout.prompts)
-        pool = draw_tasks(replace(config, rollout=larger), environment(), step, 0)
+        pool = draw_tasks(replace(config, rollout=larger), make_environment(), step, 0)
         trainer.backend.sync(step)
         sure = _certainties(trainer, [record(task) for task in pool])
         ranked = sorted(range(len(pool)), key=lambda place: (sure[place], place))
@@ -66,25 +66,25 @@ def make_variant(name: str, trainer: Trainer, environment: EnvironmentFactory, r
 
 
 def _certainties(trainer: Trainer, tasks: Sequence[Sequence[ObservedCall]]) -> list[float]:
-    """How sure the world model is of what each task will tell: of the call that it is least sure of."""
-    codec, judge, complete = trainer.codec, trainer.environment(), trainer.backend.complete
+    """Return the certainty of the world model for each task: that of its least certain call."""
+    codec, judge, complete = trainer.codec, trainer.make_environment(), trainer.backend.complete
     prompts = [codec.question_ids(each.state, each.call) for calls in tasks for each in calls]
-    expected = [codec.decode(ids) for ids in complete(prompts)]
+    predicted = [codec.decode(ids) for ids in complete(prompts)]
     drawn = sampled_replies(complete, prompts, limit=trainer.config.world_model.reply_tokens)
     sure = iter(
-        certainty(judge, reply, map(codec.decode, some)) or 0.0 for reply, some in zip(expected, drawn, strict=True)
+        certainty(judge, reply, map(codec.decode, some)) or 0.0 for reply, some in zip(predicted, drawn, strict=True)
     )
     return [min(next(sure) for _ in calls) for calls in tasks]
 
 
 class Retrieval(Practice):
-    """Practice with similar exchanges before each prompt; similar by the cosine of tf-idf bags of words."""
+    """Practice with similar exchanges before each prompt, by the cosine of TF-IDF bags of words."""
 
     def __init__(
         self, codec: WorldModelCodec, count: int, practice: Practice, heard: dict[str, WorldModelExample]
     ) -> None:
         self._codec, self._most, self._practice, self._heard = codec, count, practice, heard
-        self._bags: dict[str, set[str]] = {}  # by key, of all that was heard
+        self._bags: dict[str, set[str]] = {}  # of all examples heard, by key
 
     def of(
         self, drawn: Iterable[WorldModelExample], heard: Collection[WorldModelExample], seeds: Sequence[int]
@@ -103,7 +103,7 @@ class Retrieval(Practice):
         return list(with_similar.tokens[: with_similar.reply_start])
 
     def _before(self, prompt: str, key: str) -> str:
-        """The most similar exchanges but for this very one, the most similar last."""
+        """Return the most similar other exchanges, the most similar last."""
         for each in self._heard.values():
             if each.key not in self._bags:
                 self._bags[each.key] = words(self._codec.prompt_text(each))
@@ -116,7 +116,7 @@ class Retrieval(Practice):
 
 
 def most_similar(bag: set[str], others: dict[str, set[str]], count: int) -> list[str]:
-    """The names of the bags that are most like this one, the most similar first.
+    """Return the names of the most similar bags, the most similar first.
 
     >>> most_similar({"bank", "card"}, {"a": {"bank", "loan"}, "b": {"bank", "card"}, "c": {"loan"}}, 2)
     ['b', 'a']

@@ -1,4 +1,4 @@
-"""A run's weights in the form that PEFT or vLLM serves, with a model card. What `lfo export` writes.
+"""Write the adapters of a run for PEFT or vLLM, with a model card: `lfo export`.
 
     form       policy                                              world model
     alone      policy/        one plain LoRA, which needs nothing  none
@@ -9,8 +9,8 @@
     merged     the folder itself: a whole model, base + whatever   world_model/   a LoRA on the *unmerged* base;
                adapters the policy runs on                         where one adapter is both, the merged model itself
 
-The embedded base, which no hub has, comes along as `base/`. The card (`README.md`) says how to serve what lies there,
-and how to look ahead, which is the caller's part.
+The embedded base, which is on no hub, is included as `base/`. The card (`README.md`) shows how to serve the files and
+how to do look-ahead, which is up to the caller.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ Form = Literal["alone", "adapters", "merged", "stacked"]
 
 
 def alone(agent: Agent, run: str | Path) -> Alone | None:
-    """How well the policy of these weights does without look-ahead; None where nobody has measured it."""
-    step = re.fullmatch(r"step-(\d+)", agent.weights.name if agent.weights else "")
+    """Return the success of these adapters without and with look-ahead; None if it was not measured."""
+    step = re.fullmatch(r"step-(\d+)", agent.adapters_folder.name if agent.adapters_folder else "")
     return policy_alone(read_run(folder_of(Path(run))).rows, step=int(step[1]) if step else None)
 
 
 def export(agent: Agent, out: str | Path, *, run: str | Path, form: Form = "adapters") -> list[str]:
-    """Write `out`, which must not hold anything yet; answers the files. `merged` uses the agent up."""
+    """Write the new folder `out` and return its files. `merged` makes the agent unusable."""
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} exists already; choose another folder")
+        raise UsageError(f"{out} already exists; choose another folder")
     if form == "stacked" and agent.model.coupling.summed == 1:
         summing = " or ".join(names_where(lambda row: row.summed > 1))
         raise UsageError(
@@ -63,7 +63,7 @@ def export(agent: Agent, out: str | Path, *, run: str | Path, form: Form = "adap
 
 
 def has_own_world_model(agent: Agent, form: Form) -> bool:
-    """Whether the world model is a folder of its own: merged and shared, the model is both."""
+    """Whether the world model has its own folder; a merged model of coupling=shared is both."""
     both = form == "merged" and agent.model.coupling.is_shared
     return bool(agent.model.world_model_adapters) and form != "alone" and not both
 
@@ -94,9 +94,9 @@ def _write_adapter(agent: Agent, folder: Path, adapters: tuple[str, ...]) -> Non
 
 
 def _write_merged(agent: Agent, folder: Path) -> None:
-    """The policy as a whole model, merged in the precision of the loaded base and saved in that of the base's files."""
+    """Merge the policy into a full model in the precision of the loaded base, and save it in that of its files."""
     merged: Any = cast(Any, agent.model.peft_model).merge_and_unload(adapter_names=list(agent.model.policy_adapters))
-    # The embedded base is stored in halves but always computed in fp32, so its sum with an adapter is kept in fp32.
+    # The embedded base is stored in fp16 but always computed in fp32, so the merged model is saved in fp32.
     stored = AutoConfig.from_pretrained(model_source(agent.config.model)).dtype or torch.float32
     merged.to(torch.float32 if agent.config.model == EMBEDDED else stored).save_pretrained(folder)
     agent.tokenizer.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""The memory that an update really takes on a GPU, beside what `plan` says: random weights of a shape are enough.
+"""Measure the memory of an update on a GPU, beside the figures of `plan`, with random weights.
 
 lfo bench memory --json
 """
@@ -24,7 +24,7 @@ from lfo.types import TrainingSample
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """Rows of equal length that fill one micro-batch; a quarter of each row is trained on."""
+    """Rows of equal length that fill one micro-batch; a quarter of each row is trained."""
 
     shape: str
     rows: int
@@ -50,7 +50,7 @@ CASES = (
 
 
 def compare(cases: Sequence[Case] = CASES) -> Iterator[dict[str, Any]]:
-    """Computed and measured bytes of each case, one after the other."""
+    """Return computed and measured bytes of each case."""
     for case in cases:
         planned = training(SHAPES[case.shape], case.work, gpus=1)
         found = measure_training(SHAPES[case.shape], case, torch.device("cuda"))
@@ -74,8 +74,8 @@ def compare(cases: Sequence[Case] = CASES) -> Iterator[dict[str, Any]]:
 
 
 def by_phase(planned: Mapping[str, int]) -> dict[str, int]:
-    """What `plan` counts, as it can be told apart from outside: what is there before the adapters are made, with them,
-    after a step of AdamW, and what an update takes besides. Gradients are made in each update."""
+    """Return the figures of `plan` in parts that can be measured: before the adapters, with them, after a step of
+    AdamW, and the rest of an update, with its gradients."""
     return {
         "weights": planned["weights"],
         "adapters": planned["adapters"],
@@ -85,8 +85,8 @@ def by_phase(planned: Mapping[str, int]) -> dict[str, int]:
 
 
 def measure_training(shape: Shape, case: Case, device: torch.device) -> dict[str, float]:
-    """Bytes after each part is made, the peak of the second update (in the first the optimizer has no memory yet), and
-    how long a third one takes."""
+    """Return the bytes after each part, the peak of the second update (in the first the optimizer has no state yet),
+    and the seconds of a third."""
     gc.collect()
     torch.cuda.empty_cache()
     found: dict[str, float] = {}
@@ -101,14 +101,14 @@ def measure_training(shape: Shape, case: Case, device: torch.device) -> dict[str
 
 
 def _note(found: dict[str, float], device: torch.device, name: str) -> None:
-    """How much has come since the last note."""
+    """Record the bytes added since the last call."""
     found[name] = torch.cuda.memory_allocated(device) - sum(found.values())
 
 
 def training_update(
     shape: Shape, case: Case, device: torch.device, note: Callable[[str], None] = lambda name: None
 ) -> Any:
-    """An update of both adapters on random rows: the policy's fill the micro-batch, the world model has a short one."""
+    """Return an update of both adapters on random rows: one micro-batch of policy rows and a short world-model row."""
     with torch.device(device):
         base = AutoModelForCausalLM.from_config(model_config(shape), dtype=torch.bfloat16)
     note("weights")
@@ -134,11 +134,11 @@ def training_update(
 
     rows = [row(model.policy_adapters, case.length, sampled, 0) for _ in range(case.rows)]
     rows.append(row(model.world_model_adapters, 64, 0, 32))
-    return lambda: learner.update(rows, weight=1.0, rate_factor=1.0)
+    return lambda: learner.update(rows, world_model_weight=1.0, rate_factor=1.0)
 
 
 def model_config(shape: Shape) -> Any:
-    """A transformers config with these sizes."""
+    """Return a transformers config with these sizes."""
     family: Any = Qwen3Config if shape.head_norms else Qwen2Config if shape.biases else LlamaConfig
     return family(
         vocab_size=shape.vocabulary,

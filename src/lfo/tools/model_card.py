@@ -1,4 +1,4 @@
-"""The README.md of an export: what the weights are, what they reached, and how to run them, look-ahead included."""
+"""The README.md of an export: its contents, its results, and how to run it with look-ahead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lfo.statistics import wilson
 from lfo.types import ToolCall
 
 BASE = "base"
-VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for
+VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # supported by vLLM
 
 
 def model_card(agent: Agent, run: Path, form: str, own_world_model: bool) -> str:
@@ -27,7 +27,7 @@ def model_card(agent: Agent, run: Path, form: str, own_world_model: bool) -> str
     parts = [
         _front_matter(agent, form),
         _what_it_is(agent, record.name, form),
-        _figures(record, "" if agent.weights is None else agent.weights.name, blind=alone),
+        _figures(record, "" if agent.adapters_folder is None else agent.adapters_folder.name, blind=alone),
         _files(agent, form, own_world_model),
         _serving(agent, form, own_world_model),
     ]
@@ -37,12 +37,12 @@ def model_card(agent: Agent, run: Path, form: str, own_world_model: bool) -> str
 
 
 def folder_of(run: Path) -> Path:
-    """The run's folder, given it or one of its checkpoints."""
+    """Return the run folder of a run or of one of its checkpoints."""
     return run.parent.parent if run.parent.name == "checkpoints" else run
 
 
 def _base_name(agent: Agent) -> str:
-    """As a reader of the card types it, standing in the folder of the card."""
+    """Return the path of the base, relative to the folder of the card."""
     return BASE if agent.config.model == EMBEDDED else agent.config.model
 
 
@@ -55,7 +55,7 @@ def _world_model_rank(agent: Agent) -> int:
 
 
 def _needs_both(agent: Agent, form: str) -> bool:
-    """Whether the policy acts with several of the exported adapters at a time."""
+    """Whether the policy needs several exported adapters at the same time."""
     return form == "adapters" and agent.model.coupling.summed > 1
 
 
@@ -79,14 +79,14 @@ def _what_it_is(agent: Agent, name: str, form: str) -> str:
         if agent.model.world_model_adapters
         else "one job: a policy that calls tools (plain DAPO)"
     )
-    weights = "untrained weights" if agent.weights is None else f"weights of `{agent.weights.name}`"
+    weights = "untrained weights" if agent.adapters_folder is None else f"weights of `{agent.adapters_folder.name}`"
     rows = {
         "environment": f"`{config.env}`" + (f", levels {levels}" if (levels := config.env_args.get("levels")) else ""),
         "algorithm": f"{config.algo}, coupling={config.coupling}",
         "look-ahead in training": f"yes, from {config.lookahead_source}" if config.looks_ahead else "no",
         "LoRA": f"rank {config.lora.rank}, alpha {config.lora.alpha:g}, targets {config.lora.targets}",
         "world-model weight": f"{config.world_model.weight:g}, `world_model.predict={config.world_model.predict}`",
-        "sampling temperature": "1",
+        "sampling temperature": f"{config.rollout.temperature:g}",
         "seed": str(config.seed),
     }
     table = "\n".join(f"| {setting} | {value} |" for setting, value in rows.items())
@@ -97,7 +97,7 @@ def _what_it_is(agent: Agent, name: str, form: str) -> str:
 
 
 def _figures(record: RunRecord, weights: str, *, blind: bool) -> str:
-    """Of the evaluation at the step of these weights, else of the last one; `blind`: of the policy alone."""
+    """Return the results at the step of these adapters, or the last ones; `blind`: without look-ahead."""
     rows = [row for row in record.rows if any(name.startswith("eval/") for name in row)]
     rows = [row for row in rows if weights == f"step-{row['step']:06d}"] or rows
     if not rows:

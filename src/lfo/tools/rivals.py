@@ -1,10 +1,10 @@
-"""What a world model has to beat: ways to tell a reply from the same replies, none of them a language model.
+"""Baselines of the world model without a language model, which predict replies from the same data.
 
-lookup       what was heard most often in the same cell of the law, which it is told: it cannot generalise
-memory       the reply of the most similar situation: `rollout/reply_memory.py`, as lookahead_source=memory
-linear       logistic regression on the bag of words of the state and the call, one classifier for each fact; right
-             where the facts that it holds likelier than not are those of the reply
-linear_top4  the same classifiers, judged more kindly: right where all facts are among the four likeliest
+lookup       the most frequent reply in the same cell of the law, which it is given: it cannot generalise
+memory       the reply of the most similar situation: `rollout/reply_store.py`, as lookahead_source=memory
+linear       logistic regression on the bag of words of state and call, one classifier for each fact; right if the
+             facts with probability above 0.5 are those of the reply
+linear_top4  the same classifiers with a weaker criterion: right if all facts are among the four likeliest
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from lfo.env.interface import EnvironmentFactory, same_meaning
 from lfo.protocol.world_model import ObservedCall
-from lfo.rollout.reply_memory import ReplyMemory, situation_of
+from lfo.rollout.reply_store import ReplyStore, situation_of
 
-PENALTY = 0.1  # of the squared weights, beside the summed loss: from 1e-4 to 1 the best on val, by both ways to judge
+PENALTY = 0.1  # of the squared weights; the best on val of 1e-4 to 1, by both criteria
 TOP = 4
 _WORD = re.compile(r"[a-z]+")
 
 
 class Asked(Protocol):
-    """A call with its reply, and the cell of the law that it falls into."""
+    """A call with its reply and its cell of the law."""
 
     @property
     def observed(self) -> ObservedCall: ...
@@ -38,16 +38,16 @@ class Asked(Protocol):
     def cell(self) -> tuple[str, ...]: ...
 
 
-Judge = Callable[[Sequence[Asked]], float]  # the share of calls whose reply it tells
+Judge = Callable[[Sequence[Asked]], float]  # calls -> share of right predictions
 NAMES = ("lookup", "memory", "linear", "linear_top4")
 
 
-def fit_rivals(heard: Sequence[Asked], environment: EnvironmentFactory) -> Mapping[str, Judge]:
-    """All of `NAMES`, after hearing the same."""
+def fit_rivals(heard: Sequence[Asked], make_environment: EnvironmentFactory) -> Mapping[str, Judge]:
+    """Fit all of `NAMES` on the same replies."""
     facts, logits = classifier(heard)
     return {
         "lookup": partial(lookup, heard),
-        "memory": partial(memory, heard, environment),
+        "memory": partial(most_similar, heard, make_environment),
         "linear": lambda asked: _share(asked, likelier_than_not(facts, logits(asked)), frozenset.__eq__),
         "linear_top4": lambda asked: _share(asked, likeliest(facts, logits(asked)), frozenset.issuperset),
     }
@@ -60,8 +60,8 @@ def lookup(heard: Sequence[Asked], asked: Sequence[Asked]) -> float:
     return fmean(each.cell in known and known[each.cell].most_common(1)[0][0] == _facts(each) for each in asked)
 
 
-def memory(heard: Sequence[Asked], environment: EnvironmentFactory, asked: Sequence[Asked]) -> float:
-    kept, judge = ReplyMemory(), environment()
+def most_similar(heard: Sequence[Asked], make_environment: EnvironmentFactory, asked: Sequence[Asked]) -> float:
+    kept, judge = ReplyStore(), make_environment()
     kept.add(each.observed for each in heard)
     replies = kept.recall([(each.observed.state, each.observed.call) for each in asked])
     right = (same_meaning(judge, said, each.observed.reply) for said, each in zip(replies, asked, strict=True))
@@ -74,12 +74,12 @@ def likelier_than_not(facts: Sequence[str], logits: Tensor) -> list[frozenset[st
 
 def likeliest(facts: Sequence[str], logits: Tensor) -> list[frozenset[str]]:
     best: list[list[int]] = logits.topk(min(TOP, len(facts)), dim=-1).indices.tolist()
-    return [frozenset(facts[place] for place in row) for row in best]
+    return [frozenset(facts[index] for index in row) for row in best]
 
 
 def classifier(heard: Sequence[Asked]) -> tuple[list[str], Callable[[Sequence[Asked]], Tensor]]:
-    """The facts that were ever heard, and a function that answers for each call a logit of each fact."""
-    words = {word: place for place, word in enumerate(sorted(set().union(*map(_bag, heard))))}
+    """Return the facts heard so far, and a function that returns a logit of each fact for each call."""
+    words = {word: index for index, word in enumerate(sorted(set().union(*map(_bag, heard))))}
     facts = sorted(set().union(*map(_facts, heard)))
 
     def features(some: Sequence[Asked]) -> Tensor:

@@ -1,10 +1,10 @@
-"""Our sampler beside vLLM, by size of model and number of rows: from which size on is vLLM the better server?
+"""Compare our sampler with vLLM by model size and number of rows.
 
     lfo bench rollout --against vllm --device cuda
     lfo bench rollout --against vllm --device cuda --shapes smollm2-135m,qwen3-8b --rows 64
 
-Random weights of each shape, one LoRA of rank 16, groups of eight rows with the same prompt, as many tokens for each.
-Both live on the GPU at the same time and take turns. Needs vLLM, where it runs: see docs/VERL_INTEGRATION.md.
+It uses random weights of each shape, one LoRA of rank 16, and groups of eight rows with the same prompt and number of
+tokens. Both are on the GPU at the same time and alternate. It needs vLLM: see docs/VERL_INTEGRATION.md.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from lfo.tools.plan import SHAPES
 
 SHAPE_NAMES = ("smollm2-135m", "qwen3-1.7b", "qwen3-8b")
 ROWS = (16, 64, 256)
-PROMPT, SHORT, LONG = 743, 16, 80  # tokens: a phone-call prompt, and turns whose difference is decoding alone
+PROMPT, SHORT, LONG = 743, 16, 80  # tokens: a phone-call prompt, and turns whose difference is pure decoding
 GROUP, RANK = 8, 16
-VLLM_SHARE = 0.4  # of the GPU; ours needs the weights twice, and a cache
+VLLM_SHARE = 0.4  # of the GPU memory; ours needs the weights twice, and a cache
 
 Speak = Callable[[Sequence[Sequence[int]], int], int]
 
@@ -45,7 +45,7 @@ def require_vllm() -> None:
 
 
 def against_vllm(shapes: Sequence[str], rows: Sequence[int], *, repeats: int = 3) -> Iterator[dict[str, Any]]:
-    """One record for each shape and number of rows: tokens a second and milliseconds of a decode step of both."""
+    """Return tokens per second and milliseconds of a decode step of both, for each shape and number of rows."""
     if unknown := [name for name in shapes if name not in SHAPES]:
         raise UsageError(f"--shapes {unknown[0]} is none of {', '.join(SHAPES)}")
     require_vllm()
@@ -96,7 +96,7 @@ def _prompts(vocabulary: int, rows: int) -> list[list[int]]:
 def _measured(
     speakers: dict[str, Speak], prompts: Sequence[Sequence[int]], repeats: int, device: torch.device
 ) -> dict[str, Any]:
-    """Medians over turns that both take, after one that warms up."""
+    """Return medians over alternating turns, after a warm-up."""
     seconds: dict[tuple[str, int], list[float]] = {(name, tokens): [] for name in speakers for tokens in (SHORT, LONG)}
     for repeat in range(repeats + 1):
         for name, tokens in seconds:

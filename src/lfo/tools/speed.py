@@ -1,4 +1,4 @@
-"""What this machine can do at best, measured, and what a piece of work needs at least: the floors of the benches."""
+"""The measured peak speed of this machine and the minimum work of a step: the floors of the benches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lfo.model.adapters import DualAdapterModel
 
 
 def seconds_of(work: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
-    """How long it took, and what it answered: processor time on a CPU, which others' programs do not change."""
+    """Return seconds and result of a call: CPU time on a CPU, which other programs do not change."""
     if device.type == "cpu":
         started = time.process_time()
         result = work()
@@ -27,7 +27,7 @@ def seconds_of(work: Callable[[], Any], device: torch.device) -> tuple[float, An
 
 
 def copy_bandwidth(device: torch.device, *, repeats: int = 7) -> float:
-    """Bytes a second, read and written together, of one large copy."""
+    """Return the bytes per second, read plus written, of one large copy."""
     size = 1 << (32 if device.type == "cuda" else 26)
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -36,7 +36,7 @@ def copy_bandwidth(device: torch.device, *, repeats: int = 7) -> float:
 
 
 def arithmetic_rate(device: torch.device, dtype: torch.dtype, *, repeats: int = 7) -> float:
-    """Operations a second of one large matrix product."""
+    """Return the operations per second of one large matrix product."""
     size = 8192 if device.type == "cuda" else 512
     one, other = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     times = [seconds_of(lambda: one @ other, device)[0] for _ in range(repeats + 1)]
@@ -44,13 +44,13 @@ def arithmetic_rate(device: torch.device, dtype: torch.dtype, *, repeats: int = 
 
 
 def linear_parameters(model: DualAdapterModel) -> int:
-    """Weights of the base that every token is multiplied with; the head, which few tokens reach, not counted."""
+    """Return the number of base weights that every token uses, without the head, which few tokens use."""
     linears = (module for module in model.causal_lm.get_decoder().modules() if isinstance(module, torch.nn.Linear))
     return sum(linear.weight.numel() for linear in linears if not linear.weight.requires_grad)
 
 
 def bytes_of_a_step(model: DualAdapterModel, cached_tokens: float) -> float:
-    """What one decode step must read once: every weight, and keys and values of all rows together."""
+    """Return the bytes that one decode step must read: every weight, and keys and values of all rows."""
     config = model.config
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     cached = 2 * config.num_hidden_layers * config.num_key_value_heads * size * cached_tokens
@@ -58,9 +58,9 @@ def bytes_of_a_step(model: DualAdapterModel, cached_tokens: float) -> float:
 
 
 def training_operations(model: DualAdapterModel, *, tokens: float, predictions: float) -> float:
-    """Of one update: forward, and backward through the frozen base to the activations alone; LoRA is too thin to count.
+    """Return the operations of one update: forward, and backward to the activations only; LoRA is negligible.
 
-    `predictions` are the tokens that a loss looks at: the only ones that reach the head.
+    `predictions`: the tokens with a loss, which are the only ones that use the head.
     """
     return 4 * (linear_parameters(model) * tokens + model.head.numel() * predictions)
 
@@ -75,7 +75,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: on a GPU of all tensors since the last reset, on a CPU of the whole process ever."""
+    """Return the peak bytes: on a GPU of all tensors since the last reset, on a CPU of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

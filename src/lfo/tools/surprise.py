@@ -1,9 +1,9 @@
-"""What a world model expected beside what was said, and how much each token of it surprised. What `lfo inspect` shows.
+"""Predicted and true replies with the surprise of each token, for `lfo inspect`.
 
     for reply in inspect_calls(agent, observed_calls(rollout, predict=None)): ...
 
-The surprise of a token is -log p in nats, after all true tokens before it: 0 is certain, 0.69 a coin toss, and above 3
-hardly anything was less expected. Only the reply counts, not the tags around it.
+The surprise of a token is -log p in nats, given the true tokens before it: 0 is certain, 0.69 a coin toss, above 3 very
+unlikely. Only the reply counts, not the tags around it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class SurprisingToken:
 
     text: str
     surprise: float
-    likeliest: str  # what would have surprised least in its place
+    likeliest: str  # the token with the least surprise in its place
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InspectedReply:
-    """One real reply; the texts of `tokens` together are `actual`, or its beginning where it is overlong."""
+    """One real reply; the texts of `tokens` together are `actual`, or its beginning if it is too long."""
 
-    state: str  # what the world model was told, after compression
+    state: str  # the compressed state
     call: ToolCall
     predicted: str
     actual: str
@@ -43,13 +43,13 @@ class InspectedReply:
 
     @property
     def surprise(self) -> float:
-        """Mean over the tokens."""
+        """The mean surprise of the tokens."""
         return sum(token.surprise for token in self.tokens) / max(1, len(self.tokens))
 
 
 def inspect_calls(agent: Agent, calls: Iterable[ObservedCall]) -> Iterator[InspectedReply]:
-    """Each call as the world model sees it, one after the other."""
-    judge = agent.environment()
+    """Yield the inspected reply of each call."""
+    judge = agent.make_environment()
     for seen in calls:
         (predicted,) = agent.predict([(seen.state, seen.call)])
         yield InspectedReply(
@@ -64,18 +64,18 @@ def inspect_calls(agent: Agent, calls: Iterable[ObservedCall]) -> Iterator[Inspe
 
 
 def _of_the_reply(reply: str, tokens: Sequence[SurprisingToken]) -> Iterator[SurprisingToken]:
-    """The tokens without the tags around the reply."""
-    start, end, place = len(REPLY_OPEN), len(REPLY_OPEN) + len(reply), 0
+    """Return the tokens without the tags around the reply."""
+    start, end, index = len(REPLY_OPEN), len(REPLY_OPEN) + len(reply), 0
     for token in tokens:
-        text = token.text[max(0, start - place) : max(0, end - place)]
-        place += len(token.text)
+        text = token.text[max(0, start - index) : max(0, end - index)]
+        index += len(token.text)
         if text:
             yield replace(token, text=text)
 
 
 @torch.no_grad()
 def surprise_of_target(agent: Agent, seen: ObservedCall) -> list[SurprisingToken]:
-    """Every token of the row that the world model is trained on: tags, reply and end of turn."""
+    """Return all target tokens of the row: tags, reply and end of turn."""
     codec, model = agent.world_model_codec, agent.model
     prompt, target = codec.prompt_ids(seen.state, seen.call), codec.target_ids(seen.reply)
     row_1T = torch.tensor([[*prompt, *target]], device=model.device)
@@ -89,7 +89,7 @@ def surprise_of_target(agent: Agent, seen: ObservedCall) -> list[SurprisingToken
 
 
 def _pieces(agent: Agent, ids: Sequence[int]) -> Iterator[str]:
-    """The text of each token, such that the texts together are the whole; part of a character waits for its rest."""
+    """Return the text of each token; bytes of an incomplete character are added to the token that completes it."""
     told = ""
     for count in range(1, len(ids) + 1):
         text = agent.codec.decode(ids[:count])

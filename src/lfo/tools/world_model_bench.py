@@ -1,14 +1,13 @@
-"""How fast the world model learns what it is asked: replies recorded without a policy, and the loop's own updates.
+"""Measure how fast the world model learns, from recorded replies and with the updates of training.
 
     lfo bench world-model                                              the preset, on level 2, one seed
-    lfo bench world-model --seeds 5 world_model.swap_names=0           another recipe, on five seeds
+    lfo bench world-model --seeds 5 world_model.swap_names=0           another config, on five seeds
 
-A trial is a run without rollouts, of 60 steps unless `steps` says otherwise. Of every task that the run would draw, the
-calls that look-ahead asks about are made in a copy of the environment and enter the run's replay buffer; then its own
-`Trainer.rows` and `Backend.learn` make the updates of a step. So whatever changes how a run's world model learns is
-measured here, and nothing has to be rolled out. The world model then completes the held-out calls greedily, and is
-right where the environment says that the two replies mean the same. Beside it stand rivals that hear the same:
-`rivals.py`.
+A trial is a run without rollouts, of 60 steps by default. For every task that the run would draw, the calls that
+look-ahead asks about are made in a copy of the environment and added to the replay buffer. Then `Trainer.rows` and
+`Backend.learn` make the updates of a step. So every change of world-model training can be measured without rollouts.
+The world model then predicts the held-out calls greedily; a prediction is right if it means the same as the true reply.
+The baselines of `rivals.py` get the same replies.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from lfo.training import Collected, Trainer
 from lfo.types import Message, ToolCall
 
 POINTS = (40, 80, 160, 320)
-CALLS = 200  # tasks of each split whose calls are held out
+CALLS = 200  # held-out tasks of each split
 SPLITS = {
     PhoneCalls: ("val", "test_unseen_companies", "test_unseen_rules"),
     OracleCodes: ("val", "test_unseen_oracles"),
@@ -54,7 +53,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heard:
-    """A call that look-ahead asks about, with its reply, and the cell of the law that it falls into."""
+    """A call that look-ahead asks about, with its reply and its cell of the law."""
 
     observed: ObservedCall
     cell: tuple[str, ...]
@@ -69,23 +68,24 @@ def bench_world_model(
     variant: str = "none",
     say: Say = lambda words: None,
 ) -> dict[str, Any]:
-    """Share of right predictions after so many tasks, of the world model and its rivals, for each seed and the mean."""
-    settings = ["preset=tiny", "policy.frozen=true", "steps=60", *overrides]
-    first = load_config(settings).seed
-    configs = [load_config([*settings, f"seed={seed}"]) for seed in range(first, first + seeds)]
+    """Return the share of right predictions by tasks, for the world model and its rivals, by seed and as mean."""
+    all_overrides = ["preset=tiny", "policy.frozen=true", "steps=60", *overrides]
+    first = load_config(all_overrides).seed
+    configs = [load_config([*all_overrides, f"seed={seed}"]) for seed in range(first, first + seeds)]
     steps, prompts = configs[0].steps, configs[0].rollout.prompts
     if max(points) > steps * prompts:
         raise UsageError(f"steps={steps} draws fewer than {max(points)} tasks; raise it, or name fewer with --tasks")
     if odd := [point for point in points if point % prompts]:
-        raise UsageError(f"--tasks must be whole steps of rollout.prompts={prompts} tasks, which {odd[0]} is not")
+        raise UsageError(f"--tasks must be multiples of rollout.prompts={prompts}, not {odd[0]}")
     torch.set_num_threads(1)
-    environment = environment_factory(configs[0])
+    make_environment = environment_factory(configs[0])
     held_out = {
-        split: record(environment, tasks_of(environment(), split)[:calls]) for split in SPLITS[_kind(environment)]
+        split: record(make_environment, tasks_of(make_environment(), split)[:calls])
+        for split in SPLITS[_kind(make_environment)]
     }
     trials = []
     for config in configs:
-        trials.append(trial(config, environment, held_out, points=points, variant=variant))
+        trials.append(trial(config, make_environment, held_out, points=points, variant=variant))
         say(f"seed {config.seed}: {in_words(trials[-1]['world_model'])}")
     names = ("world_model", *NAMES)
     return {
@@ -104,16 +104,16 @@ def bench_world_model(
 
 def trial(
     config: RunConfig,
-    environment: EnvironmentFactory,
+    make_environment: EnvironmentFactory,
     held_out: dict[str, list[Heard]],
     *,
     points: Sequence[int],
     variant: str = "none",
 ) -> dict[str, Any]:
     """One seed: `{"world_model": {split: [share after each point]}, "memory": ..., "seconds_a_step": 1.3}`"""
-    trainer = create_trainer(config, environment, load_tokenizer(config.model))
+    trainer = create_trainer(config, make_environment, load_tokenizer(config.model))
     way = make_variant(
-        variant, trainer, environment, lambda task: [each.observed for each in record(environment, [task])]
+        variant, trainer, make_environment, lambda task: [each.observed for each in record(make_environment, [task])]
     )
     shares: dict[str, dict[str, list[float]]] = {
         name: {split: [] for split in held_out} for name in ("world_model", *NAMES)
@@ -125,7 +125,7 @@ def trial(
         started = time.process_time()
         tasks = way.draw(step)
         seconds += time.process_time() - started
-        new = [record(environment, [task]) for task in tasks]
+        new = [record(make_environment, [task]) for task in tasks]
         heard += [each for some in new for each in some]
         started = time.process_time()
         _learn(trainer, step, new)
@@ -133,7 +133,7 @@ def trial(
         step += 1
         if step * config.rollout.prompts in points:
             trainer.backend.sync(step)
-            judges = {"world_model": partial(share_right, trainer, ask=way.ask), **fit_rivals(heard, environment)}
+            judges = {"world_model": partial(share_right, trainer, ask=way.ask), **fit_rivals(heard, make_environment)}
             for name, judge in judges.items():
                 for split, asked in held_out.items():
                     shares[name][split].append(judge(asked))
@@ -143,7 +143,7 @@ def trial(
 
 
 def _learn(trainer: Trainer, step: int, heard: Sequence[Sequence[Heard]]) -> None:
-    """The updates of one step, as the loop makes them of the same replies."""
+    """Make the updates of one step as in training."""
     examples = [
         [trainer.codec.example(each.state, each.call, each.reply, asked=True) for each in observed]
         for observed in ([each.observed for each in some] for some in heard)
@@ -151,26 +151,28 @@ def _learn(trainer: Trainer, step: int, heard: Sequence[Sequence[Heard]]) -> Non
     for of_task in examples:
         trainer.mini_batches.replay.add(of_task)
     update = trainer.rows(step, _NOTHING, examples)
-    trainer.backend.learn(update.mini_batches, weight=update.weight, rate_factor=update.rate_factor)
+    trainer.backend.learn(
+        update.mini_batches, world_model_weight=update.world_model_weight, rate_factor=update.rate_factor
+    )
 
 
 def share_right(trainer: Trainer, asked: Sequence[Heard], *, ask: Ask) -> float:
-    """How often what the world model expects means what was said."""
-    calls, judge = [each.observed for each in asked], trainer.environment()
+    """Return the share of predictions with the meaning of the true reply."""
+    calls, judge = [each.observed for each in asked], trainer.make_environment()
     written = trainer.backend.complete([ask(each) for each in calls])
     replies = map(trainer.codec.decode, written)
     return fmean(bool(same_meaning(judge, said, each.reply)) for said, each in zip(replies, calls, strict=True))
 
 
 def calibration(trainer: Trainer, asked: Sequence[Heard], ask: Ask) -> dict[str, Any]:
-    """The certainty of the world model at the end, by replies that it samples, against the truth."""
-    calls, judge, codec = [each.observed for each in asked], trainer.environment(), trainer.codec
+    """Return the calibration of the world model at the end."""
+    calls, judge, codec = [each.observed for each in asked], trainer.make_environment(), trainer.codec
     prompts = [ask(each) for each in calls]
-    expected = [codec.decode(ids) for ids in trainer.backend.complete(prompts)]
+    predicted = [codec.decode(ids) for ids in trainer.backend.complete(prompts)]
     sampled = sampled_replies(trainer.backend.complete, prompts, limit=trainer.config.world_model.reply_tokens)
     judged = [
         (certainty(judge, reply, map(codec.decode, some)) or 0.0, bool(same_meaning(judge, reply, each.reply)))
-        for reply, some, each in zip(expected, sampled, calls, strict=True)
+        for reply, some, each in zip(predicted, sampled, calls, strict=True)
     ]
     diagram = reliability([sure for sure, _ in judged], [right for _, right in judged])
     return {"error": expected_calibration_error(diagram), "diagram": [asdict(each) for each in diagram]}
@@ -179,14 +181,14 @@ def calibration(trainer: Trainer, asked: Sequence[Heard], ask: Ask) -> dict[str,
 # --- what is recorded ------------------------------------------------------------------------------------------------
 
 
-def record(environment: EnvironmentFactory, tasks: Iterable[Any]) -> list[Heard]:
-    """Of each task the calls that look-ahead asks about once the task's first question is answered, each made for real
-    in an environment of its own."""
-    return [each for task in tasks for each in _record(environment, task)]
+def record(make_environment: EnvironmentFactory, tasks: Iterable[Any]) -> list[Heard]:
+    """Return, for each task, the calls that look-ahead asks about after the first question is answered, each made for
+    real in a new environment."""
+    return [each for task in tasks for each in _record(make_environment, task)]
 
 
-def _record(environment: EnvironmentFactory, task: Any) -> list[Heard]:
-    asker = environment()
+def _record(make_environment: EnvironmentFactory, task: Any) -> list[Heard]:
+    asker = make_environment()
     opening = asker.reset(task)
     first = format_tool_call(_first_question(task))
     told = asker.step(first).observation
@@ -202,7 +204,7 @@ def _record(environment: EnvironmentFactory, task: Any) -> list[Heard]:
             Message(role="assistant", content=said, predicted=True),
             Message(role="tool", content="", name=call.name, predicted=True),
         ]
-        copy = environment()
+        copy = make_environment()
         copy.reset(task)
         copy.step(first)
         reply = copy.step(said).observation
@@ -219,14 +221,14 @@ def _first_question(task: Any) -> ToolCall:
 
 
 def _cell(environment: Any, task: Any, place: int) -> tuple[str, ...]:
-    """What the law depends on, as far as an agent can see it."""
+    """Return the visible facts that the law depends on."""
     if isinstance(task, OracleTask):
         return task.order, task.colour
     return environment.company.industry, task.errands[place].service
 
 
-def _kind(environment: EnvironmentFactory) -> type:
-    made = environment()
+def _kind(make_environment: EnvironmentFactory) -> type:
+    made = make_environment()
     kind = next((each for each in SPLITS if isinstance(made, each)), None)
     if kind is None:
         raise UsageError(

@@ -2,7 +2,7 @@
 
     lfo train engine=verl preset=tiny output_dir=runs/x
 
-    settings.py     our settings in verl's words
+    config.py       our config in verl's words
     backend.py      the driver's side               cluster.py      verl's processes, as the driver calls them
     engine.py       the registered FSDP engine      learner.py      the local update, shared among ranks
     worker.py       one rank's process              rollout.py      rollout servers made of our sampler
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 
 from lfo.engines.verl.backend import VerlBackend
-from lfo.engines.verl.settings import verl_config
+from lfo.engines.verl.config import verl_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 def create_backend(
-    config: RunConfig, environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase, *, base: Any = None
+    config: RunConfig, make_environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase, *, base: Any = None
 ) -> VerlBackend:
     if base is not None:
         raise ValueError("verl's processes load the base themselves: name it in the config")
-    return VerlBackend(config, environment, tokenizer)
+    return VerlBackend(config, make_environment, tokenizer)
 
 
 def config_text(config: RunConfig) -> str:

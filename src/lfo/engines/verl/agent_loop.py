@@ -1,8 +1,8 @@
-"""Our runner as an agent loop of verl's: one rollout of one task against whatever serves the tokens.
+"""Our runner as an agent loop of verl: one rollout of one task, with a server that samples the tokens.
 
-verl runs many of these at the same time, in its agent-loop workers. Environment, protocol, look-ahead and seeds are
-those of the local engine; only the rows lie elsewhere (`ServedRows`). An environment that raises ends its own rollout
-as data, in the runner; here nothing is caught.
+verl runs many loops in parallel, in its agent-loop workers. Environment, protocol, look-ahead and seeds are the same as
+with the local engine; only the sampler is a server (`ServedRows`). The runner turns an environment that raises into a
+failed rollout; nothing is caught here.
 """
 
 # pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false
@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 
 from lfo.config import RunConfig, from_mapping
-from lfo.engines.verl.settings import AGENT_LOOP, SAMPLER, sampling_parameters
+from lfo.engines.verl.config import AGENT_LOOP, SAMPLER, sampling_parameters
 from lfo.env.interface import EnvironmentFactory
 from lfo.env.scripted import ScriptedCalls
 from lfo.loading import environment_factory
@@ -31,23 +31,23 @@ from lfo.protocol.world_model import WorldModelCodec
 from lfo.rollout.deliberation import LookAhead
 from lfo.rollout.predictors import make_lookahead, world_model_codec
 from lfo.rollout.row import Feedback, RolloutRequest
-from lfo.rollout.runner import Runner, RunnerSettings
+from lfo.rollout.runner import Runner, RunnerConfig
 from lfo.types import Origin, Rollout
 
-# Each rollout in a thread of its own, which mostly waits for its server: all rollouts of a step are under way together,
-# so that servers see the requests of a turn at once. asyncio's own threads would be as few as the machine has cores.
+# Each rollout has its own thread, which mostly waits for its server. All rollouts of a step must run at the same time,
+# so that servers get the requests of a turn together; asyncio's default pool has about as many threads as cores.
 MOST_AT_ONCE = 1024
 _threads = ThreadPoolExecutor(MOST_AT_ONCE, thread_name_prefix="rollout")
 
 
 class RolloutOutput(AgentLoopOutput):
-    """verl's output, which carries the rollout itself beside the fields that verl knows."""
+    """verl's output with the rollout as an extra field."""
 
     rollout: Any = None
 
     def as_dict(self) -> dict[str, Any]:
         fields = super().as_dict()
-        fields["rollout"] = msgspec.to_builtins(self.rollout)  # plain data on the wire; `Cluster` builds it again
+        fields["rollout"] = msgspec.to_builtins(self.rollout)  # plain data; `Cluster` rebuilds the rollout
         return fields
 
 
@@ -59,7 +59,7 @@ class _Said:
 
 
 class ServedRows:
-    """One row that a server continues: what `lfo.rollout.runner.Rows` asks for, with the row held here."""
+    """One row that a server continues: implements `lfo.rollout.row.Rows` and stores the tokens here."""
 
     def __init__(self, loop: Any) -> None:
         self._loop = loop
@@ -91,8 +91,8 @@ class ServedRows:
 
 
 class ScriptedRows(ServedRows):
-    """The row of a base that cannot speak: it says something, for the time that takes, and the script's words then
-    stand in its place."""
+    """The row of an untrained base: it samples a message, to take the real time, and the words of the script then
+    replace it."""
 
     def __init__(self, loop: Any, environment: ScriptedCalls) -> None:
         super().__init__(loop)
@@ -110,14 +110,14 @@ class ScriptedRows(ServedRows):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Parts:
-    """What all rollouts of a process share; making a codec takes longer than many a rollout."""
+    """What all rollouts of a process share; creating a codec takes longer than many rollouts."""
 
     config: RunConfig
-    environment: EnvironmentFactory
+    make_environment: EnvironmentFactory
     codec: ChatCodec
     world_model_codec: WorldModelCodec
-    settings: RunnerSettings
-    scripted: bool  # what the policy says is replaced: see `ScriptedRows`
+    runner_config: RunnerConfig
+    scripted: bool  # the messages of the policy are replaced: see `ScriptedRows`
 
 
 _parts: dict[str, _Parts] = {}
@@ -127,14 +127,14 @@ def _parts_of(config: Any, tokenizer: Any) -> _Parts:
     name = config.actor_rollout_ref.rollout.engine_kwargs[SAMPLER].servers
     if name not in _parts:
         run = from_mapping(cast(Any, OmegaConf.to_container(config.actor_rollout_ref.model.lora.run, resolve=True)))
-        environment = config.lfo.environment or environment_factory(run)
-        example = environment()
+        make_environment = config.lfo.environment or environment_factory(run)
+        example = make_environment()
         _parts[name] = _Parts(
             config=run,
-            environment=environment,
+            make_environment=make_environment,
             codec=ChatCodec(tokenizer, example.tools(), thinking=run.rollout.thinking),
             world_model_codec=world_model_codec(run, tokenizer),
-            settings=RunnerSettings.of_run(run, environment_workers=1),  # one environment in each loop
+            runner_config=RunnerConfig.of_run(run, environment_workers=1),  # one environment in each loop
             scripted=isinstance(example, ScriptedCalls),
         )
     return _parts[name]
@@ -148,7 +148,7 @@ class RunnerLoop(AgentLoopBase):
         self.run_config = self._parts.config
 
     async def run(self, sampling_params: dict[str, Any], **fields: Any) -> AgentLoopOutput:
-        """One rollout of `task`: the one whose place in its group is verl's session."""
+        """Run one rollout of `task`; verl's session id is its index in the group."""
         member = int(fields["session_id"])
         self._event_loop = asyncio.get_running_loop()
         self._request_id = f"{fields['uid']}-{member}"
@@ -167,7 +167,7 @@ class RunnerLoop(AgentLoopBase):
         parts, lookahead = self._parts, None
         if fields["looks_ahead"]:
             lookahead = make_lookahead(
-                parts.config, parts.environment, parts.world_model_codec, self._complete, tools=fields["tools"]
+                parts.config, parts.make_environment, parts.world_model_codec, self._complete, tools=fields["tools"]
             )
         rollout = await self._event_loop.run_in_executor(
             _threads, self._play, request, fields["temperature"], lookahead
@@ -175,28 +175,28 @@ class RunnerLoop(AgentLoopBase):
         return _output(rollout)
 
     def _play(self, request: RolloutRequest, temperature: float | None, lookahead: LookAhead | None) -> Rollout:
-        parts, environment, rows = self._parts, self._parts.environment, ServedRows(self)
+        parts, make_environment, rows = self._parts, self._parts.make_environment, ServedRows(self)
         if parts.scripted:
-            one: Any = environment()
-            environment, rows = (lambda: one), ScriptedRows(self, one)
-        runner = Runner(environment, parts.codec, settings=parts.settings, lookahead=lookahead)
+            one: Any = make_environment()
+            make_environment, rows = (lambda: one), ScriptedRows(self, one)
+        runner = Runner(make_environment, parts.codec, config=parts.runner_config, lookahead=lookahead)
         (rollout,) = runner.run([request], rows, temperature=temperature)
         return dataclasses.replace(rollout, info=_scalars(rollout.info))
 
     def words(self, text: str) -> tuple[int, ...]:
-        """What the policy would have had to say for this text."""
+        """Return the tokens of a message with this text."""
         return (*self._parts.codec.encode_message(text), self._parts.codec.end_of_turn)
 
     def _complete(
         self, prompts: Sequence[Sequence[int]], uniforms: Sequence[Sequence[float]] | None = None
     ) -> list[tuple[int, ...]]:
-        """All at the same time, each as a request of its own."""
+        """Complete all prompts in parallel, one request for each."""
         limit, temperature = self.run_config.world_model.reply_tokens, 0.0 if uniforms is None else 1.0
 
         async def everybody() -> list[_Said]:
             asked = [
-                self._answer(prompt, WORLD_MODEL, f"-{place}", limit=limit, temperature=temperature, uniforms=numbers)
-                for place, (prompt, numbers) in enumerate(zip(prompts, uniforms or [()] * len(prompts), strict=True))
+                self._answer(prompt, WORLD_MODEL, f"-{index}", limit=limit, temperature=temperature, uniforms=numbers)
+                for index, (prompt, numbers) in enumerate(zip(prompts, uniforms or [()] * len(prompts), strict=True))
             ]
             return await asyncio.gather(*asked)
 
@@ -205,7 +205,7 @@ class RunnerLoop(AgentLoopBase):
     def ask(
         self, tokens: Sequence[int], adapter: str, *, limit: int, temperature: float, uniforms: Sequence[float]
     ) -> _Said:
-        """Let the server continue a row; called from the rollout's own thread."""
+        """Let the server continue a row; called from the thread of the rollout."""
         asking = self._answer(tokens, adapter, limit=limit, temperature=temperature, uniforms=uniforms)
         return asyncio.run_coroutine_threadsafe(asking, self._event_loop).result()
 
@@ -237,10 +237,10 @@ class RunnerLoop(AgentLoopBase):
 
 
 def _output(rollout: Rollout) -> RolloutOutput:
-    """What verl wants to know of a rollout: where the response begins, what was sampled, and the reward."""
+    """Return the fields that verl needs: prompt, response, mask of sampled tokens, and reward."""
     sampled = [int(origin == Origin.SAMPLED) for origin in rollout.origins]
     start = sampled.index(1) if 1 in sampled else len(sampled)
-    nothing = start == len(sampled)  # it ended before the policy spoke
+    nothing = start == len(sampled)  # the rollout ended before the policy spoke
     return RolloutOutput(
         prompt_ids=list(rollout.tokens[:start]) or [0],
         response_ids=[0] if nothing else list(rollout.tokens[start:]),
@@ -255,5 +255,5 @@ def _output(rollout: Rollout) -> RolloutOutput:
 
 
 def _scalars(info: Any) -> dict[str, Any]:
-    """What an environment says last may be anything; only plain values travel."""
+    """Return only the plain values of `info`; an environment may put anything into it."""
     return {key: value for key, value in info.items() if isinstance(value, str | int | float | bool | None)}

@@ -1,9 +1,10 @@
-"""Training on verl: rollouts, updates and weights in other processes.
+"""Training on verl: rollouts and updates run in other processes.
 
     lfo train engine=verl preset=tiny steps=30 output_dir=runs/x
     create_trainer(config, environment, tokenizer, engine="verl").fit()
 
-The driver runs `lfo.training` and holds no model. Run folder, metrics and checkpoints are those of the local engine.
+The driver runs `lfo.training` and loads no model. Run folder, metrics and checkpoints are the same as with the local
+engine.
 """
 
 # pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false
@@ -25,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from transformers import PreTrainedTokenizerBase
 
 from lfo.config import RunConfig
-from lfo.engines.verl.settings import SAMPLER, is_cpu, verl_config
+from lfo.engines.verl.config import SAMPLER, is_cpu, verl_config
 from lfo.engines.verl.starting import stages
 from lfo.env.interface import EnvironmentFactory
 from lfo.env.scripted import ScriptedCalls
@@ -36,38 +37,41 @@ from lfo.rollout.ending_tools import EndingTools, learns_tools
 from lfo.rollout.row import RolloutRequest
 from lfo.types import ReplyScore, Rollout, TrainingSample
 
-CHECKED_ROWS = 4  # rows of each step whose sampled log-probs are compared with the trainer's, unless all are needed
-LARGEST_GAP = 1e-3  # in fp32; a server with other weights than the trainer's is far beyond
+CHECKED_ROWS = 4  # rows of each step whose sampled log-probs are compared with the trainer's
+LARGEST_GAP = 1e-3  # in fp32; a server with other weights than the trainer has a far larger gap
 
 
 class VerlBackend:
-    """`lfo.backend.Backend` on verl's processes, which start and end with `running`."""
+    """The `lfo.backend.Backend` on verl's processes, which start and end with `running`."""
 
-    memory = None  # a memory of replies would need all rollouts of a step in one process
+    reply_store = None  # a reply store would need all rollouts of a step in one process
 
-    def __init__(self, config: RunConfig, environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, config: RunConfig, make_environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase
+    ) -> None:
         if config.lookahead_source in ("shuffled", "memory"):
             raise ConfigError(
                 f"lookahead_source={config.lookahead_source} needs all rollouts of a step in one process: "
                 "use engine=local"
             )
-        verl_config(config)  # settings that verl refuses leave no folder behind, nor does a template that is refused
-        ChatCodec(tokenizer, environment().tools(), thinking=config.rollout.thinking)
+        # Raise for a bad config or chat template now, before a folder exists.
+        verl_config(config)
+        ChatCodec(tokenizer, make_environment().tools(), thinking=config.rollout.thinking)
         self.config = config
-        self.environment = environment
+        self.make_environment = make_environment
         self.tokenizer = tokenizer
         self.cluster: Any = None
-        self._step = 0  # whose weights the servers have
-        self.ending_tools = EndingTools() if learns_tools(environment(), config) else None
-        self._scripted = isinstance(environment(), ScriptedCalls)  # nobody sampled what its rows hold
+        self._step = 0  # the step whose weights the servers have
+        self.ending_tools = EndingTools() if learns_tools(make_environment(), config) else None
+        self._scripted = isinstance(make_environment(), ScriptedCalls)  # its rows are scripted, not sampled
 
     @contextmanager
     def running(self, run: Path) -> Iterator[None]:
-        """All processes of a run, which end with it, however it ends."""
+        """Start all processes of a run and end them with the context, whatever happens."""
         with tempfile.TemporaryDirectory() as folder:
             self.tokenizer.save_pretrained(folder)
-            config = runnable(verl_config(self.config, tokenizer=folder), self.config, self.environment)
-            import ray  # verl and Ray are optional, and read their environment while they are imported
+            config = runnable(verl_config(self.config, tokenizer=folder), self.config, self.make_environment)
+            import ray  # verl and Ray are optional, and read environment variables when they are imported
 
             from lfo.engines.verl.cluster import Cluster, in_one_sentence
 
@@ -77,7 +81,7 @@ class VerlBackend:
                     if started_here:
                         stages.begin("Ray")
                         start_ray(config)
-                    with redirect_stdout(sys.stderr):  # verl talks while it starts; our own answer goes to stdout
+                    with redirect_stdout(sys.stderr):  # verl prints while it starts; stdout is for our own result
                         self.cluster = Cluster(config)
                     stages.end()
                     yield
@@ -106,7 +110,7 @@ class VerlBackend:
         return self.cluster.reply_scores(rows) if rows else []
 
     def learn(
-        self, mini_batches: Sequence[Sequence[TrainingSample]], *, weight: float, rate_factor: float
+        self, mini_batches: Sequence[Sequence[TrainingSample]], *, world_model_weight: float, rate_factor: float
     ) -> list[dict[str, float]]:
         self.cluster.before_learning()
         rows = [row for samples in mini_batches for row in samples if any(row.policy_weights)]
@@ -115,18 +119,22 @@ class VerlBackend:
         checked = self._check_logprobs(rows, own)
         if not self.cluster.trusts_servers:
             mini_batches = with_logprobs(mini_batches, rows, own)
-        updates = [self.cluster.learn(rows, weight=weight, rate_factor=rate_factor) for rows in mini_batches if rows]
+        updates = [
+            self.cluster.learn(rows, world_model_weight=world_model_weight, rate_factor=rate_factor)
+            for rows in mini_batches
+            if rows
+        ]
         return [checked, *updates]
 
     def _check_logprobs(self, rows: Sequence[TrainingSample], own: Sequence[Sequence[float]]) -> dict[str, float]:
-        """How far the servers' log-probs lie from the trainer's, before anything is trained: nothing else would tell
-        that rollouts were sampled with an old or a wrong adapter."""
+        """Compare the log-probs of servers and trainer before the update. Only this shows whether rollouts were sampled
+        with an old or a wrong adapter."""
         if not rows or self._scripted:
             return {}
         gaps = logprob_gaps(rows, own)
         if is_cpu(self.config) and max(gaps) > LARGEST_GAP:
             raise WorkError(
-                f"rollouts were sampled with other weights than the trainer's: log-probs differ by {max(gaps):.3g}, "
+                f"the rollout servers do not have the weights of the trainer: log-probs differ by {max(gaps):.3g}, "
                 f"more than {LARGEST_GAP:g}"
             )
         return {"logprob_gap": max(gaps), "logprob_gap_mean": fmean(gaps)}
@@ -151,20 +159,20 @@ class VerlBackend:
         self.cluster.load(str(folder.absolute()))
         if self.ending_tools is not None:
             self.ending_tools.load(folder / ending_tools.FILE)
-        self.cluster.before_learning()  # until the next sync servers give back the memory that they hold
+        self.cluster.before_learning()  # the servers release their memory until the next sync
 
 
-def runnable(tree: DictConfig, config: RunConfig, environment: EnvironmentFactory) -> DictConfig:
-    """verl's config with what cannot be printed: the environment itself, and the name of this run's servers."""
+def runnable(tree: DictConfig, config: RunConfig, make_environment: EnvironmentFactory) -> DictConfig:
+    """Add to verl's config what cannot be printed: the environment factory, and the name of this run's servers."""
     with open_dict(tree):
-        tree.lfo = OmegaConf.create({"environment": environment}, flags={"allow_objects": True})
+        tree.lfo = OmegaConf.create({"environment": make_environment}, flags={"allow_objects": True})
         tree.actor_rollout_ref.rollout.engine_kwargs[SAMPLER] = {"servers": f"lfo-{uuid.uuid4().hex[:12]}"}
     OmegaConf.resolve(tree)
     return tree
 
 
 def start_ray(config: DictConfig) -> None:
-    """Ray on this machine, or, with `verl.ray_kwargs.ray_init.address=auto`, the cluster that runs here."""
+    """Start Ray on this machine or, with `verl.ray_kwargs.ray_init.address=auto`, connect to the running cluster."""
     import ray
 
     options: dict[str, Any] = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)  # pyright: ignore
@@ -190,13 +198,13 @@ def start_ray(config: DictConfig) -> None:
         ray.init(**{key: value for key, value in options.items() if value is not None}, runtime_env=runtime)
     except ConnectionError as error:
         raise WorkError(
-            f"no Ray cluster answers at {options.get('address')}: start one with ray start --head, and give this shell "
-            "the token that its nodes have (RAY_AUTH_MODE=token, RAY_AUTH_TOKEN)"
+            f"no Ray cluster answers at {options.get('address')}: start one with ray start --head, and set the token "
+            "of its nodes in this shell (RAY_AUTH_MODE=token, RAY_AUTH_TOKEN)"
         ) from error
 
 
 def logprob_gaps(samples: Sequence[TrainingSample], logprobs: Sequence[Sequence[float]]) -> list[float]:
-    """The differences between sampled and given log-probs, on each token that trains the policy."""
+    """Return the differences between sampled and given log-probs, for each token that trains the policy."""
     return [
         abs(sampled - mine)
         for sample, row in zip(samples, logprobs, strict=True)
@@ -210,7 +218,7 @@ def with_logprobs(
     rows: Sequence[TrainingSample],
     logprobs: Sequence[Sequence[float]],
 ) -> list[list[TrainingSample]]:
-    """The mini-batches with these log-probs of `rows` in place of those that servers sampled with."""
+    """Return the mini-batches with the log-probs of `rows` replaced by `logprobs`."""
     own = dict(zip(map(id, rows), logprobs, strict=True))
     return [
         [replace(row, logprobs=own[id(row)]) if id(row) in own else row for row in samples] for samples in mini_batches

@@ -1,7 +1,7 @@
-"""vLLM by itself, without verl: what `lfo bench rollout --against vllm` measures our sampler beside.
+"""vLLM without verl, for `lfo bench rollout --against vllm`.
 
-The settings are those that verl's server starts it with: bf16, LoRA, its own compilation and graphs. Weights are random
-("dummy"), so a folder with a config.json is a model.
+It has the options of verl's server: bf16, LoRA, compilation and graphs. Weights are random ("dummy"), so a folder with
+a config.json is enough.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -15,11 +15,11 @@ from typing import Any
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
 
-from lfo.engines.verl.settings import GRAPH_SIZES
+from lfo.engines.verl.config import GRAPH_SIZES
 
 
 class BareVllm:
-    """One model with one adapter. `memory` is the share of the GPU that it may take."""
+    """One model with one adapter. `memory` is the share of the GPU memory that it may use."""
 
     def __init__(self, model: Path, adapter: Path, *, rank: int, context: int, rows: int, memory: float) -> None:
         self._lora = LoRARequest(lora_name="policy", lora_int_id=1, lora_path=str(adapter))
@@ -39,7 +39,7 @@ class BareVllm:
         )
 
     def speak(self, prompts: Sequence[Sequence[int]], tokens: int) -> int:
-        """So many tokens behind each prompt; answers how many they are. Prompts of an earlier call are forgotten."""
+        """Generate a fixed number of tokens after each prompt and return their total. Clears the prefix cache first."""
         self._engine.reset_prefix_cache()
         parameters = SamplingParams(temperature=1.0, max_tokens=tokens, ignore_eos=True, logprobs=0, detokenize=False)
         asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]

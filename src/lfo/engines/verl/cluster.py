@@ -1,7 +1,7 @@
-"""verl's processes under one roof: trainer ranks, rollout servers, agent loops, and what carries data between them.
+"""All processes of verl: trainer ranks, rollout servers, agent loops, and the queue between them.
 
-verl's synchronous trainer sets them up (roles, resource pool, worker group, servers, weight sync); its training loop is
-not used: what a step does is in `lfo.training`, which calls `lfo.engines.verl.backend`.
+verl's synchronous trainer starts them (roles, resource pool, worker group, servers, weight sync). Its training loop is
+not used: `lfo.training` defines a step and calls `lfo.engines.verl.backend`.
 """
 
 # pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false, reportPrivateImportUsage=false
@@ -30,7 +30,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.llm_server import LLMServerClient, LLMServerManager
 from verl.workers.rollout.router import get_router_handle
 
-from lfo.engines.verl.settings import BASE, sampling_parameters
+from lfo.engines.verl.config import BASE, sampling_parameters
 from lfo.engines.verl.starting import stages
 from lfo.engines.verl.worker import DualLoraWorker
 from lfo.errors import WorkError
@@ -39,15 +39,15 @@ from lfo.rollout.row import RolloutRequest
 from lfo.types import ReplyScore, Rollout, TrainingSample
 
 POLL_SECONDS = 0.05
-RELEASE_SECONDS = 10.0  # Ray gives slots back a little later than it says
+RELEASE_SECONDS = 10.0  # Ray releases slots a little later than it reports
 LOGS = f"{os.environ.get('RAY_TMPDIR', '/tmp')}/ray/session_latest/logs"
-# As torch says it, and vLLM where it finds less free than it was promised or too little for its cache.
+# The messages of torch, and of vLLM if less memory is free than configured or too little for its cache.
 OUT_OF_MEMORY = ("CUDA out of memory", "Free memory on device", "No available memory for the cache blocks")
-ALIVE_SECONDS = 5.0  # how often waiting looks whether anybody is still there to wait for
+ALIVE_SECONDS = 5.0  # how often to check, while waiting, that the processes are alive
 
 
 class _Processes(PPOTrainerSync):
-    """verl's trainer, with our worker and without a data set: tasks are drawn from the environment, by step."""
+    """verl's trainer with our worker and without a dataset: each step draws tasks from the environment."""
 
     def _init_dataloader(self) -> None:
         self.total_training_steps = self.config.trainer.total_training_steps
@@ -65,7 +65,7 @@ class _Processes(PPOTrainerSync):
 
 
 class _Servers(LLMServerManager):
-    """verl's servers, made known to a balancer that was there before them: see `Cluster`."""
+    """verl's servers, registered at a load balancer that was started before them: see `Cluster`."""
 
     balancer: Any = None
 
@@ -75,10 +75,10 @@ class _Servers(LLMServerManager):
 
 
 class Cluster:
-    """What the training loop asks of verl, in our own words.
+    """The operations of verl that the training loop needs.
 
-    Every process imports for seconds before it can do anything. So what needs no model - the queue, the balancer
-    between servers, the agent loops - starts beside the trainer and its servers, not behind them.
+    Every process needs seconds for its imports. So the parts without a model (the queue, the load balancer, the agent
+    loops) start in parallel with the trainer and its servers, not after them.
     """
 
     def __init__(self, config: Any) -> None:
@@ -92,7 +92,7 @@ class Cluster:
         beside = ThreadPoolExecutor(1)
         loops = beside.submit(self._start_loops)
         beside.shutdown(wait=False)
-        self._processes: Any = cast(Any, _Processes)(config)  # verl's class is concrete by its decorator
+        self._processes: Any = cast(Any, _Processes)(config)  # the decorator makes verl's class concrete
         _Servers.balancer = self._balancer
         trainer_base.LLMServerManager = _Servers
         try:
@@ -104,7 +104,7 @@ class Cluster:
         self._loops: Any = loops.result()
 
     def _start_loops(self) -> Any:
-        tq.init(self._config.transfer_queue)  # joins the one that runs in this session of Ray, if any
+        tq.init(self._config.transfer_queue)  # joins the queue of this Ray session, if there is one
         loops: Any = AgentLoopManagerTQ.create(
             config=self._config, llm_client=self._client, teacher_client=None, reward_loop_worker_handles=[]
         )
@@ -112,7 +112,7 @@ class Cluster:
         return loops
 
     def close(self) -> None:
-        """End all processes and give their slots back, so that another run may follow in the same session of Ray."""
+        """End all processes and release their slots, so that another run can follow in the same Ray session."""
         servers = [
             server for replica in self._processes.llm_server_manager.get_replicas() for server in replica.servers
         ]
@@ -140,7 +140,7 @@ class Cluster:
         untrained: bool,
         tools: Sequence[str] | None,
     ) -> list[Rollout]:
-        """One rollout for each request, in order; requests of one task stand side by side."""
+        """Return one rollout for each request, in order; requests of one task must be next to each other."""
         greedy = temperature == 0
         groups = [list(group) for _, group in itertools.groupby(requests, key=lambda request: id(request.task))]
         names = [uuid.uuid4().hex for _ in groups]
@@ -177,7 +177,7 @@ class Cluster:
         return rollouts
 
     def _await(self, names: Sequence[str], partition: str) -> None:
-        """Wait for all rollouts of these prompts; the loops of a prompt that failed have told why in their log."""
+        """Wait for all rollouts of these prompts; a loop that fails writes the reason to its log."""
         looked = time.monotonic()
         while True:
             tags = (tq.kv_list(partition) or {}).get(partition, {})
@@ -194,7 +194,7 @@ class Cluster:
     def complete(
         self, prompts: Sequence[Sequence[int]], uniforms: Sequence[Sequence[float]] | None, *, limit: int
     ) -> list[tuple[int, ...]]:
-        """What the world model says behind each prompt, greedily or drawn by numbers, in at most `limit` tokens."""
+        """Return what the world model writes after each prompt, greedy or sampled, in at most `limit` tokens."""
         server = self._config.actor_rollout_ref.rollout.name
 
         async def ask(prompt: Sequence[int], numbers: Sequence[float]) -> tuple[int, ...]:
@@ -218,13 +218,15 @@ class Cluster:
 
     @property
     def trusts_servers(self) -> bool:
-        """Whether the log-probs that servers sampled with are trained on (verl's bypass mode)."""
+        """Whether training uses the log-probs of the servers (verl's bypass mode)."""
         return bool(self._config.algorithm.rollout_correction.bypass_mode)
 
     # --- learning ----------------------------------------------------------------------------------------------
 
-    def learn(self, samples: Sequence[TrainingSample], *, weight: float, rate_factor: float) -> dict[str, float]:
-        return self._workers.learn(ray.put(list(samples)), weight, rate_factor)[0]
+    def learn(
+        self, samples: Sequence[TrainingSample], *, world_model_weight: float, rate_factor: float
+    ) -> dict[str, float]:
+        return self._workers.learn(ray.put(list(samples)), world_model_weight, rate_factor)[0]
 
     def policy_logprobs(self, samples: Sequence[TrainingSample]) -> list[list[float]]:
         return self._workers.policy_logprobs(ray.put(list(samples)))[0]
@@ -233,11 +235,11 @@ class Cluster:
         return self._workers.reply_scores(ray.put(list(samples)))[0]
 
     def before_learning(self) -> None:
-        """Servers give back the memory that training needs."""
+        """Let the servers release the memory that training needs."""
         self._processes.checkpoint_manager.sleep_replicas()
 
     def after_learning(self, step: int) -> None:
-        """Servers take over the new weights."""
+        """Send the new weights to the servers."""
         self._processes.checkpoint_manager.update_weights(step)
 
     def save(self, folder: str) -> None:
@@ -253,7 +255,7 @@ class Cluster:
 
 
 def _await_all(actors: Sequence[Any]) -> None:
-    """Until they are there; raises where one of them is lost."""
+    """Wait for the results; raise if a process is lost."""
     ray.get([actor.__ray_ready__.remote() for actor in actors])
 
 
@@ -266,12 +268,12 @@ def _queue_runs() -> bool:
 
 
 class Lost(WorkError):
-    """A process is gone; the run can go on from its last checkpoint."""
+    """A process was lost; the run can be resumed from its last checkpoint."""
 
 
 @contextmanager
 def _as_if_here() -> Iterator[None]:
-    """Let a disk that failed in another process fail here, where it becomes a sentence: `lfo.rundir`."""
+    """Raise a disk error of another process here, where `lfo.rundir` turns it into one sentence."""
     try:
         yield
     except RayTaskError as error:
@@ -282,7 +284,7 @@ def _as_if_here() -> Iterator[None]:
 
 @contextmanager
 def in_one_sentence(resume: str) -> Iterator[None]:
-    """Turn what a lost or failed process raises into one sentence with the way on."""
+    """Turn the exception of a lost or failed process into a `WorkError` that says how to continue."""
     way_on = f"continue from the last checkpoint with: lfo train --resume {resume}"
     try:
         yield

@@ -1,12 +1,12 @@
 """verl's FSDP engine with two adapters on one frozen, sharded base.
 
-The layers of the base are sharded over all ranks (FSDP2): they are what is large. Embeddings, output layer and both
-adapters are small and stay whole on every rank, so that adapters are switched, spared, clipped, saved and loaded by
-the same lines as in the local engine (`DualAdapterModel`, `Learner`), and gradients are added up once for each
-mini-batch instead of being scattered layer by layer.
+The layers of the base are large, so they are sharded over all ranks (FSDP2). Embeddings, output layer and both adapters
+are small and stay whole on every rank. So the code of the local engine (`DualAdapterModel`, `Learner`) can switch,
+spare, clip, save and load adapters, and gradients are added once for each mini-batch instead of reduce-scattered by
+layer.
 
-verl knows one adapter and calls it "default". Here the adapters have names of their own; what verl would do with its
-one (`get_per_tensor_param`, checkpoints) is overridden.
+verl has one adapter, named "default". Here the adapters have their own names, and what verl does with its adapter
+(`get_per_tensor_param`, checkpoints) is overridden.
 """
 
 # pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false
@@ -26,8 +26,8 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
 from lfo.agent import start_from
 from lfo.config import RunConfig, from_mapping
+from lfo.engines.verl.config import ENGINE, SAMPLER, forget_world_models, world_model_folder
 from lfo.engines.verl.learner import RankedLearner
-from lfo.engines.verl.settings import ENGINE, SAMPLER, forget_world_models, world_model_folder
 from lfo.errors import ConfigError
 from lfo.model.adapters import DualAdapterModel
 from lfo.rundir import write_folder_atomic
@@ -38,16 +38,16 @@ OPTIMIZER_FILE = "optimizer.safetensors"
 
 @EngineRegistry.register(model_type=ENGINE, backend=["fsdp2"], device=["cuda", "npu", "cpu"])
 class DualLoraEngine(FSDPEngine):
-    """Made by verl's `TrainingWorker`; our worker calls `learn` instead of `train_batch`."""
+    """Created by verl's `TrainingWorker`; our worker calls `learn` instead of `train_batch`."""
 
     def __init__(self, model_config: Any, engine_config: Any, *rest: Any, **options: Any) -> None:
-        model_config.model_type = "language_model"  # what the base is; ours named this engine
+        model_config.model_type = "language_model"  # of the base; our value only selected this engine
         super().__init__(model_config, engine_config, *rest, **options)
         self.run: RunConfig = from_mapping(_plain(model_config.lora["run"]))
         self.rollout_name = SAMPLER
-        self._exported: Path | None = None  # where the world model lies that servers have
+        self._exported: Path | None = None  # the folder of the world model that the servers have
         if engine_config.param_offload or engine_config.offload_policy:
-            raise ConfigError("the frozen base is sharded, not offloaded: leave param_offload and offload_policy off")
+            raise ConfigError("the frozen base cannot be offloaded: set param_offload and offload_policy to false")
 
     # --- building ----------------------------------------------------------------------------------------------
 
@@ -64,11 +64,11 @@ class DualLoraEngine(FSDPEngine):
     def _build_fsdp_module(self, module: Any) -> Any:
         whole = module.state_dict()
         decoder = self.model.causal_lm.get_decoder()
-        adapters = {weight for name in self.model.adapter_names for weight in self.model.adapter_parameters(name)}
+        adapters = {parameter for name in self.model.adapter_names for parameter in self.model.adapter_parameters(name)}
         options = {"mesh": self.device_mesh, "reshard_after_forward": self.engine_config.reshard_after_forward}
         for layer in decoder.layers:
             fully_shard(layer, ignored_params=adapters & set(layer.parameters()), **options)
-        # The root holds nothing itself; it is what plans the meetings of the ranks.
+        # The root has no sharded parameters itself; it schedules the communication of the layers.
         fully_shard(
             decoder,
             ignored_params={each for each in decoder.parameters() if not hasattr(each, "placements")} | adapters,
@@ -82,7 +82,7 @@ class DualLoraEngine(FSDPEngine):
         return None
 
     def _build_lr_scheduler(self, optimizer: Any) -> Any:
-        return None  # the driver names the rate of each update
+        return None  # the driver sets the rate of each update
 
     @property
     def micro_batch_tokens(self) -> int:
@@ -90,16 +90,18 @@ class DualLoraEngine(FSDPEngine):
 
     # --- learning ----------------------------------------------------------------------------------------------
 
-    def learn(self, samples: Sequence[TrainingSample], *, weight: float, rate_factor: float) -> dict[str, float]:
-        """One update on a mini-batch, of which this rank computes its share; answers what to watch."""
+    def learn(
+        self, samples: Sequence[TrainingSample], *, world_model_weight: float, rate_factor: float
+    ) -> dict[str, float]:
+        """Make one update on a mini-batch, of which this rank computes its share; return the metrics."""
         self._place_optimizer(on_device=True)
         on_gpu = self.model.device.type == "cuda"
         rest = torch.cuda.memory_allocated() if on_gpu else 0
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
         try:
-            watched = self.learner.update(samples, weight=weight, rate_factor=rate_factor)
-            if on_gpu:  # of this rank alone; what a server on the same GPU holds is not counted
+            watched = self.learner.update(samples, world_model_weight=world_model_weight, rate_factor=rate_factor)
+            if on_gpu:  # of this rank only, without a server on the same GPU
                 watched |= {"gpu_gib/rest": rest / 2**30, "gpu_gib/update": torch.cuda.max_memory_allocated() / 2**30}
             return watched
         finally:
@@ -109,7 +111,7 @@ class DualLoraEngine(FSDPEngine):
         return self.learner.policy_logprobs(samples)
 
     def reply_scores(self, samples: Sequence[TrainingSample]) -> list[ReplyScore]:
-        """Computed by every rank for itself: few rows, and only at an evaluation."""
+        """Score all rows on every rank: there are few, and only at an evaluation."""
         return self.learner.reply_scores(samples)
 
     def _place_optimizer(self, *, on_device: bool) -> None:
@@ -123,7 +125,7 @@ class DualLoraEngine(FSDPEngine):
     # --- weights out and in ------------------------------------------------------------------------------------
 
     def export_world_model(self, step: int) -> None:
-        """Lay the world model where vLLM looks for it, and take the one before the last away."""
+        """Write the world model to the folder that vLLM reads, and remove older ones except the last."""
         if self.rank == 0 and self.model.world_model_adapters and not self.model.coupling.is_shared:
             folder = world_model_folder(Path(self.run.output_dir), step)
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -133,13 +135,13 @@ class DualLoraEngine(FSDPEngine):
         torch.distributed.barrier()
 
     def save_adapters(self, folder: str) -> None:
-        """Every rank holds the same; the first one writes."""
+        """Write the adapters on the first rank; all ranks have the same."""
         if self.rank == 0:
             self.model.save(folder)
         torch.distributed.barrier()
 
     def save_checkpoint(self, local_path: str, *_: Any, **__: Any) -> None:
-        """Adapters and optimizer, in the files that the local engine writes: either can go on from the other's."""
+        """Write adapters and optimizer as the local engine does, so that each engine can resume the other's run."""
         if self.rank == 0:
             self.learner.save(Path(local_path) / OPTIMIZER_FILE)
         self.save_adapters(local_path)
@@ -149,19 +151,19 @@ class DualLoraEngine(FSDPEngine):
         self.learner.load(Path(local_path) / OPTIMIZER_FILE)
 
     def get_per_tensor_param(self, **_: Any) -> tuple[Iterator[tuple[str, Tensor]], dict[str, Any]]:
-        """What rollouts need of the weights: each adapter for our sampler, the policy's sum as one LoRA for vLLM."""
+        """Return the weights for rollouts: all adapters for our sampler, or the policy as one LoRA for vLLM."""
         if self.rollout_name == SAMPLER:
             adapters = [
-                (f"{name}.{place}", weight.detach())
+                (f"{name}.{index}", parameter.detach())
                 for name in self.model.adapter_names
-                for place, weight in enumerate(self.model.adapter_parameters(name))
+                for index, parameter in enumerate(self.model.adapter_parameters(name))
             ]
             return iter(adapters), {"adapters": list(self.model.adapter_names)}
         return policy_lora(self.model)
 
 
 def policy_lora(model: DualAdapterModel) -> tuple[Iterator[tuple[str, Tensor]], dict[str, Any]]:
-    """What the policy runs on as one ordinary LoRA; of two adapters it is one of rank r1 + r2."""
+    """Return the adapters of the policy as one ordinary LoRA; two adapters give rank r1 + r2."""
     tensors, config = model.as_one_lora(model.policy_adapters)
     return iter(tensors.items()), {
         "peft_type": "LORA",

@@ -1,11 +1,11 @@
 """The update of `lfo.model.learner`, shared among the ranks of a distributed run.
 
-Every rank is given the whole mini-batch and computes its share of it; gradients are then added up, so all ranks move
-their copies of the adapters by the same step. Loss, clipping and optimizer are the local engine's own lines.
+Every rank gets the whole mini-batch and computes its share of it. Gradients are then added up, so all ranks make the
+same step on their copies of the adapters. Loss, clipping and optimizer are the code of the local engine.
 
-The base is sharded, so each forward and backward of a layer is a meeting of all ranks: all must make the same passes
-in the same order. Hence rounds: in each round every rank has a micro-batch of the same kind, and one that has no rows
-left takes an empty part, without any weight.
+The base is sharded, so all ranks take part in each forward and backward of a layer: they must make the same passes in
+the same order. Therefore there are rounds: in each round every rank has a micro-batch of the same kind, and a rank
+without rows gets an empty part, which has no weights.
 
     rows by length   9 8 7 5 5 4 2        2 ranks, 16 tokens at most for one micro-batch of one rank
     round 1          9 8                  rank 0: 9      rank 1: 8
@@ -32,10 +32,10 @@ from lfo.types import TrainingSample
 
 
 def rounds(samples: Sequence[TrainingSample], *, ranks: int, tokens: int) -> Iterator[list[list[TrainingSample]]]:
-    """For each round the rows of each rank, longest rows first; rows of a round run on the same adapters.
+    """Yield the rows of each rank for each round, longest rows first; rows of a round use the same adapters.
 
-    Rows of the policy loss come first and apart: only they need a second look at the base, for the KL divergence. From
-    them and from rows to be imitated the world model may have to be spared, and from no others.
+    Rows with a policy loss are separate and come first: only they need a forward of the base, for the KL divergence.
+    Only they and imitation rows may have to spare the world model.
     """
     kinds: dict[tuple[bool, bool, tuple[str, ...]], list[TrainingSample]] = defaultdict(list)
     for sample in samples:
@@ -49,7 +49,7 @@ def rounds(samples: Sequence[TrainingSample], *, ranks: int, tokens: int) -> Ite
 
 
 def empty_part(sample: TrainingSample) -> TrainingSample:
-    """The shortest row of the same kind that trains nothing."""
+    """Return the shortest row of the same kind that trains nothing."""
     zeros = (0.0, 0.0)
     return dataclasses.replace(
         sample,
@@ -63,7 +63,7 @@ def empty_part(sample: TrainingSample) -> TrainingSample:
 
 
 def trains_the_policy(sample: TrainingSample) -> bool:
-    """Whether a row moves the policy by either of its losses."""
+    """Whether a row trains the policy, by the policy loss or by imitation."""
     return any(sample.policy_weights) or any(sample.imitation_weights)
 
 
@@ -72,7 +72,7 @@ def without_world_model(sample: TrainingSample) -> TrainingSample:
 
 
 def without_both(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-    """The same training with rows for the policy or the world model each."""
+    """Split rows that train both policy and world model into one row for each."""
     parts = []
     for sample in samples:
         if trains_the_policy(sample) and any(sample.world_model_weights):
@@ -85,33 +85,35 @@ def without_both(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
 
 
 class RankedLearner(Learner):
-    """One rank's part of a learner. Every method must be called by all ranks, with the same rows."""
+    """The learner of one rank. All ranks must call each method with the same rows."""
 
     def __init__(self, model: DualAdapterModel, config: RunConfig, *, micro_batch_tokens: int) -> None:
         super().__init__(model, config)
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.micro_batch_tokens = micro_batch_tokens
-        # Whether some rank has rows that do so, in the round that is being computed.
+        # Whether some rank has such rows in the current round.
         self._round_trains_policy = False
 
-    def update(self, samples: Sequence[TrainingSample], *, weight: float, rate_factor: float) -> dict[str, float]:
-        # Parts that nobody computes would be rounds in which only idle ranks make a pass.
-        samples = samples if weight else [without_world_model(sample) for sample in samples]
-        return super().update(samples, weight=weight, rate_factor=rate_factor)
+    def update(
+        self, samples: Sequence[TrainingSample], *, world_model_weight: float, rate_factor: float
+    ) -> dict[str, float]:
+        # Without their weights, such rows are dropped; else only idle ranks would make passes in their rounds.
+        samples = samples if world_model_weight else [without_world_model(sample) for sample in samples]
+        return super().update(samples, world_model_weight=world_model_weight, rate_factor=rate_factor)
 
     def _micro_batches(self, samples: Sequence[TrainingSample]) -> Iterator[Batch]:
-        # Where the policy loss must spare the world model, it needs a backward pass of its own.
+        # If the policy loss must spare the world model, it needs its own backward pass.
         samples = without_both(samples) if self.model.policy_detached else samples
         for parts in rounds(samples, ranks=self.ranks, tokens=self.micro_batch_tokens):
             rows = [row for part in parts for row in part]
             self._round_trains_policy = any(map(trains_the_policy, rows))
             yield collate(parts[self.rank], self.model.device)
 
-    def _backward(self, batch: Batch, tokens: Normalizers, weight: float, sums: dict[str, Any]) -> None:
+    def _backward(self, batch: Batch, tokens: Normalizers, world_model_weight: float, sums: dict[str, Any]) -> None:
         if batch.has_policy or batch.has_world_model or batch.has_imitation:
-            super()._backward(batch, tokens, weight, sums)
+            super()._backward(batch, tokens, world_model_weight, sums)
             return
-        # The passes of the other ranks, with the adapters that they spare: a gradient of zeros is one to AdamW.
+        # Make the same passes as the other ranks and spare the same adapters: AdamW treats zeros as a gradient.
         spared = self.model.policy_detached if self._round_trains_policy else ()
         hidden_BTD = self.model.hidden(batch.tokens_BT, batch.adapters, spared)
         (hidden_BTD.sum() * 0.0).backward()
@@ -126,7 +128,7 @@ class RankedLearner(Learner):
         )
         dist.all_reduce(idle)
         for alone, group in zip(idle.tolist(), self.parameters.values(), strict=True):
-            if alone == self.ranks:  # nobody trained this adapter: it keeps no gradient, and AdamW leaves it alone
+            if alone == self.ranks:  # no rank trained this adapter: without a gradient AdamW does not change it
                 continue
             gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in group]
             flat = torch.cat([gradient.flatten() for gradient in gradients])
@@ -142,8 +144,8 @@ class RankedLearner(Learner):
 
     @torch.no_grad()
     def policy_logprobs(self, samples: Sequence[TrainingSample]) -> list[Tensor]:
-        """Log-probs of each row's policy tokens under the present adapters, in order; 0 elsewhere."""
-        named = {id(sample): place for place, sample in enumerate(samples)}
+        """Return the log-probs of each row's policy tokens under the current adapters, in order; 0 elsewhere."""
+        named = {id(sample): index for index, sample in enumerate(samples)}
         mine: dict[int, Tensor] = {}
         for parts in rounds(samples, ranks=self.ranks, tokens=self.micro_batch_tokens):
             rows = parts[self.rank]
@@ -153,6 +155,7 @@ class RankedLearner(Learner):
                 self.model.head,
                 batch.tokens_BT,
                 positions_BT=batch.policy_weights_BT > 0,
+                temperature=self.config.rollout.temperature,
                 chunk=self.chunk,
             )
             for row, logprobs_T in zip(rows, logprobs_BT.cpu(), strict=True):
@@ -160,5 +163,5 @@ class RankedLearner(Learner):
                     mine[named[id(row)]] = logprobs_T[: len(row.tokens)].clone()
         everybody: list[dict[int, Tensor]] = [{} for _ in range(self.ranks)]
         dist.all_gather_object(everybody, mine)
-        merged = {place: logprobs for theirs in everybody for place, logprobs in theirs.items()}
-        return [merged[place] for place in range(len(samples))]
+        merged = {index: logprobs for theirs in everybody for index, logprobs in theirs.items()}
+        return [merged[index] for index in range(len(samples))]

@@ -1,7 +1,7 @@
-"""A CPU as a platform of verl's, for machines without a GPU.
+"""A CPU as a platform of verl, for machines without a GPU.
 
-verl asks a platform for its device, its memory and its communication backend. A CPU has no memory of its own to
-manage, so those calls do nothing; ranks talk by gloo; and what Ray calls a GPU is a slot that is only counted
+A platform gives verl its device, its memory calls and its communication backend. A CPU has no device memory to manage,
+so those calls do nothing. Ranks communicate by gloo, and Ray's GPUs are only counted slots
 (`ray.init(num_gpus=ranks)`).
 """
 
@@ -31,7 +31,7 @@ def _zero(*_: Any, **__: Any) -> int:
 
 
 class _CpuModule(types.ModuleType):
-    """`torch.cpu`, with the memory calls that verl expects of `torch.cuda`."""
+    """`torch.cpu` with the memory calls of `torch.cuda` that verl uses."""
 
     max_memory_allocated = max_memory_reserved = memory_allocated = memory_reserved = staticmethod(_zero)
     empty_cache = ipc_collect = reset_peak_memory_stats = set_device = synchronize = staticmethod(_nothing)

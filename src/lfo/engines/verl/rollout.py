@@ -1,12 +1,11 @@
-"""Rollout servers made of our own sampler, for machines without vLLM: a CPU, or one GPU.
+"""Rollout servers that use our own sampler, for machines without vLLM: a CPU or one GPU.
 
-verl asks for two things: a replica that starts servers and answers "these tokens, please go on" (`SamplerReplica`),
-and its counterpart beside the trainer that pushes weights into them (`SamplerPort`). Here a server holds the base and
-every adapter, and each request names the one it wants: the policy speaks and the world model is asked in the same
-process. Requests that wait together are decoded together.
+verl needs two parts: a replica that starts servers and continues token sequences (`SamplerReplica`), and its
+counterpart next to the trainer that sends weights to the servers (`SamplerPort`). A server has the base and all
+adapters, and each request names its adapter: policy and world model run in the same process. Waiting requests are
+decoded in one batch.
 
-A token is drawn at a number in [0, 1) that comes with the request, so that a rollout here is the rollout of the local
-engine, token by token.
+Each request contains its random numbers in [0, 1), so a rollout here has the same tokens as with the local engine.
 """
 
 # pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false
@@ -30,7 +29,7 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
 
 from lfo.config import from_mapping
-from lfo.engines.verl.settings import BASE, SAMPLER
+from lfo.engines.verl.config import BASE, SAMPLER
 from lfo.engines.verl.starting import stages
 from lfo.loading import load_base, pick_device
 from lfo.model.adapters import DualAdapterModel
@@ -38,7 +37,7 @@ from lfo.model.couplings import POLICY, WORLD_MODEL
 from lfo.model.sampler import Sampler
 from lfo.protocol.chat import ChatCodec
 
-GATHER_SECONDS = 0.02  # a batch begins when nobody has joined it for so long: a fuller one is worth the wait
+GATHER_SECONDS = 0.02  # a batch starts when no request has arrived for so long: a larger batch is worth the wait
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +51,7 @@ class _Request:
 
 
 class SamplerServer:
-    """One base with its adapters. Lives in a process of its own, on the device of its trainer."""
+    """One base with its adapters, in its own process, on the device of its trainer."""
 
     def __init__(self, run: dict[str, Any], ends: Sequence[int], visible_devices: str) -> None:
         os.environ[get_visible_devices_keyword()] = visible_devices
@@ -68,13 +67,13 @@ class SamplerServer:
         pass
 
     async def update_weights(self, tensors: dict[str, Any], step: int | None) -> None:
-        expected = {f"{name}.{place}" for name in self._model.adapter_names for place in range(self._count(name))}
+        expected = {f"{name}.{index}" for name in self._model.adapter_names for index in range(self._count(name))}
         if set(tensors) != expected:
-            raise ValueError(f"the trainer sent {len(tensors)} tensors where {len(expected)} make up the adapters")
+            raise ValueError(f"the trainer sent {len(tensors)} tensors, but the adapters have {len(expected)}")
         with torch.no_grad():
             for name in self._model.adapter_names:
-                for place, parameter in enumerate(self._model.adapter_parameters(name)):
-                    parameter.copy_(torch.tensor(tensors[f"{name}.{place}"]))
+                for index, parameter in enumerate(self._model.adapter_parameters(name)):
+                    parameter.copy_(torch.tensor(tensors[f"{name}.{index}"]))
         self._sampler.refresh()
         self._step = step
 
@@ -129,22 +128,22 @@ class SamplerServer:
                     request.answer.set_result(answer)
 
     def _decode(self, requests: list[_Request]) -> list[Any]:
-        first, places = requests[0], range(len(requests))
+        first, indices = requests[0], range(len(requests))
         adapters = {
             POLICY: self._model.policy_adapters,
             WORLD_MODEL: self._model.world_model_adapters,
             BASE: (),
         }[first.adapter]
         session = self._sampler.session(rows=len(requests), adapters=adapters)
-        session.extend(places, [request.tokens for request in requests])
+        session.extend(indices, [request.tokens for request in requests])
         return session.decode(
-            places,
+            indices,
             max_new_tokens=[request.limit for request in requests],
             temperature=first.temperature,
             uniforms=None if first.temperature == 0 else [request.uniforms for request in requests],
         )
 
-    # What verl asks of a server that owns a GPU alone; this one keeps its weights, and a cache lives for one request.
+    # verl calls these to free a GPU; this server keeps its weights, and a cache lives for one request only.
 
     async def _nothing(self, *_: Any, **__: Any) -> None:
         pass
@@ -158,7 +157,7 @@ def _server_name(config: Any, rank: int) -> str:
 
 
 class SamplerReplica(RolloutReplica):
-    """One server beside one trainer."""
+    """One server next to one trainer."""
 
     async def launch_servers(self) -> None:
         stages.begin("rollout servers")
@@ -186,7 +185,7 @@ class SamplerReplica(RolloutReplica):
 
 
 class SamplerPort(BaseRollout):
-    """Lives beside the trainer, one on each rank, and pushes weights into that rank's server."""
+    """Runs next to the trainer, one on each rank, and sends weights to the server of that rank."""
 
     async def update_weights(self, weights: Iterator[tuple[str, torch.Tensor]], **options: Any) -> None:
         server: Any = ray.get_actor(_server_name(self.config, torch.distributed.get_rank()))

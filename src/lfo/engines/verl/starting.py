@@ -1,10 +1,10 @@
-"""What a run is waiting for while its processes start, told on stderr: a part begins, and how long it took.
+"""Report on stderr which part of a run is starting, and how long each took.
 
     stages.begin("Ray")
     stages.begin("trainer ranks")           starting: Ray, 4.1 s
     stages.end()                            starting: trainer ranks, 18.0 s
 
-Parts are begun wherever they begin on the driver: by the backend, by verl's trainer and by the replicas that it makes.
+The driver begins parts in several places: in the backend, in verl's trainer and in the replicas.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Stages:
         self.seconds: dict[str, float] = {}
 
     def begin(self, name: str) -> None:
-        """The next part begins, and with it the one before is done; the same again is no other part."""
+        """Begin a part and end the one before; beginning the same part again does nothing."""
         if name == self._name:
             return
         self.end()
@@ -35,7 +35,7 @@ class Stages:
             self._say(f"starting: {name} ...")
 
     def end(self) -> None:
-        """The last part is done, or what it was part of has failed."""
+        """End the last part, because it is done or the start has failed."""
         if self._status is not None:
             self._status.stop()
             self._status = None

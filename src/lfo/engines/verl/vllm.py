@@ -1,11 +1,11 @@
-"""Both adapters in vLLM: the policy as verl's own LoRA, the world model as a second one that is asked for by name.
+"""Both adapters in vLLM: the policy as verl's own LoRA, the world model as a second LoRA selected by name.
 
-verl sends one LoRA to its servers, under one fixed id, and serves every request with it. The world model goes by way of
-a folder instead: before each sync the first rank writes it as a PEFT folder below the run's (`world_model_folder`), and
-a request for it names the folder of the server's present step. vLLM loads it once, and forgets the oldest.
+verl sends one LoRA with a fixed id to its servers and uses it for every request. The world model goes through a folder
+instead: before each sync the first rank writes it as a PEFT folder below the run folder (`world_model_folder`), and a
+request for it names the folder of the server's current step. vLLM loads it once and evicts the oldest.
 
-A request is verl's own in every other way: its limits, its gate while weights change, what it answers. Only what
-lies below, the engine, is told another adapter (`ByAdapter`).
+Otherwise a request works as in verl, with its limits and its lock while weights change. Only the engine below gets
+another adapter (`ByAdapter`).
 """
 
 # pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
@@ -23,17 +23,17 @@ from verl.workers.rollout.vllm_rollout import vllm_async_server
 from verl.workers.rollout.vllm_rollout.utils import VLLM_LORA_INT_ID
 from vllm.lora.request import LoRARequest
 
-from lfo.engines.verl.settings import BASE, world_model_folder
+from lfo.engines.verl.config import BASE, world_model_folder
 from lfo.engines.verl.starting import stages
 from lfo.model.couplings import POLICY, coupling_of
 
-FIRST_ID = 1_000  # of the world models, one for each step; verl's own LoRA has the id 123
+FIRST_ID = 1_000  # ids of the world models, one for each step; verl's LoRA has the id 123
 _arguments_of = vllm_async_server.build_cli_args_from_config
-_wanted: ContextVar[str] = ContextVar("adapter", default=POLICY)  # by the request that is being served
+_wanted: ContextVar[str] = ContextVar("adapter", default=POLICY)  # the adapter of the current request
 
 
 def _with_room_for_both(arguments: Mapping[str, Any]) -> Any:
-    """verl allows one LoRA in a batch; here two are alive at the same time, and an older one may still be cached."""
+    """Allow two LoRAs in a batch, where verl allows one, and keep older ones in the CPU cache."""
     return _arguments_of({**arguments, "max_loras": 2, "max_cpu_loras": 4})
 
 
@@ -41,7 +41,7 @@ vllm_async_server.build_cli_args_from_config = _with_room_for_both
 
 
 class ByAdapter:
-    """vLLM's engine, which answers each request with the adapter that the request wants."""
+    """vLLM's engine, with the adapter that each request selects."""
 
     def __init__(self, engine: Any, server: Any) -> None:
         self._engine = engine
@@ -51,8 +51,8 @@ class ByAdapter:
         return getattr(self._engine, name)
 
     async def list_loras(self) -> set[int]:
-        """verl asks this before every request, and the engine answers only between two steps. The policy's is always
-        there: weights are synced before the first rollout."""
+        """Return the id of the policy without asking the engine, which would answer only between two steps. verl calls
+        this before every request, and weights are synced before the first rollout, so the policy is always loaded."""
         return {VLLM_LORA_INT_ID}
 
     def generate(self, *arguments: Any, lora_request: Any = None, **options: Any) -> Any:
@@ -82,7 +82,7 @@ class DualLoraServer(vllm_async_server.vLLMHttpServer):
         adapter: str = POLICY,
         **options: Any,
     ) -> TokenOutput:
-        _wanted.set(adapter)  # of this task alone: each request of an actor is one
+        _wanted.set(adapter)  # valid in this asyncio task only, and each request is one task
         return await super().generate(prompt_ids, sampling_params, request_id, **options)
 
 

@@ -1,6 +1,6 @@
-"""The process that holds one rank of the engine, as the driver calls it.
+"""The process of one rank of the engine, as the driver calls it.
 
-Rows go to all ranks as they are (a mini-batch is small beside a model); each rank takes its share in the learner.
+All ranks get all rows, because a mini-batch is small compared with a model; the learner selects the share of its rank.
 """
 
 # pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false
@@ -22,12 +22,12 @@ TO_ALL: Any = getattr(Dispatch, "ONE_TO_ALL")  # noqa: B009  made at run time, s
 
 
 class DualLoraWorker(ActorRolloutRefWorker):
-    """verl's worker with our engine inside; `update_actor` is never called, `learn` is."""
+    """verl's worker with our engine; the driver calls `learn` instead of `update_actor`."""
 
     @register(dispatch_mode=TO_ALL)
     def init_model(self) -> None:
         if get_device_name() == "cpu":
-            # verl would ask for one backend on "cpu" and another on its device, which is the same here.
+            # verl would set one backend for "cpu" and another for its device; here both are the CPU.
             torch.distributed.init_process_group(
                 "gloo",
                 rank=int(os.environ["RANK"]),
@@ -50,8 +50,10 @@ class DualLoraWorker(ActorRolloutRefWorker):
         return self.actor.engine
 
     @register(dispatch_mode=TO_ALL)
-    def learn(self, samples: Sequence[TrainingSample], weight: float, rate_factor: float) -> dict[str, float]:
-        return self._engine.learn(samples, weight=weight, rate_factor=rate_factor)
+    def learn(
+        self, samples: Sequence[TrainingSample], world_model_weight: float, rate_factor: float
+    ) -> dict[str, float]:
+        return self._engine.learn(samples, world_model_weight=world_model_weight, rate_factor=rate_factor)
 
     @register(dispatch_mode=TO_ALL)
     def policy_logprobs(self, samples: Sequence[TrainingSample]) -> list[list[float]]:

@@ -1,7 +1,7 @@
-"""Environments of other libraries by name: `env=textarena:FrozenLake-v0`. The one table of the reserved words.
+"""Environments of other libraries by name, such as `env=textarena:FrozenLake-v0`: the table of reserved words.
 
-Each word has a module in this package with a class `Adapter`, which is given what follows the colon and the run's
-`env_args`. This module imports none of them: a config is read without the libraries.
+Each word has a module in this package with a class `LibraryEnvironment`, whose arguments are the text after the colon
+and the run's `env_args`. This module imports none of them, so that a config can be read without the libraries.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from lfo.errors import ConfigError
 
-# The word before the colon -> the module that knows its library; each word is also the name of an extra.
+# The word before the colon -> its module; each word is also the name of a pip extra.
 ADAPTERS: Mapping[str, str] = {
     "gymnasium": "gymnasium_env",
     "textarena": "textarena_game",
@@ -24,7 +24,7 @@ ADAPTERS: Mapping[str, str] = {
 
 
 def adapter_word(env: str) -> str | None:
-    """The reserved word before the colon, None where there is none.
+    """Return the reserved word before the colon, or None if there is none.
 
     >>> adapter_word("textarena:FrozenLake-v0")
     'textarena'
@@ -34,10 +34,10 @@ def adapter_word(env: str) -> str | None:
 
 
 def adapter_class(env: str) -> Any:
-    """The class behind a name such as `textarena:FrozenLake-v0`; its library is imported only here."""
+    """Return the class of a name such as `textarena:FrozenLake-v0`; its library is imported only here."""
     word = env.partition(":")[0]
     try:
-        return importlib.import_module(f"{__name__}.{ADAPTERS[word]}").Adapter
+        return importlib.import_module(f"{__name__}.{ADAPTERS[word]}").LibraryEnvironment
     except ImportError as error:
         missing = (error.name or word).partition(".")[0]
         raise ConfigError(

@@ -1,14 +1,14 @@
-"""What all adapters share: our text edge around another library's environment.
+"""The base class of all adapters to environments of other libraries.
 
-An adapter says which tasks and tools there are, opens a task and carries out a call. This base reads the policy's
-message, checks the call against the tool's JSON schema, keeps count of mistakes and maps rewards.
+An adapter lists tasks and tools, starts a task and executes a call. This base class parses the policy's message,
+validates the call against the tool's JSON schema, counts mistakes and maps rewards.
 
-- Tasks are seeds where a library has seeds; the splits `train`, `val` and `test` never share one.
-- A mistake of the policy is answered in a sentence and costs a turn; after `max_mistakes` of them the rollout ends.
-- What the library raises ends the rollout (`EnvironmentFailed`): a step that is tried again might act twice.
-- `reward_range=[low, high]` maps the sum of the library's rewards to 0..1 and clips it; else it stays as it is.
-- Libraries that draw from the global random state get one of their own for each environment, and neither what they
-  print nor a change of the working directory reaches the run.
+- Tasks are seeds, if the library has seeds; the splits `train`, `val` and `test` share none.
+- A mistake of the policy gets one sentence as reply and costs a turn; after `max_mistakes` the rollout ends.
+- An exception of the library ends the rollout (`EnvironmentFailed`) without a retry, which might act twice.
+- `reward_range=[low, high]` maps the sum of the library's rewards to 0..1 and clips it; else it is not changed.
+- A library that draws from the global random state gets a separate state for each environment. Its output and changes
+  of the working directory do not affect the run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from lfo.protocol.hermes import Mistake, parse_tool_call
 from lfo.types import Message, StepResult, ToolCall
 
 FIRST_SEED = {"train": 0, "val": 1_000_000, "test": 2_000_000}
-LONGEST_WAIT = 60.0  # seconds for another environment that holds the global random state
+LONGEST_WAIT = 60.0  # seconds until another environment releases the global random state
 SYSTEM = "You act in the environment {name}. Make one tool call per message."
 
 
@@ -47,7 +47,7 @@ class SeededTask:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reaction:
-    """What a library answers to one action."""
+    """The result of one action in a library."""
 
     observation: str
     reward: float = 0.0
@@ -55,9 +55,9 @@ class Reaction:
 
 
 class ForeignEnvironment(ABC):
-    """One rollout in an environment of another library; `name` is what the user wrote behind the colon."""
+    """One rollout in an environment of another library; `name` is the text after the colon."""
 
-    word: ClassVar[str]  # before the colon
+    word: ClassVar[str]  # the word before the colon
     shares_global_state: ClassVar[bool] = False  # the library draws from `random` or `numpy.random`
 
     def __init__(
@@ -77,35 +77,35 @@ class ForeignEnvironment(ABC):
         self.mistakes = 0
         self._calls = 0
         self._earned = 0.0  # the sum of the library's rewards
-        self._paid = 0.0  # what of it was given, mapped
+        self._paid = 0.0  # the mapped reward that was returned so far
         self._phase = "new"
         self._world = GlobalState(0)
 
-    # What an adapter writes.
+    # An adapter implements these.
 
     @abstractmethod
     def tools(self) -> list[dict[str, Any]]:
-        """Tool schemas in OpenAI form, the same for every task."""
+        """Return the tool schemas in OpenAI format, the same for every task."""
 
     @abstractmethod
     def open(self, task: Any) -> Sequence[Message]:
-        """Start the library's environment and answer the opening messages."""
+        """Start the library's environment and return the opening messages."""
 
     @abstractmethod
     def act(self, call: ToolCall) -> Reaction:
-        """Carry out a call whose arguments fit its schema; raises `Mistake` where the policy is to blame."""
+        """Execute a call with valid arguments; raise `Mistake` for an error of the policy."""
 
     def answer(self, message: str) -> Reaction:
-        """What a message without a call means: the end."""
+        """Handle a message without a call: it ends the rollout."""
         return Reaction(observation="", done=True)
 
     def tasks(self, split: str) -> Sequence[Any]:
         if split not in FIRST_SEED:
             raise UsageError(f"{self.spec} has no split {split!r}; it has {', '.join(FIRST_SEED)}")
         first = FIRST_SEED[split]
-        return [SeededTask(id=f"{split}-{place}", seed=first + place) for place in range(self.counts[split])]
+        return [SeededTask(id=f"{split}-{index}", seed=first + index) for index in range(self.counts[split])]
 
-    # What the rest of the system calls.
+    # The rest of the system calls these.
 
     def reset(self, task: Any) -> Sequence[Message]:
         if self._phase != "new":
@@ -158,7 +158,7 @@ class ForeignEnvironment(ABC):
         raise Mistake(f"There is no tool {quote(call.name)}; the tools are: {known}.")
 
     def _pay(self, reward: float) -> float:
-        """The part of the mapped reward that is not given yet: a rollout that is cut off keeps what it has earned."""
+        """Return the part of the mapped reward that was not returned yet; a rollout that is cut off keeps the rest."""
         self._earned += float(reward)
         low, high = self.reward_range or (0.0, 1.0)
         mapped = (self._earned - low) / (high - low)
@@ -172,12 +172,12 @@ def system_message(name: str, rules: str = "") -> Message:
 
 
 def one_tool(name: str, description: str, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The one typed tool of an environment whose actions are no tools."""
+    """Return the single typed tool of an environment whose actions are not tools."""
     return [{"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}]
 
 
 def refuse_bad_arguments(call: ToolCall, schema: Mapping[str, Any]) -> None:
-    """Raise a `Mistake` in words of the schema, never of the policy, for the first argument that does not fit."""
+    """Raise a `Mistake` for the first invalid argument, in words of the schema, not of the policy."""
     known = schema.get("properties", {})
     for name in call.arguments:
         if name not in known and not schema.get("additionalProperties"):
@@ -214,9 +214,9 @@ def _checked_range(given: Sequence[float] | None) -> tuple[float, float] | None:
 
 
 class GlobalState:
-    """The random state of one environment, which its library keeps in the globals of the process.
+    """The random state of one environment whose library uses the global state of the process.
 
-    One environment at a time holds the globals, so that those which step side by side are as repeatable as one alone.
+    Only one environment uses the global state at a time, so that parallel environments are repeatable.
     """
 
     _lock = threading.Lock()

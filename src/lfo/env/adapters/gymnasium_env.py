@@ -1,9 +1,9 @@
 """Environments of Gymnasium with text or small spaces: `env=gymnasium:FrozenLake-v1`.
 
-The one tool is `act`; the action space becomes its schema, observations become words. Where an environment tells
-which actions are legal (`action_mask`), each reply lists them. `env_args` go to `gymnasium.make`:
-`env_args.is_slippery=false`. With `env_args.render=true` the picture of `render_mode="ansi"` is shown beside the
-observation; it may show more than the observation does, so it is off by default.
+The only tool is `act`: the action space becomes its schema, and observations become text. If an environment names the
+legal actions (`action_mask`), each reply lists them. `env_args` go to `gymnasium.make`: `env_args.is_slippery=false`.
+With `env_args.render=true` the reply also contains the picture of `render_mode="ansi"`; it may show more than the
+observation, so it is off by default.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from lfo.errors import ConfigError
 from lfo.protocol.hermes import Mistake
 from lfo.types import Message, ToolCall
 
-MOST_CHOICES = 64  # an enumeration in a schema; above it, a range
-MOST_NUMBERS = 64  # of an array that is put into words
+MOST_CHOICES = 64  # of an enumeration in a schema; above it, a range
+MOST_NUMBERS = 64  # of an array that is written as text
 _ABOUT_ACTIONS = re.compile(r"##\s*Action Space\s*\n(.+?)(?:\n\s*##|\Z)", re.DOTALL)
 
 
-class Adapter(ForeignEnvironment):
+class LibraryEnvironment(ForeignEnvironment):
     word = "gymnasium"
-    shares_global_state = True  # well-behaved ones do not; others cannot be told apart
+    shares_global_state = True  # most do not, but it cannot be found out
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Adapter(ForeignEnvironment):
             self._tools = self._tool()
             refuse_wordless(self._observations)
         except ValueError as error:
-            raise ConfigError(f"env={self.spec} cannot be put into words: {error}") from error
+            raise ConfigError(f"env={self.spec} cannot be used as text: {error}") from error
 
     def tools(self) -> list[dict[str, Any]]:
         return self._tools
@@ -102,13 +102,13 @@ class Adapter(ForeignEnvironment):
         if (mask := info.get("action_mask")) is not None and isinstance(self._actions, spaces.Discrete):
             names = {number: name for name, number in self._meanings.items()}
             first = int(self._actions.start)
-            self._legal = [first + place for place, allowed in enumerate(mask) if allowed]
+            self._legal = [first + index for index, allowed in enumerate(mask) if allowed]
             lines.append("Legal actions: " + ", ".join(names.get(each, str(each)) for each in self._legal))
         return "\n".join(lines)
 
 
 def schema_of(space: spaces.Space[Any]) -> dict[str, Any]:
-    """A space of actions as a JSON schema; raises ValueError for one that a policy could not write.
+    """Return the JSON schema of an action space; raise a ValueError if a policy could not write its actions.
 
     >>> schema_of(spaces.Discrete(3))
     {'type': 'integer', 'enum': [0, 1, 2]}
@@ -142,7 +142,7 @@ def schema_of(space: spaces.Space[Any]) -> dict[str, Any]:
 
 
 def value_of(space: spaces.Space[Any], argument: Any) -> Any:
-    """What a policy wrote, as the space wants it."""
+    """Convert an argument of the policy to an action of the space."""
     if isinstance(space, spaces.Dict):
         return {name: value_of(part, argument[str(name)]) for name, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -153,7 +153,7 @@ def value_of(space: spaces.Space[Any], argument: Any) -> Any:
 
 
 def words_of(space: spaces.Space[Any], value: Any) -> str:
-    """An observation in words.
+    """Return an observation as text.
 
     >>> words_of(spaces.Tuple((spaces.Discrete(32), spaces.Discrete(2))), (14, 0))
     '14, 0'
@@ -170,40 +170,40 @@ def words_of(space: spaces.Space[Any], value: Any) -> str:
 
 
 def refuse_wordless(space: spaces.Space[Any]) -> None:
-    """Raise ValueError for observations that cannot be put into words."""
+    """Raise a ValueError for observations that cannot be written as text."""
     for part in space.spaces.values() if isinstance(space, spaces.Dict) else getattr(space, "spaces", ()):
         refuse_wordless(part)
     if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
         _size_in_words(space)
     elif not isinstance(space, spaces.Discrete | spaces.Text | spaces.Dict | spaces.Tuple):
-        raise ValueError(f"its observations {space} have no words")
+        raise ValueError(f"observations of {space} cannot be written as text")
 
 
 def _size_in_words(space: spaces.Space[Any]) -> int:
     size = int(np.prod(space.shape or ()))
     if size > MOST_NUMBERS:
-        raise ValueError(f"{space} holds {size} numbers, and at most {MOST_NUMBERS} are written out")
+        raise ValueError(f"{space} has {size} numbers, and at most {MOST_NUMBERS} can be written as text")
     return size
 
 
 def _bounds(space: spaces.Space[Any]) -> tuple[Any, Any]:
-    """The lowest and the highest number anywhere in it."""
+    """Return the lowest and the highest number in a space."""
     if isinstance(space, spaces.Box):
         return space.low.min().item(), space.high.max().item()
     return 0, int(space.nvec.max()) - 1 if isinstance(space, spaces.MultiDiscrete) else 1
 
 
 def _meanings(game: Any, actions: spaces.Space[Any]) -> dict[str, int]:
-    """Names of the actions, where the environment has some in one of the two usual ways."""
+    """Return the names of the actions, if the environment has them in one of the two usual ways."""
     if not isinstance(actions, spaces.Discrete):
         return {}
     told: Any = getattr(game, "get_action_meanings", None)
     if callable(told):
         names: Any = told()
-        return {str(name).lower(): place for place, name in enumerate(names)}
+        return {str(name).lower(): index for index, name in enumerate(names)}
     return {each.name: int(each.value) for each in getattr(game, "actions", ()) if hasattr(each, "name")}
 
 
 def _plain(text: str) -> str:
-    """A picture without the colours of a terminal; what they mark stands in brackets."""
+    """Return a picture without terminal colours; coloured text is put in brackets."""
     return re.sub(r"\x1b\[[0-9;]*m", "", re.sub(r"\x1b\[41m(.)\x1b\[0m", r"[\1]", text)).strip("\n")

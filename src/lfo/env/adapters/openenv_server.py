@@ -1,8 +1,8 @@
-"""Environments that an OpenEnv server offers: `env=openenv:http://127.0.0.1:8000`.
+"""Environments of an OpenEnv server: `env=openenv:http://127.0.0.1:8000`.
 
-A server with tools (MCP) keeps them; the action of any other server becomes the one tool `act`, whose schema is the one
-that the server publishes. Each rollout is a session of its own over a WebSocket, so the server must allow as many
-sessions as rollouts run at the same time (`max_concurrent_envs`). A task is a seed, given to the server's `reset`.
+A server with tools (MCP) keeps them. The action of any other server becomes the only tool `act`, with the schema that
+the server publishes. Each rollout has its own session over a WebSocket, so the server must allow as many sessions as
+there are parallel rollouts (`max_concurrent_envs`). A task is a seed for the server's `reset`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from lfo.errors import ConfigError
 from lfo.protocol.hermes import Mistake
 from lfo.types import Message, ToolCall
 
-PATIENCE = 10.0  # seconds until a server that does not answer counts as absent
-NOT_TOLD = ("done", "reward", "metadata")  # of an observation
+PATIENCE = 10.0  # seconds to wait for a server
+NOT_TOLD = ("done", "reward", "metadata")  # keys of an observation that the policy does not see
 REFUSED = ("VALIDATION_ERROR", "INVALID_JSON")  # codes that mean a bad action
 
 
-class Adapter(ForeignEnvironment):
+class LibraryEnvironment(ForeignEnvironment):
     word = "openenv"
 
     def __init__(self, name: str, **options: Any) -> None:
@@ -44,7 +44,7 @@ class Adapter(ForeignEnvironment):
     def open(self, task: SeededTask) -> Sequence[Message]:
         kind = MCPToolClient if self._has_tools else GenericEnvClient
         self._client = kind(base_url=self.name.rstrip("/")).sync()
-        weakref.finalize(self, _close, self._client)  # a rollout that is cut off never hears of its end
+        weakref.finalize(self, _close, self._client)  # a rollout that is cut off is never closed otherwise
         self._client.connect()
         observation = self._client.reset(seed=task.seed).observation
         heard = _words(observation)
@@ -59,7 +59,7 @@ class Adapter(ForeignEnvironment):
         )
         try:
             result = self._client.step(action)
-        except RuntimeError as error:  # how the client tells what the server refused
+        except RuntimeError as error:  # the client raises it if the server rejects an action
             if any(code in str(error) for code in REFUSED):
                 raise Mistake("The server refused the action.") from error
             raise
@@ -72,7 +72,7 @@ class Adapter(ForeignEnvironment):
 
 @functools.cache
 def _published(url: str) -> tuple[bool, list[dict[str, Any]]]:
-    """Whether a server has tools of its own, and the tools that a policy is given."""
+    """Return whether a server has its own tools, and the tools for the policy."""
     try:
         with urllib.request.urlopen(f"{url}/schema", timeout=PATIENCE) as answer:
             action = json.load(answer)["action"]
@@ -93,7 +93,7 @@ def _published(url: str) -> tuple[bool, list[dict[str, Any]]]:
 
 
 def _words(observation: Any) -> str:
-    """An observation as text: its only field, or each field by name."""
+    """Return an observation as text: its only field, or each field with its name."""
     if isinstance(observation, CallToolObservation):
         if observation.error is not None:
             return f"Error: {observation.error.message}"
@@ -114,5 +114,5 @@ def _text(value: Any) -> str:
 def _close(client: Any) -> None:
     try:
         client.close()
-    except Exception:  # it was closed before, or the server has gone
+    except Exception:  # already closed, or the server is gone
         return

@@ -1,8 +1,8 @@
 """Tasks of ScienceWorld: `env=scienceworld:boil`. Needs Java.
 
-A task's variations are our tasks, in ScienceWorld's own splits; `test` holds its unseen ones. The one tool is
-`act(action)`; the forms of actions open the task. Reward is the score, 0 to 100, as 0 to 1; a failed task is 0.
-`env_args.simplifications=easy` makes it simpler, as the library names it. All rollouts share one Java process.
+Each variation of a ScienceWorld task is one of our tasks, in ScienceWorld's own splits. The only tool is `act(action)`;
+the opening lists the forms of actions. The reward is the score of 0 to 100 as 0 to 1; a failed task gives 0.
+`env_args.simplifications=easy` passes ScienceWorld's simplifications. All rollouts share one Java process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Variation:
     number: int
 
 
-class Adapter(ForeignEnvironment):
+class LibraryEnvironment(ForeignEnvironment):
     word = "scienceworld"
 
     def __init__(
@@ -104,7 +104,7 @@ _started: list[Any] = []
 
 
 def _java() -> Any:
-    """The one Java process, started when it is first needed."""
+    """Return the shared Java process; start it on first use."""
     with _lock:
         if not _started:
             _started.append(ScienceWorldEnv(""))
@@ -113,7 +113,7 @@ def _java() -> Any:
 
 
 def _world(java: Any) -> Any:
-    """A world of its own in the Java process that is there: the library starts a process for each."""
+    """A separate world in the shared Java process; the library would start a process for each."""
     world = _World.__new__(_World)
     world.__dict__.update(java.__dict__)
     world.server = java._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
@@ -124,7 +124,7 @@ def _world(java: Any) -> Any:
 
 class _World(ScienceWorldEnv):
     def __del__(self) -> None:
-        """The process goes on: others live in it."""
+        """Keep the process running, because other worlds use it."""
 
 
 def _stop() -> None:

@@ -1,8 +1,8 @@
 """Games of TextArena for one player: `env=textarena:FrozenLake-v0`.
 
-The rules and the first board open the task; each reply is what the game says next, without the policy's own words. The
-one tool is `act(action)`; how a move is written stands in the game's rules, and brackets may be left out. Reward is the
-game's own at its end, 0 where it is negative. `env_args` go to `textarena.make`: `env_args.size=5`.
+The opening contains the rules and the first board; each reply is the next output of the game, without the policy's own
+text. The only tool is `act(action)`; the rules say how to write a move, and brackets may be omitted. The reward is that
+of the game at its end, or 0 if it is negative. `env_args` go to `textarena.make`: `env_args.size=5`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lfo.errors import ConfigError
 from lfo.types import Message, ToolCall
 
 _BRACKETED = re.compile(r"\[[^\[\]\n]{1,40}\]")
-_played: set[str] = set()  # games that were tried with one player
+_played: set[str] = set()  # games that were opened with one player
 _TOOL = one_tool(
     "act",
     "Make one move of the game.",
@@ -32,7 +32,7 @@ _TOOL = one_tool(
 )
 
 
-class Adapter(ForeignEnvironment):
+class LibraryEnvironment(ForeignEnvironment):
     word = "textarena"
     shares_global_state = True  # games draw from `random`
 
@@ -75,11 +75,11 @@ class Adapter(ForeignEnvironment):
         return Reaction(observation="\n".join(filter(None, words)), reward=(rewards or {}).get(0, 0.0), done=True)
 
     def moves(self) -> list[ToolCall]:
-        """What stands in brackets in the game's last words; some games list their moves there."""
+        """Return the parts in brackets of the last output; some games list their moves there."""
         return [ToolCall(name="act", arguments={"action": move}) for move in _BRACKETED.findall(self._last)]
 
     def _heard(self) -> str:
-        """What the game has said since it was last asked; its wrappers would repeat the whole history."""
+        """Return the new output of the game; its wrappers would repeat the whole history."""
         game = self._game
         while isinstance(game, textarena.Wrapper):
             game = game.env
@@ -89,14 +89,14 @@ class Adapter(ForeignEnvironment):
 
 
 def _refuse_games_for_several(name: str, spec: str, options: dict[str, Any]) -> None:
-    """A game says how many players it wants only when it is opened, so each is opened once."""
+    """Open a game once with one player: only then it reports the number of players."""
     if name in _played:
         return
     with GlobalState(0).entered():
         try:
             textarena.make(name, **options).reset(num_players=1, seed=0)
         except AssertionError as error:
-            raise ConfigError(f"env={spec} is no game for one player: {error}") from error
+            raise ConfigError(f"env={spec} is not a game for one player: {error}") from error
         except Exception as error:
             reason = (str(error).strip().splitlines() or ["no message"])[0]
             raise ConfigError(f"env={spec} cannot be opened: {type(error).__name__}: {reason}") from error

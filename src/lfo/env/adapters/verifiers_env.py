@@ -1,10 +1,10 @@
-"""Environments of verifiers (the 0.1 line, which most published ones are written for): `env=verifiers:NAME`.
+"""Environments of verifiers 0.1, for which most are published: `env=verifiers:NAME`.
 
-NAME is what `verifiers.load_environment` takes: an installed environment package, or a module in the current folder
-with a function `load_environment`. Tools of a `ToolEnv` stay tools, and a message without a call is the final answer;
-in any other environment the one tool is `say(text)`. A rollout goes through verifiers' own turns, stop conditions and
-rubric; its reward is what the rubric says at the end. Tasks are the rows of the environment's data: `train` its
-dataset, `val` its evaluation set, or the last fifth of the dataset where it has none. `env_args` go to the environment.
+NAME is an argument of `verifiers.load_environment`: an installed environment package, or a module in the current folder
+with a function `load_environment`. The tools of a `ToolEnv` stay tools, and a message without a call is the final
+answer; any other environment has the only tool `say(text)`. A rollout uses verifiers' own turns, stop conditions and
+rubric, and the rubric gives the reward at the end. Tasks are rows of the environment's data: `train` is its dataset,
+`val` its evaluation set, or the last fifth of the dataset if it has none. `env_args` go to the environment.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lfo.env.adapters.foreign import ForeignEnvironment, Reaction, one_tool
 from lfo.errors import ConfigError, EnvironmentFailed, UsageError
 from lfo.types import Message, ToolCall
 
-HELD_OUT = 5  # where there is no evaluation set, every so many-th part of the dataset is one
+HELD_OUT = 5  # without an evaluation set, one in so many rows of the dataset is held out
 _SAY = one_tool(
     "say",
     "Say something to the environment.",
@@ -39,14 +39,14 @@ _SAY = one_tool(
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DatasetRow:
     """One task: a row of a dataset."""
 
     id: str
     input: Any
 
 
-class Adapter(ForeignEnvironment):
+class LibraryEnvironment(ForeignEnvironment):
     word = "verifiers"
 
     def __init__(
@@ -61,13 +61,13 @@ class Adapter(ForeignEnvironment):
     def tools(self) -> list[dict[str, Any]]:
         return self._own_tools or _SAY
 
-    def tasks(self, split: str) -> Sequence[Row]:
+    def tasks(self, split: str) -> Sequence[DatasetRow]:
         splits = _splits(self._library)
         if split not in splits:
             raise UsageError(f"{self.spec} has no split {split!r}; it has {', '.join(splits)}")
         return splits[split]
 
-    def open(self, task: Row) -> Sequence[Message]:
+    def open(self, task: DatasetRow) -> Sequence[Message]:
         library = self._library
         self._state = self._wait(library.init_state(dict(task.input), client=_NoClient(None), model="lfo"))
         self._state["timing"].generation.start = time.time()
@@ -86,7 +86,7 @@ class Adapter(ForeignEnvironment):
         return reaction if reaction.done else Reaction(observation="", reward=self._score(), done=True)
 
     def _turn(self, **said: Any) -> Reaction:
-        """One turn as `MultiTurnEnv.rollout` makes it, with a message of ours in place of a model's."""
+        """Make one turn like `MultiTurnEnv.rollout`, with our message in place of a model's."""
         library, state = self._library, self._state
         message = ResponseMessage(finish_reason="stop", is_truncated=False, **said)
         response = Response(id="lfo", created=int(time.time()), model="lfo", message=message)
@@ -122,20 +122,20 @@ async def _refuse(*_: Any, **__: Any) -> Any:
     raise EnvironmentFailed("this environment of verifiers asks a model by itself, which is not supported")
 
 
-# In place of a client for a model, which verifiers' rollouts ask and ours do not.
+# Replaces the model client, which our rollouts do not use.
 _NoClient = type("_NoClient", (Client,), dict.fromkeys(Client.__abstractmethods__, _refuse))
 
 
 @functools.cache
 def _loaded(name: str, options: str) -> Any:
-    """Loaded once: the environment object of verifiers holds data and tools, and no state of a rollout."""
+    """Load an environment once: it has data and tools, but no state of a rollout."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
     signals = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         library = verifiers.load_environment(name, **json.loads(options))
-        for each, handler in signals.items():  # the library takes them over
+        for each, handler in signals.items():  # the library replaces them
             signal.signal(each, handler)
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -146,19 +146,19 @@ def _loaded(name: str, options: str) -> Any:
     return library
 
 
-_SPLITS: dict[int, dict[str, list[Row]]] = {}
+_SPLITS: dict[int, dict[str, list[DatasetRow]]] = {}
 
 
-def _splits(library: Any) -> dict[str, list[Row]]:
+def _splits(library: Any) -> dict[str, list[DatasetRow]]:
     if id(library) not in _SPLITS:
         rows = list(library.get_dataset())
         held_out = list(library.get_eval_dataset()) if library.eval_dataset is not None else []
         if not held_out and len(rows) > 1:
             held_out = rows[HELD_OUT - 1 :: HELD_OUT] or rows[-1:]
-            rows = [row for place, row in enumerate(rows) if row not in held_out]
+            rows = [row for index, row in enumerate(rows) if row not in held_out]
         splits = {"train": rows, "val": held_out or rows}
         _SPLITS[id(library)] = {
-            split: [Row(f"{split}-{place}", row) for place, row in zip(itertools.count(), each, strict=False)]
+            split: [DatasetRow(f"{split}-{index}", row) for index, row in zip(itertools.count(), each, strict=False)]
             for split, each in splits.items()
         }
     return _SPLITS[id(library)]

@@ -1,13 +1,13 @@
-"""An existing verl project, unchanged: `env=verl:FOLDER`.
+"""An existing verl project, without changes: `env=verl:FOLDER`.
 
-The folder holds what verl is given: prompts as parquet (`train*.parquet`; `val*`, `test*` or `eval*.parquet`), a YAML
-file with `tools:` (verl's `tool_config_path`) or a Python file with `@function_tool` (`function_tool_path`), and a
-Python file with the reward function `compute_score` (`custom_reward_function.path`). Each is found, or named:
+The folder contains the inputs of verl: prompts as parquet (`train*.parquet`; `val*`, `test*` or `eval*.parquet`), a
+YAML file with `tools:` (verl's `tool_config_path`) or a Python file with `@function_tool` (`function_tool_path`), and a
+Python file with the reward function `compute_score` (`custom_reward_function.path`). They are found, or set by
 `env_args.tool_config=FILE`, `env_args.function_tools=FILE`, `env_args.reward=FILE`, `env_args.reward_name=NAME`.
 
-A rollout goes as in verl's tool agent loop: `create`, `execute`, `release` for each call, the state of a rollout in
-`agent_data.extra_fields`. A message without a call, or the last of `env_args.max_assistant_turns` (16), ends it, and
-`compute_score` is given the whole response. Rewards of single tool calls are not added, as in verl.
+A rollout works as in verl's tool agent loop: `create`, `execute`, `release` for each call, with the state of a rollout
+in `agent_data.extra_fields`. A message without a call, or the last of `env_args.max_assistant_turns` (16), ends it, and
+`compute_score` gets the whole response. As in verl, rewards of single tool calls are not added.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Project:
     splits: Mapping[str, Sequence[Prompt]]
 
 
-class Adapter(ForeignEnvironment):
+class LibraryEnvironment(ForeignEnvironment):
     word = "verl"
 
     def __init__(
@@ -109,7 +109,7 @@ class Adapter(ForeignEnvironment):
                 given = self._state.tools_kwargs.get(call.name, {})
                 instance, _ = await tool.create(create_kwargs=given.get("create_kwargs", {}))
                 response, _, _ = await tool.execute(instance, arguments, agent_data=self._state)
-        except Exception as error:  # as in verl, where the policy is told
+        except Exception as error:  # as in verl, the policy sees the error
             return f"Error executing tool '{call.name}': {error}"
         finally:
             if instance is not None:
@@ -139,8 +139,8 @@ def _opened(
 ) -> Project:
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        raise ConfigError(f"env=verl:{name}: there is no such folder")
-    if str(folder.absolute()) not in sys.path:  # its tools are named by module
+        raise ConfigError(f"env=verl:{name}: this folder does not exist")
+    if str(folder.absolute()) not in sys.path:  # its config names tools by module
         sys.path.insert(0, str(folder.absolute()))
     config = folder / tool_config if tool_config else _first(folder, "*.y*ml", "tools:")
     functions = folder / function_tools if function_tools else _first(folder, "*.py", "@function_tool")
@@ -179,7 +179,7 @@ def _splits(folder: Path) -> dict[str, Sequence[Prompt]]:
         if not files:
             raise ConfigError(f"env=verl:{folder} has no parquet file whose name begins with {' or '.join(names)}")
         rows = [row for path in files for row in _rows(path)]
-        splits[split] = [Prompt(f"{split}-{place}", row) for place, row in enumerate(rows)]
+        splits[split] = [Prompt(f"{split}-{index}", row) for index, row in enumerate(rows)]
     return splits
 
 
@@ -187,10 +187,10 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     try:
         rows = json.loads(pandas.read_parquet(path).to_json(orient="records") or "[]")
     except Exception as error:
-        raise DataError(f"{path} is no parquet file that can be read: {error}") from error
-    for place, row in enumerate(rows):
+        raise DataError(f"{path} is not a readable parquet file: {error}") from error
+    for index, row in enumerate(rows):
         if not isinstance(row.get("prompt"), list) or not row["prompt"]:
-            raise DataError(f"{path}, row {place}: `prompt` must be a list of messages")
+            raise DataError(f"{path}, row {index}: `prompt` must be a list of messages")
     return rows
 
 

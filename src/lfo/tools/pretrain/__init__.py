@@ -1,6 +1,8 @@
-"""How the embedded base came to be: `lfo pretrain` builds the tokenizer and the model from a corpus of practice.
+"""`lfo pretrain`: build the embedded base, its tokenizer and its model, from practice conversations.
 
 corpus.py      practice conversations in worlds without a law
 tokenizer.py   the small BPE tokenizer and its chat template
-recipe.py      the model's shape, its training, and the check of what it can and cannot do
+recipe.py      the shape of the model and its training
+check.py       the check of what a base can do and does not know
+syntax.py      training of the call syntax of any environment
 """

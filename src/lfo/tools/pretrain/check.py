@@ -1,8 +1,8 @@
-"""What a base can do and what it does not know, measured: `lfo pretrain --check`.
+"""Measure what a base can do and what it does not know: `lfo pretrain --check`.
 
-It should use what a sentence says: solve level 1 by itself, and the headline levels once it is shown the true replies
-as look-ahead. It should know nothing of who wants what: fail from level 2 on by itself, and ask blindly, with a
-form that has nothing to do with the department.
+A base should use what it reads: solve level 1 alone, and the main levels with true replies as look-ahead. It should not
+know the requirements of departments: fail from level 2 on alone, and ask for fields that are independent of the
+department.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from lfo.protocol.chat import ChatCodec
 from lfo.rollout.deliberation import LookAhead
 from lfo.rollout.predictors import true_reply_predictor
 from lfo.rollout.row import RolloutRequest
-from lfo.rollout.runner import Runner, RunnerSettings
+from lfo.rollout.runner import Runner, RunnerConfig
 from lfo.statistics import wilson
 from lfo.types import Rollout
 
 MAX_CONTEXT = 1_536
 PERMUTATIONS = 2_000
 
-# What must hold of a base that is fit for use.
-READS = 0.9  # at least, at level 1 by itself
-IGNORANT = 0.02  # at most, on levels 2 to 5 by itself
-GUESSES = 0.2  # at most, on level 6 by itself, where a guess sometimes pays
-UNIFORM = 0.97  # at least: entropy of the fields of blind forms, as a share of its maximum
-CHANCE = 0.001  # p-value below which a form would betray knowledge
+# The conditions for a usable base.
+READS = 0.9  # least success on level 1 alone
+IGNORANT = 0.02  # most success on levels 2 to 5 alone
+GUESSES = 0.2  # most success on level 6 alone, where guesses sometimes succeed
+UNIFORM = 0.97  # least entropy of the fields of blind forms, as a share of its maximum
+CHANCE = 0.001  # p-value below which forms show knowledge
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlindForm:
-    """A form that was filled in before any rep had spoken."""
+    """A form that was filled in before the first call."""
 
     task: Task
     industry: str
@@ -54,12 +54,12 @@ class BlindForm:
 
 
 class Player:
-    """The bare base as a policy in the phone-call world."""
+    """The base as a policy in the phone-call world."""
 
     def __init__(self, model: str, device: torch.device, law: int = 0) -> None:
         self._environment = partial(PhoneCalls, law=law)
         self._codec = ChatCodec(load_tokenizer(model), PhoneCalls().tools())
-        # Adapters are part of the machinery, but none is active here.
+        # The model needs adapters, but none is active here.
         self._model = DualAdapterModel.build(load_base(model, device), coupling="separate", seed=0, rank=1)
         self._sampler = Sampler(self._model, max_context=MAX_CONTEXT, eos_ids=[self._codec.end_of_turn])
 
@@ -67,15 +67,15 @@ class Player:
         self, tasks: Sequence[Task], *, temperature: float, with_true_replies: bool = False, batch: int = 64
     ) -> list[Rollout]:
         environment = self._environment
-        settings = RunnerSettings()
+        runner_config = RunnerConfig()
         lookahead = None
         if with_true_replies:
-            lookahead = LookAhead(predictor=true_reply_predictor(environment, settings), proposed_by="environment")
-        runner = Runner(environment, self._codec, settings=settings, lookahead=lookahead)
+            lookahead = LookAhead(predictor=true_reply_predictor(environment, runner_config), proposed_by="environment")
+        runner = Runner(environment, self._codec, config=runner_config, lookahead=lookahead)
         rollouts: list[Rollout] = []
         for start in range(0, len(tasks), batch):
             part = tasks[start : start + batch]
-            requests = [RolloutRequest(task=task, seeds=(0, start + place)) for place, task in enumerate(part)]
+            requests = [RolloutRequest(task=task, seeds=(0, start + index)) for index, task in enumerate(part)]
             session = self._sampler.session(rows=len(part), adapters=())
             rollouts += runner.run(requests, session, temperature=temperature)
         return rollouts
@@ -90,7 +90,7 @@ def check_base(
     device: torch.device | None = None,
     progress: Callable[[str], None] = lambda words: None,
 ) -> dict[str, Any]:
-    """Success by level, alone and with true replies; what blind forms ask for; and which promises are broken."""
+    """Return success by level, alone and with true replies; the fields of blind forms; and violated conditions."""
     player = Player(model, device or torch.device("cpu"), law)
     levels: dict[str, Any] = {}
     for level in LEVEL:
@@ -135,7 +135,7 @@ def _first(rollout: Rollout, tool: str) -> Any:
 
 
 def blind_forms(player: Player, tasks: Sequence[Task]) -> list[BlindForm]:
-    """The forms of one sampled rollout of each task, where no call came before them."""
+    """Return the forms of one sampled rollout of each task, if no call came before."""
     found = []
     for task, rollout in zip(tasks, player.play(tasks, temperature=1.0), strict=True):
         names = [turn.call.name for turn in rollout.turns if turn.call]
@@ -149,10 +149,10 @@ def blind_forms(player: Player, tasks: Sequence[Task]) -> list[BlindForm]:
 
 
 def rule_knowledge(forms: Sequence[BlindForm], *, permutations: int = PERMUTATIONS, seed: int = 0) -> dict[str, Any]:
-    """Whether blind forms have anything to do with what their task is about.
+    """Test whether blind forms depend on their tasks.
 
-    Each statistic is compared with what it is when the forms are dealt to the tasks at random; a p-value is the
-    share of deals that look at least as knowing.
+    Each statistic is compared with its values when the forms are assigned to tasks at random; the p-value is the share
+    of random assignments with at least the same value.
     """
     asked_NF = np.array([[name in form.fields for name in FIELDS] for form in forms], dtype=float)
     counts = Counter(name for form in forms for name in form.fields)
@@ -188,7 +188,7 @@ def _one_hot(labels: Sequence[str]) -> np.ndarray:
 
 
 def _information(asked_NF: np.ndarray, labels: np.ndarray) -> float:
-    """Mutual information of a form's label and the fields in it, in nats."""
+    """Return the mutual information of a form's label and its fields, in nats."""
     joint_LF = labels @ asked_NF
     joint_LF = joint_LF / joint_LF.sum()
     independent_LF = joint_LF.sum(1, keepdims=True) * joint_LF.sum(0, keepdims=True)

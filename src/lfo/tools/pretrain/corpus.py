@@ -1,13 +1,13 @@
-"""Practice conversations: the language of the domain, the tool syntax, and the skill of using what a sentence says.
+"""Practice conversations, which teach the language of the domain, the tool syntax, and the use of what was read.
 
-What a department requires is drawn anew for every single task, so nothing here can teach which department wants
-what. No conversation contains a look-ahead. Two habits are shown:
+The requirements of departments are drawn again for every task, so the corpus cannot teach them. No conversation
+contains look-ahead. Two behaviours are shown:
 
-    read    call with nothing, hear what is missing, ask the user for exactly that, call again
-    guess   ask the user for some fields, call with what came back
+    read    call without details, read what is missing, ask the user for it, call again
+    guess   ask the user for some fields, call with the values
 
-Where one failed check is final, the reader's second call meets a locked file: reading comes too late there, and
-the base has no way to know what to ask for first.
+If one failed check is final, the second call of the reader fails: reading is too late there, and the base cannot know
+what to ask for first.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from lfo.types import Message, StepResult, ToolCall, Turn
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-PRACTICE_WORLD = 77_000  # the seed of the practice companies; no data set uses it
+PRACTICE_WORLD = 77_000  # the seed of the practice companies; no dataset uses it
 PRACTICE_COMPANIES = 4000
-# Words around what matters, so that the base reads through words that it does not know from the real world.
+# Irrelevant words, so that the base learns to ignore unknown words.
 _SMALL_TALK = ("Thank you.", "It is urgent.", "An answer is expected soon.", "Take your time.", "I am at work now.")
 _REMARKS = ("(recorded) ", "(by phone) ", "(line 2) ", "(note) ", "Rep: ", "They said: ", "Heard: ", "Answer: ")
 _GIVING_UP = ("I could not get it done.", "Sorry, this did not work.", "It was not possible today.")
@@ -45,7 +45,7 @@ _GIVING_UP = ("I could not get it done.", "Sorry, this did not work.", "It was n
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PracticeTask(Task):
-    """A task with one more failed check and the calls to use it: there, reading pays."""
+    """Return a task with one more failed check and more calls, so that reading succeeds."""
 
     @property
     def limits(self) -> Level:
@@ -55,7 +55,7 @@ class PracticeTask(Task):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
-    """A finished practice rollout as text; `turns` carry no token spans."""
+    """A finished practice rollout as text; `turns` have no token spans."""
 
     opening: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...]
@@ -63,7 +63,7 @@ class Conversation:
 
 
 def _lawless(rng: random.Random, task: Task) -> Task:
-    """The same errands with requirements that follow nothing, and a user who can meet them."""
+    """Return the same errands with random requirements, and a user who can meet them."""
     names = list(FIELDS)
     while True:
         errands = []
@@ -86,7 +86,7 @@ def _lawless(rng: random.Random, task: Task) -> Task:
 
 
 def practice_task(number: int, *, practice_share: float = 0.5) -> Task:
-    """Practice task of that number: any level, any practice company, rules that follow nothing."""
+    """Return the practice task of that number: any level, any practice company, random rules."""
     rng = stream(PRACTICE_WORLD, "practice", number)
     task = None
     while task is None:
@@ -105,14 +105,14 @@ def practice_task(number: int, *, practice_share: float = 0.5) -> Task:
 
 
 class _PracticeOracle(OracleCodes):
-    """An oracle who forgives one try without words."""
+    """An oracle that allows one try without words."""
 
     def finished(self) -> bool:
         return bool(self.spoken)
 
 
 class _Talk:
-    """An environment and the record of what was said to it."""
+    """An environment with a record of its messages."""
 
     def __init__(self, environment: ToolEnvironment, task: Any) -> None:
         self.environment = environment
@@ -135,7 +135,7 @@ class _Talk:
         return "" if self.done else self.say(format_tool_call(ToolCall(name=name, arguments=arguments)))
 
     def call(self, number: str, values: Mapping[str, str]) -> tuple[str, str]:
-        """The number that answered in the end, and what it said."""
+        """Return the number that was reached at last, and its reply."""
         reply = self.tool("make_phone_call", phone_number=number, auth_info=values)
         if moved := re.search(r"555-\d{4}", reply):
             number = moved[0]
@@ -186,7 +186,7 @@ def oracle_conversation(number: int) -> Conversation:
     rng = stream(PRACTICE_WORLD, "oracle", number)
     environment = _PracticeOracle(seed=PRACTICE_WORLD + rng.randrange(500))
     task = rng.choice(environment.tasks("train"))
-    # Another code in every conversation: the seed's law must not be learned either.
+    # Another code in every conversation, so that the law of the seed is not learned.
     talk = _Talk(environment, dataclasses.replace(task, code=tuple(rng.sample(WORDS, 2))))
     talk.tool("ask_oracle", oracle=task.oracle)
     words: tuple[str, ...] = tuple(rng.sample(WORDS, 2))
@@ -198,12 +198,12 @@ def oracle_conversation(number: int) -> Conversation:
 
 
 def converse(number: int) -> Conversation:
-    """Practice conversation of that number; one in twelve is about doors."""
+    """Return the practice conversation of that number; one in twelve is about doors."""
     return oracle_conversation(number) if number % 12 == 0 else phone_conversation(number)
 
 
 def texts(conversation: Conversation) -> Iterator[str]:
-    """All that is written in a conversation and in its world-model examples, for the tokenizer."""
+    """Yield all texts of a conversation and of its world-model examples, for the tokenizer."""
     yield "\n".join(message.content for message in conversation.opening)
     for index, turn in enumerate(conversation.turns):
         yield f"{turn.action}\n{turn.observation}"
@@ -212,8 +212,8 @@ def texts(conversation: Conversation) -> Iterator[str]:
             yield render_target(turn.observation)
 
 
-class Rows:
-    """Conversations and world-model examples as token ids, written by the same codecs that rollouts use."""
+class CorpusRows:
+    """Encodes conversations and world-model examples with the codecs of rollouts."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -242,7 +242,7 @@ class Rows:
         return ids[:end]
 
     def example(self, conversation: Conversation, rng: random.Random) -> list[int]:
-        """One world-model example of a conversation, most often of a call to a rep."""
+        """Return one world-model example of a conversation, mostly of a call to a rep."""
         calls = [index for index, turn in enumerate(conversation.turns) if turn.call]
         index = rng.choice(calls if rng.random() < 0.3 else calls[1:] or calls)
         turn = conversation.turns[index]
@@ -251,7 +251,7 @@ class Rows:
         return list(self._world_model.example(state, turn.call, turn.observation).tokens)
 
     def write(self, numbers: Iterable[int], *, example_share: float = 0.5) -> Iterator[list[int]]:
-        """The rows of the conversations of these numbers, some followed by a world-model example."""
+        """Yield the rows of these conversations, some followed by a world-model example."""
         for number in numbers:
             conversation = converse(number)
             rng = stream(PRACTICE_WORLD, "row", number)

@@ -1,10 +1,10 @@
-"""How a base learns the language and the tools of the domain, and nothing of its rules: by practice conversations.
+"""Train a base on practice conversations: it learns the language and the tools of the domain, but not its rules.
 
     lfo pretrain --output-dir base                  the embedded base, from nothing; about 10 minutes on one GPU
     lfo pretrain --output-dir base --steps 200      a smoke test on a CPU
-    lfo pretrain --base smollm2-135m                a base that exists is only warmed up; about 4 minutes on one GPU
+    lfo pretrain --base smollm2-135m                warm up an existing base; about 4 minutes on one GPU
 
-Deterministic up to the device's arithmetic. What comes out is checked by `lfo pretrain --check`.
+Deterministic up to the arithmetic of the device. `lfo pretrain --check` checks the result.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lfo.loading import load_base, load_tokenizer
 from lfo.model.learner import LOGITS_AT_ONCE
 from lfo.objectives.losses import fused_token_hits
 from lfo.tools.models import note_warm_up
-from lfo.tools.pretrain.corpus import Rows, converse, texts
+from lfo.tools.pretrain.corpus import CorpusRows, converse, texts
 from lfo.tools.pretrain.tokenizer import train_tokenizer
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ Progress = Callable[[str, int, int, str], None]  # phase, done, of, words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Practice:
-    """What is read, and how it is learned."""
+class PretrainConfig:
+    """The data and the training of a base."""
 
     conversations: int
     row: int  # tokens in a training row; several documents are packed into one
@@ -52,8 +52,8 @@ class Practice:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recipe(Practice):
-    """All that decides what the embedded base becomes."""
+class Recipe(PretrainConfig):
+    """The complete config of the embedded base."""
 
     conversations: int = 300_000
     row: int = 1_024
@@ -70,12 +70,12 @@ class Recipe(Practice):
     feed_forward: int = 384
 
 
-# A language model that exists needs the syntax of the tools and the habit of using them: about one pass.
-WARM_UP = Practice(conversations=20_000, row=2_048, batch=32, steps=400, learning_rate=5e-4, warmup=40)
+# An existing language model only needs the syntax of the tools and when to use them: about one pass.
+WARM_UP = PretrainConfig(conversations=20_000, row=2_048, batch=32, steps=400, learning_rate=5e-4, warmup=40)
 
 
 def end_of(tokenizer: PreTrainedTokenizerBase) -> int:
-    """What stands after a document and where there is none."""
+    """Return the token after a document, which is also the padding."""
     assert isinstance(tokenizer.pad_token_id, int)
     return tokenizer.pad_token_id
 
@@ -104,14 +104,14 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Qwen3ForC
 
 def _encode_part(numbers: range, *, tokenizer: PreTrainedTokenizerBase) -> list[np.ndarray]:
     torch.set_num_threads(1)
-    return [np.array(row, dtype=np.uint16) for row in Rows(tokenizer).write(numbers)]
+    return [np.array(row, dtype=np.uint16) for row in CorpusRows(tokenizer).write(numbers)]
 
 
 def build_corpus(
-    practice: Practice, tokenizer: PreTrainedTokenizerBase, *, workers: int, progress: Progress
+    config: PretrainConfig, tokenizer: PreTrainedTokenizerBase, *, workers: int, progress: Progress
 ) -> np.ndarray:
-    """All training rows (rows x `practice.row`): whole documents in random order, a padding token after each."""
-    count = practice.conversations
+    """Return all training rows (rows x `config.row`): whole documents in random order, each with a padding token."""
+    count = config.conversations
     parts = [range(start, min(start + 500, count)) for start in range(0, count, 500)]
     documents: list[np.ndarray] = []
     encode = partial(_encode_part, tokenizer=tokenizer)
@@ -119,14 +119,14 @@ def build_corpus(
         for done, part in enumerate(pool.imap(encode, parts)):
             documents += part
             progress("corpus", parts[done].stop, count, f"{len(documents)} documents")
-    corpus = pack(documents, row=practice.row, end=end_of(tokenizer), seed=practice.seed)
-    if len(corpus) < practice.batch:
-        raise ConfigError(f"{count} conversations fill {len(corpus)} rows, fewer than a batch of {practice.batch}")
+    corpus = pack(documents, row=config.row, end=end_of(tokenizer), seed=config.seed)
+    if len(corpus) < config.batch:
+        raise ConfigError(f"{count} conversations fill {len(corpus)} rows, fewer than a batch of {config.batch}")
     return corpus
 
 
 def pack(documents: Sequence[np.ndarray], *, row: int, end: int, seed: int) -> np.ndarray:
-    """Fill rows with whole documents; what does not fit into a row starts the next one."""
+    """Fill rows with whole documents; a document that does not fit starts the next row."""
     order = list(range(len(documents)))
     stream(seed, "pack").shuffle(order)
     rows: list[np.ndarray] = []
@@ -142,42 +142,41 @@ def pack(documents: Sequence[np.ndarray], *, row: int, end: int, seed: int) -> n
     return np.stack(rows) if rows else np.empty((0, row), dtype=np.uint16)
 
 
-def _batches(rows: int, practice: Practice) -> Iterator[np.ndarray]:
-    """Numbers of the rows of each batch, epoch after epoch."""
+def _batches(rows: int, config: PretrainConfig) -> Iterator[np.ndarray]:
+    """Yield the row indices of each batch, epoch after epoch."""
     for epoch in itertools.count():
-        order = np.random.default_rng((practice.seed, epoch)).permutation(rows)
-        for start in range(0, len(order) - practice.batch + 1, practice.batch):
-            yield order[start : start + practice.batch]
+        order = np.random.default_rng((config.seed, epoch)).permutation(rows)
+        for start in range(0, len(order) - config.batch + 1, config.batch):
+            yield order[start : start + config.batch]
 
 
-def _rate(practice: Practice, step: int) -> float:
-    warm = min(1.0, (step + 1) / practice.warmup)
-    return practice.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * step / practice.steps))
+def _rate(config: PretrainConfig, step: int) -> float:
+    warm = min(1.0, (step + 1) / config.warmup)
+    return config.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * step / config.steps))
 
 
 def train_model(
     model: PreTrainedModel,
     corpus: np.ndarray,
-    practice: Practice,
+    config: PretrainConfig,
     *,
     end: int,
     device: str,
     progress: Progress,
     wanted: np.ndarray | None = None,
 ) -> float:
-    """Plain next-token training on every token, or on those that are `wanted`; returns the mean loss of the last
-    hundred steps."""
+    """Train on the next token, at every position or where `wanted`; return the mean loss of the last hundred steps."""
     model.to(device).train()  # pyright: ignore[reportArgumentType]
     head_VD = model.get_output_embeddings().weight  # pyright: ignore[reportOptionalMemberAccess]
     chunk = max(1, LOGITS_AT_ONCE // len(head_VD))
     decayed = [each for each in model.parameters() if each.ndim > 1]
     others = [each for each in model.parameters() if each.ndim <= 1]
-    groups = [{"params": decayed, "weight_decay": practice.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=practice.learning_rate, betas=(0.9, 0.95), fused=device == "cuda")
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.95), fused=device == "cuda")
     losses: list[Tensor] = []
-    for step, rows in zip(range(practice.steps), _batches(len(corpus), practice), strict=False):
+    for step, rows in zip(range(config.steps), _batches(len(corpus), config), strict=False):
         for group in optimizer.param_groups:
-            group["lr"] = _rate(practice, step)
+            group["lr"] = _rate(config, step)
         tokens_BT = torch.from_numpy(corpus[rows].astype(np.int64)).to(device, non_blocking=True)
         targets_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
         if wanted is not None:
@@ -193,8 +192,8 @@ def train_model(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses = [*losses[-99:], loss.detach()]
-        if step % 50 == 0 or step == practice.steps - 1:
-            progress("training", step + 1, practice.steps, f"loss {torch.stack(losses).mean().item():.3f}")
+        if step % 50 == 0 or step == config.steps - 1:
+            progress("training", step + 1, config.steps, f"loss {torch.stack(losses).mean().item():.3f}")
     return torch.stack(losses).mean().item()
 
 
@@ -212,13 +211,15 @@ def pretrain(recipe: Recipe, output_dir: Path, *, device: str, workers: int, pro
     return loss
 
 
-def warm_up(base: str, practice: Practice, output_dir: Path, *, device: str, workers: int, progress: Progress) -> float:
-    """Let a base that exists practise, with its own tokenizer and template, and save it beside it, in bf16."""
+def warm_up(
+    base: str, config: PretrainConfig, output_dir: Path, *, device: str, workers: int, progress: Progress
+) -> float:
+    """Train an existing base on practice conversations, with its own tokenizer and template, and save it in bf16."""
     tokenizer = load_tokenizer(base)
-    corpus = build_corpus(practice, tokenizer, workers=workers, progress=progress)
-    model = load_base(base, torch.device("cpu"))  # there it is fp32
-    loss = train_model(model, corpus, practice, end=end_of(tokenizer), device=device, progress=progress)
+    corpus = build_corpus(config, tokenizer, workers=workers, progress=progress)
+    model = load_base(base, torch.device("cpu"))  # fp32 on a CPU
+    loss = train_model(model, corpus, config, end=end_of(tokenizer), device=device, progress=progress)
     model.to("cpu", torch.bfloat16).save_pretrained(output_dir)
     tokenizer.save_pretrained(output_dir)
-    note_warm_up(base, output_dir, asdict(practice))
+    note_warm_up(base, output_dir, asdict(config))
     return loss

@@ -1,12 +1,11 @@
-"""A base for any tools: practice in how the calls of an environment are written, and in nothing else.
+"""Teach a base the call syntax of the tools of an environment, and nothing else.
 
     lfo pretrain --env textarena:FrozenLake-v0 --base tiny --output-dir base
     lfo pretrain --env textarena:FrozenLake-v0 --check --model base
 
-Random calls, drawn from the tools' schemas or from the moves that the environment names, are played in real rollouts;
-the loss is on the tokens of the calls alone. Nothing is filtered by success, and the tasks are counted: they are those
-of `train`, which a run would see anyway. The check: how often a turn is a call that can be read, and whether the base
-is better than random play, which it must not be.
+Random calls, drawn from the schemas or from the moves of the environment, are played in real rollouts; only the tokens
+of calls have a loss. Rollouts are not filtered by success, and the tasks, which are those of `train`, are counted. The
+check measures how often a turn is a valid call, and that the base is not better than random play.
 """
 
 from __future__ import annotations
@@ -30,82 +29,82 @@ from lfo.model.adapters import DualAdapterModel
 from lfo.model.sampler import Sampler
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import format_tool_call
+from lfo.rollout.call_monitor import CallMonitor
 from lfo.rollout.row import RolloutRequest
-from lfo.rollout.runner import Runner, RunnerSettings
-from lfo.rollout.watch import Watch
+from lfo.rollout.runner import Runner, RunnerConfig
 from lfo.statistics import wilson
 from lfo.tools.models import note_warm_up
-from lfo.tools.pretrain.recipe import Practice, Progress, end_of, train_model
+from lfo.tools.pretrain.recipe import PretrainConfig, Progress, end_of, train_model
 from lfo.types import Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SYNTAX = Practice(conversations=400, row=1_024, batch=8, steps=200, learning_rate=5e-4, warmup=20)
-SMALL_RATE = 2e-3  # of the embedded base, which has far to go
-READABLE = 0.9  # of the turns, at least
+SYNTAX = PretrainConfig(conversations=400, row=1_024, batch=8, steps=200, learning_rate=5e-4, warmup=20)
+SMALL_RATE = 2e-3  # learning rate of the embedded base, which has most to learn
+READABLE = 0.9  # least share of turns that are valid calls
 MAX_TURNS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drill:
-    """Rows of random play; `wanted` marks the tokens of calls and of the end of each."""
+    """Rows of random play; `wanted` marks the tokens of calls and their ends."""
 
     tokens: np.ndarray  # rows x row
     wanted: np.ndarray
     tasks: int  # different ones
     turns: int
-    broken: int  # rollouts that the environment broke off
+    broken: int  # rollouts in which the environment failed
 
 
 def drill(
-    factory: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase, practice: Practice, progress: Progress
+    make_environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase, config: PretrainConfig, progress: Progress
 ) -> Drill:
-    """Play at random and write down what happened as the policy would see it."""
-    environment = factory()
+    """Play at random and encode the rollouts as the policy would see them."""
+    environment = make_environment()
     codec, tasks = ChatCodec(tokenizer, environment.tools()), tasks_of(environment, "train")
     end = end_of(tokenizer)
-    tokens = np.full((practice.conversations, practice.row), end, dtype=np.int32)
+    tokens = np.full((config.conversations, config.row), end, dtype=np.int32)
     wanted = np.zeros(tokens.shape, dtype=bool)
     used: set[str] = set()
     rows = turns = broken = 0
-    for number in range(practice.conversations):
-        task = tasks[stream(practice.seed, "task", number).randrange(len(tasks))]
+    for number in range(config.conversations):
+        task = tasks[stream(config.seed, "task", number).randrange(len(tasks))]
         try:
-            ids, mask, played = _rollout(factory, codec, task, practice, number)
-        except Exception as error:  # somebody else's code
+            ids, mask, played = _rollout(make_environment, codec, task, config, number)
+        except Exception as error:  # foreign code
             broken += 1
-            if broken == practice.conversations:
+            if broken == config.conversations:
                 raise WorkError(f"every rollout of random play failed: {type(error).__name__}: {error}") from error
             continue
         used.add(str(task.id))
         if played:
             tokens[rows, : len(ids)], wanted[rows, : len(ids)] = ids, mask
             rows, turns = rows + 1, turns + played
-        progress("random play", number + 1, practice.conversations, f"{turns} calls")
-    if rows < practice.batch:
+        progress("random play", number + 1, config.conversations, f"{turns} calls")
+    if rows < config.batch:
         raise ConfigError(
-            f"{practice.conversations} rollouts gave {rows} rows with a call, fewer than a batch of {practice.batch}: "
-            f"an opening and a call must fit into {practice.row} tokens; try more --conversations or a larger --row"
+            f"{config.conversations} rollouts gave {rows} rows with a call, fewer than a batch of {config.batch}: "
+            f"an opening and a call must fit into {config.row} tokens; try more --conversations or a larger --row"
         )
     return Drill(tokens=tokens[:rows], wanted=wanted[:rows], tasks=len(used), turns=turns, broken=broken)
 
 
 def _rollout(
-    factory: EnvironmentFactory, codec: ChatCodec, task: Any, practice: Practice, number: int
+    make_environment: EnvironmentFactory, codec: ChatCodec, task: Any, config: PretrainConfig, number: int
 ) -> tuple[list[int], list[bool], int]:
-    """Token ids, the mask of its calls, and how many whole calls fit."""
-    environment = factory()
+    """Return token ids, the mask of the calls, and the number of complete calls."""
+    environment = make_environment()
     tools, opening = environment.tools(), tuple(environment.reset(task))
     heard = "\n".join(message.content for message in opening)
     ids = list(codec.opening(opening).ids)
     mask, played = [False] * len(ids), 0
     for turn in range(MAX_TURNS):
         moves = environment.moves() if isinstance(environment, NamesMoves) else ()
-        call = random_call(tools, heard=heard, random=stream(practice.seed, number, turn), moves=moves)
+        call = random_call(tools, heard=heard, random=stream(config.seed, number, turn), moves=moves)
         message = format_tool_call(call)
         said = [*codec.encode_message(message), codec.end_of_turn]
-        if len(ids) + len(said) >= practice.row:
+        if len(ids) + len(said) >= config.row:
             break
         ids, mask, played = [*ids, *said], mask + [True] * len(said), played + 1
         result = environment.step(message)
@@ -114,25 +113,31 @@ def _rollout(
         heard = f"{heard}\n{result.observation}"
         after = codec.after_action(result.observation, stopped=True).ids
         ids, mask = [*ids, *after], mask + [False] * len(after)
-    return ids[: practice.row], mask[: practice.row], played
+    return ids[: config.row], mask[: config.row], played
 
 
 def teach_syntax(
-    base: str, factory: EnvironmentFactory, practice: Practice, output_dir: Path, *, device: str, progress: Progress
+    base: str,
+    make_environment: EnvironmentFactory,
+    config: PretrainConfig,
+    output_dir: Path,
+    *,
+    device: str,
+    progress: Progress,
 ) -> dict[str, Any]:
-    """Let a base practise the calls of an environment, and save it as a model folder."""
+    """Train a base on the calls of an environment, and save it as a model folder."""
     tokenizer = load_tokenizer(base)
     if base == EMBEDDED:
-        practice = replace(practice, learning_rate=SMALL_RATE)
-    rows = drill(factory, tokenizer, practice, progress)
-    model = load_base(base, torch.device("cpu"))  # there it is fp32
+        config = replace(config, learning_rate=SMALL_RATE)
+    rows = drill(make_environment, tokenizer, config, progress)
+    model = load_base(base, torch.device("cpu"))  # fp32 on a CPU
     loss = train_model(
-        model, rows.tokens, practice, end=end_of(tokenizer), device=device, progress=progress, wanted=rows.wanted
+        model, rows.tokens, config, end=end_of(tokenizer), device=device, progress=progress, wanted=rows.wanted
     )
     model.to("cpu", torch.bfloat16).save_pretrained(output_dir)
     tokenizer.save_pretrained(output_dir)
     figures = {"tasks": rows.tasks, "rollouts": len(rows.tokens), "calls": rows.turns, "broken": rows.broken}
-    note_warm_up(base, output_dir, {**asdict(practice), **figures})
+    note_warm_up(base, output_dir, {**asdict(config), **figures})
     return {"output_dir": str(output_dir), "loss": loss, **figures}
 
 
@@ -141,30 +146,30 @@ def teach_syntax(
 
 def check_syntax(
     model: str,
-    factory: EnvironmentFactory,
+    make_environment: EnvironmentFactory,
     *,
     episodes: int = 500,
     device: torch.device | None = None,
     max_context: int = 1_024,
     batch: int = 64,
 ) -> dict[str, Any]:
-    """How often a sampled turn is a call that can be read, and its reward beside that of random play."""
-    tokenizer, environment = load_tokenizer(model), factory()
+    """Return the share of sampled turns that are valid calls, and the reward beside that of random play."""
+    tokenizer, environment = load_tokenizer(model), make_environment()
     codec, tools = ChatCodec(tokenizer, environment.tools()), list(environment.tools())
     tasks = list(tasks_of(environment, "val"))
     chosen = [tasks[number % len(tasks)] for number in range(episodes)]
     dual = DualAdapterModel.build(load_base(model, device or torch.device("cpu")), coupling="separate", seed=0, rank=1)
     sampler = Sampler(dual, max_context=max_context, eos_ids=codec.ends)
-    runner = Runner(factory, codec, settings=RunnerSettings(max_turns=MAX_TURNS))
+    runner = Runner(make_environment, codec, config=RunnerConfig(max_turns=MAX_TURNS))
     rollouts: list[Rollout] = []
     for start in range(0, episodes, batch):
         part = chosen[start : start + batch]
-        requests = [RolloutRequest(task=task, seeds=(0, start + place)) for place, task in enumerate(part)]
+        requests = [RolloutRequest(task=task, seeds=(0, start + index)) for index, task in enumerate(part)]
         rollouts += runner.run(requests, sampler.session(rows=len(part), adapters=()))
-    watch = Watch(30.0)
+    monitor = CallMonitor(30.0)
     random = [
-        tell(factory, task, watch, max_turns=MAX_TURNS, speak=partial(random_speech, tools, place))
-        for place, task in enumerate(chosen)
+        tell(make_environment, task, monitor, max_turns=MAX_TURNS, speak=partial(random_speech, tools, index))
+        for index, task in enumerate(chosen)
     ]
     return _verdict(model, rollouts, random, {tool["function"]["name"] for tool in tools})
 

@@ -1,7 +1,7 @@
-"""The embedded base's tokenizer: a small byte-level BPE, and a chat template that names tools briefly.
+"""The tokenizer of the embedded base: a small byte-level BPE, and a chat template with short tool descriptions.
 
-Field and tool names are one word each, numbers are cut into pairs of digits: a rollout is a few hundred tokens.
-Every byte can be written, so any text of any environment can be read.
+Field and tool names are one token each, and numbers are split into pairs of digits, so that a rollout has a few hundred
+tokens. It can encode every byte, and therefore any text.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 END_OF_TEXT, START_OF_TURN, END_OF_TURN = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-# Runs of punctuation may hold single spaces, so that `": "` and `", "` in JSON are one word.
+# Punctuation may contain single spaces, so that `": "` and `", "` in JSON are one token.
 _WORDS = r" ?[\p{L}_]+|\p{N}{1,2}| ?[^\s\p{L}\p{N}_]+(?: [^\s\p{L}\p{N}_]+)*|\s+"
 
-# ChatML; of each tool only its name and the names of its arguments, because a tiny model reads every token dearly.
+# ChatML; only the names of tools and arguments, because every token is expensive for a tiny model.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message.role + '\n' + message.content }}"
@@ -49,7 +49,7 @@ def train_tokenizer(texts: Iterable[str], *, vocabulary: int) -> PreTrainedToken
         show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
-    # Ordinary vocabulary, as in the Qwen family: not special, but always one token.
+    # Not special, as in the Qwen family, but always one token.
     backend.add_tokens([AddedToken("<tool_call>", special=False), AddedToken("</tool_call>", special=False)])
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,

@@ -1,4 +1,4 @@
-"""Our settings in verl's words: complete, checked by verl itself, and open to verl's own keys."""
+"""Our config in verl's keys: complete, validated by verl, and open to verl's own keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers import Qwen3Config
 
 from lfo.config import KNOBS, PRESETS, load_config
 from lfo.engines import create_trainer
-from lfo.engines.verl.settings import _chosen, _translated
+from lfo.engines.verl.config import _chosen, _translated
 from lfo.env.phone_calls import PhoneCalls
 from lfo.errors import ConfigError
 from lfo.loading import load_tokenizer
@@ -40,7 +40,7 @@ def test_a_run_without_verl_says_how_to_install_it(monkeypatch):
 def test_a_template_that_knows_no_thoughts_is_refused_before_any_process_starts():
     pytest.importorskip("verl")
     config = load_config(["preset=tiny", "engine=verl", "rollout.thinking=true"])
-    with pytest.raises(ConfigError, match="knows no thoughts"):
+    with pytest.raises(ConfigError, match="does not support thoughts"):
         create_trainer(config, PhoneCalls, load_tokenizer("tiny"))
 
 
@@ -59,7 +59,7 @@ _ASK = """
 import dataclasses, json, sys
 from omegaconf import OmegaConf
 from lfo.config import PRESETS, load_config
-from lfo.engines.verl.settings import verl_config
+from lfo.engines.verl.config import verl_config
 from lfo.errors import ConfigError
 trees = {}
 for name, overrides in json.loads(sys.argv[1]).items():
@@ -196,10 +196,10 @@ def test_verls_own_keys_win_and_mistyped_ones_are_named(answers):
         "the nearest is verl.actor_rollout_ref.actor.fsdp_config.optimizer_offload"
     )
     assert answers["refused"] == (
-        "verl refuses these settings: When using sequence parallelism for actor/ref policy, you must enable "
+        "verl rejects this config: When using sequence parallelism for actor/ref policy, you must enable "
         "`use_remove_padding`."
     )
-    assert answers["refused by a part"] == "verl refuses these settings: stack_depth must be positive, got 0"
+    assert answers["refused by a part"] == "verl rejects this config: stack_depth must be positive, got 0"
 
 
 @pytest.mark.verl
@@ -209,7 +209,7 @@ def test_what_our_settings_or_our_code_decide_cannot_be_set_in_verls_words(answe
     assert answers["own group"] == "set rollout.group_size instead of verl.actor_rollout_ref.rollout.n"
     assert answers["own steps"] == "set steps instead of verl.trainer.total_training_steps"
     assert answers["own run"] == "set the run's own settings instead of verl.actor_rollout_ref.model.lora.run.seed"
-    one_way = "lfo's own code does this part, in one way alone"
+    one_way = "the code of lfo supports no other value"
     assert answers["own loss"] == f"{actor}.loss_agg_mode must be token-mean: {one_way}"
     assert answers["fsdp1"] == f"{actor}.strategy must be fsdp2: {one_way}"
     assert answers["same loss"]["actor_rollout_ref"]["actor"]["loss_agg_mode"] == "token-mean"

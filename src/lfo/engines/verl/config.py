@@ -1,12 +1,12 @@
-"""Our settings as verl's: the whole OmegaConf tree that verl would have made of its YAML files and overrides.
+"""Convert our config to verl's: the OmegaConf tree that verl would make of its YAML files and overrides.
 
     tree = verl_config(config)                       RunConfig -> verl's config, checked
     lfo train engine=verl preset=tiny --print-config
 
-verl's defaults come first, then what our settings mean in its words, then `verl.a.b.c=value` as the user typed it. What
-our settings or our code decide cannot be typed that way: most of it would be shown and change nothing.
-Where verl has no word for a setting (couplings, look-ahead, replay), our code reads our own config, which travels
-inside verl's as `actor_rollout_ref.model.lora.run`. Nothing here starts a process or loads a model.
+verl's defaults come first, then our config in verl's keys, then the overrides `verl.a.b.c=value` of the user. Keys that
+our config or our code decide cannot be overridden: most of them would be shown but change nothing. For options that
+verl does not have (couplings, look-ahead, replay), our code reads our own config, which verl's config contains as
+`actor_rollout_ref.model.lora.run`. Nothing here starts a process or loads a model.
 """
 
 # pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false
@@ -38,17 +38,17 @@ from lfo.settings import dotted
 
 PLUGIN = "lfo.engines.verl.plugin"  # registers our parts wherever verl builds a model config
 PLATFORM = "lfo.engines.verl.platform"  # imported with verl itself
-ENGINE = "dual_lora"  # the name under which our engine is registered
+ENGINE = "dual_lora"  # the registered name of our engine
 AGENT_LOOP = "lfo"
 SAMPLER = "lfo"  # the rollout replica made of our own sampler
-BASE = "base"  # asked of a server by name like an adapter: none at all
+BASE = "base"  # requests the base without an adapter from a server
 RATE_FLOOR = 0.1
-# Batches for which vLLM captures graphs while it starts, four for each: it would take 51 sizes up to the same 512.
+# Batch sizes for which vLLM captures graphs at start, four for each; its default is 51 sizes up to the same 512.
 GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 _ACTOR, _SAMPLING, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 
-# What our code does in one way alone, and what puts it in verl's place.
+# Fixed values: what our code supports, and what makes verl use our code.
 _FIXED: Mapping[str, Any] = {
     # DAPO
     "algorithm.adv_estimator": "grpo",
@@ -70,7 +70,6 @@ _FIXED: Mapping[str, Any] = {
     f"{_SAMPLING}.calculate_log_probs": True,
     f"{_SAMPLING}.agent.default_agent_loop": AGENT_LOOP,
     f"{_SAMPLING}.multi_turn.enable": True,
-    f"{_SAMPLING}.temperature": 1.0,
     # DAPO and AdamW, as our learner has them
     f"{_ACTOR}.clip_ratio": CLIP_LOW,
     f"{_ACTOR}.clip_ratio_low": CLIP_LOW,
@@ -82,7 +81,7 @@ _FIXED: Mapping[str, Any] = {
     f"{_ACTOR}.grad_clip": MAX_NORM,
     f"{_ACTOR}.optim.clip_grad": MAX_NORM,
     "algorithm.norm_adv_by_std_in_grpo": True,
-    # reward: from the environment's final state, given by the agent loop
+    # reward: the agent loop returns it
     "reward.num_workers": 0,
     "reward.reward_model.rollout.name": SAMPLER,
     "critic.enable": False,
@@ -93,7 +92,7 @@ _FIXED: Mapping[str, Any] = {
     "transfer_queue.enable": True,
 }
 
-# Parts of verl's config that are dictionaries of anything: what stands below them cannot be checked.
+# Parts of verl's config that are free dictionaries, so that keys below them cannot be validated.
 _FREE = ("override_config", "ray_init", "engine_kwargs", "sampler_kwargs", "reward_kwargs", "mixed_precision", "lora")
 
 
@@ -110,9 +109,9 @@ def sampling_parameters(
     ends: Sequence[int] = (),
     repeatable: bool = False,
 ) -> dict[str, Any]:
-    """What a server is told with a prompt. Ours draws by the numbers that it is given; others draw by themselves.
+    """Return the sampling parameters of a request. Our server samples with the given `uniforms`; others use their own.
 
-    `repeatable` gives vLLM a seed for each request; it then draws row by row, which costs a lot.
+    `repeatable` gives vLLM a seed for each request; it then samples row by row, which is much slower.
     """
     parameters: dict[str, Any] = {"temperature": temperature, "max_tokens": limit, "logprobs": True}
     if server == SAMPLER:
@@ -126,14 +125,14 @@ def sampling_parameters(
 
 
 def world_model_folder(output_dir: Path, step: int) -> Path:
-    """Where vLLM finds the world model of a step: see vllm.py."""
+    """Return the folder from which vLLM loads the world model of a step: see vllm.py."""
     return output_dir.absolute() / "servers" / f"world_model-{step:06d}"
 
 
 def forget_world_models(present: Path, before: Path | None) -> None:
-    """Take away all but the present one and the one before, which a server may still be reading.
+    """Remove all folders but the current one and the last one, which a server may still read.
 
-    Whatever their steps are: a run that was killed has left later ones behind than the one that it is resumed from.
+    Compare names, not steps: a killed run may have left folders of later steps than the one it resumes from.
     """
     for old in present.parent.glob("world_model-*"):
         if old not in (present, before):
@@ -141,22 +140,22 @@ def forget_world_models(present: Path, before: Path | None) -> None:
 
 
 def prepare_environment(config: RunConfig) -> None:
-    """What verl reads from the environment while it is imported; must come before the first `import verl`."""
+    """Set the environment variables that verl reads on import; call it before the first `import verl`."""
     if importlib.util.find_spec("verl") is None:
         raise ConfigError("engine=verl needs verl: pip install 'learn-from-observation[verl]'")
     os.environ["VERL_USE_EXTERNAL_MODULES"] = PLATFORM
     os.environ.setdefault("VERL_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("TQ_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # a worker for each core, none of which we could use
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # else Ray starts workers that we never use
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if is_cpu(config):
         os.environ["VERL_PLATFORM"] = "cpu"
-    warnings.filterwarnings("ignore", module=r"verl\b")  # engines of verl's that are not installed, and are not used
+    warnings.filterwarnings("ignore", module=r"verl\b")  # warnings about verl's optional engines, which we do not use
 
 
 def verl_config(config: RunConfig, *, tokenizer: str | None = None) -> DictConfig:
-    """The config that verl runs with; `tokenizer` is a folder, where it is not the model's own."""
+    """Return the config for verl, validated; `tokenizer` is a folder, if it differs from the model's."""
     prepare_environment(config)
     tree = copy.deepcopy(_defaults())
     translated = _translated(config, tokenizer)
@@ -174,7 +173,7 @@ def verl_config(config: RunConfig, *, tokenizer: str | None = None) -> DictConfi
 
 @cache
 def _defaults() -> DictConfig:
-    """verl's own tree, composed once in a process: it takes a second."""
+    """Return verl's default config; cached, because composing it takes a second."""
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
@@ -190,9 +189,9 @@ def _defaults() -> DictConfig:
 
 
 def _translated(config: RunConfig, tokenizer: str | None) -> dict[str, dict[str, Any]]:
-    """Our settings in verl's words: our name -> verl's dotted names, with their values."""
+    """Return our config in verl's keys: our name -> verl's dotted names with their values."""
     rollout, policy, optimizer = config.rollout, config.policy, config.optimizer
-    alpha = int(config.lora.alpha)  # verl's type
+    alpha = int(config.lora.alpha)  # verl needs an int
     return {
         "model": {f"{_MODEL}.path": model_source(config.model), f"{_MODEL}.tokenizer_path": tokenizer},
         "device": {"trainer.device": "cpu" if is_cpu(config) else "cuda"},
@@ -211,10 +210,11 @@ def _translated(config: RunConfig, tokenizer: str | None) -> dict[str, dict[str,
             "trainer.experiment_name": Path(config.output_dir).name,
             "trainer.default_local_dir": config.output_dir,
         },
-        "trackers": {"trainer.logger": []},  # told by our loop
+        "trackers": {"trainer.logger": []},  # our loop logs
         "lora.rank": {
             f"{_MODEL}.lora_rank": config.lora.rank,
-            f"{_MODEL}.lora.rank": config.lora.rank * coupling_of(config.coupling).room,  # that a server must take
+            # what a server must be able to load
+            f"{_MODEL}.lora.rank": config.lora.rank * coupling_of(config.coupling).room,
             f"{_MODEL}.lora_alpha": alpha,
             f"{_MODEL}.lora.alpha": alpha,
         },
@@ -222,12 +222,13 @@ def _translated(config: RunConfig, tokenizer: str | None) -> dict[str, dict[str,
         "rollout.prompts": {"data.train_batch_size": rollout.prompts},
         "rollout.group_size": {f"{_SAMPLING}.n": rollout.group_size},
         "rollout.mini_batch_prompts": {f"{_ACTOR}.ppo_mini_batch_size": rollout.mini_batch_prompts},
+        "rollout.temperature": {f"{_SAMPLING}.temperature": rollout.temperature},
         "rollout.max_turns": {f"{_SAMPLING}.multi_turn.max_assistant_turns": rollout.max_turns},
         "rollout.max_context": {
             "data.max_prompt_length": rollout.max_context // 2,
             "data.max_response_length": rollout.max_context - rollout.max_context // 2,
             f"{_SAMPLING}.max_model_len": rollout.max_context,
-            # Replies are never cut: our agent loop does not go through verl's tools, whose limit is 256 characters.
+            # Replies are never cut: our agent loop does not use verl's tools, which cut at 256 characters.
             f"{_SAMPLING}.multi_turn.max_tool_response_length": rollout.max_context * 16,
         },
         "policy.learning_rate": {f"{_ACTOR}.optim.lr": policy.learning_rate},
@@ -242,11 +243,11 @@ def _translated(config: RunConfig, tokenizer: str | None) -> dict[str, dict[str,
 
 
 def _chosen(config: RunConfig) -> dict[str, Any]:
-    """Our choices for verl's own parts: machines, precision, servers. `verl.a.b.c=value` chooses otherwise."""
+    """Return our defaults for verl's own options: machines, precision, servers. The user can override them."""
     cpu = is_cpu(config)
     servers = dict(dotted(config.verl)).get(f"{_SAMPLING}.name", SAMPLER)
     return {
-        # The ratio is to the policy that sampled. Other servers than ours do not compute what the trainer computes.
+        # The ratio is to the sampling policy. Only our own server computes the same log-probs as the trainer.
         "algorithm.rollout_correction.bypass_mode": servers == SAMPLER,
         f"{_MODEL}.override_config.attn_implementation": "sdpa",
         f"{_MODEL}.enable_gradient_checkpointing": not cpu,
@@ -259,7 +260,7 @@ def _chosen(config: RunConfig) -> dict[str, Any]:
         f"{_SAMPLING}.dtype": "float32" if cpu else "bfloat16",
         f"{_SAMPLING}.cudagraph_capture_sizes": list(GRAPH_SIZES),
         f"{_SAMPLING}.tensor_model_parallel_size": 1,
-        f"{_SAMPLING}.agent.num_workers": 1 if cpu else 2,  # each plays many rollouts, and imports for seconds
+        f"{_SAMPLING}.agent.num_workers": 1 if cpu else 2,  # each runs many rollouts and needs seconds for its imports
         "trainer.nnodes": 1,
         "trainer.n_gpus_per_node": 1,
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
@@ -268,7 +269,7 @@ def _chosen(config: RunConfig) -> dict[str, Any]:
 
 
 def _check_known(tree: DictConfig, name: str) -> None:
-    """A mistyped name would otherwise be added and change nothing."""
+    """Raise a `ConfigError` for an unknown key; OmegaConf would add it without effect."""
     *path, last = name.split(".")
     node: Any = tree
     for depth, key in enumerate((*path, last)):
@@ -284,28 +285,28 @@ def _check_known(tree: DictConfig, name: str) -> None:
 
 
 def _check_open(name: str, value: Any, translated: Mapping[str, Mapping[str, Any]]) -> None:
-    """What our settings and our code decide is only shown in verl's words: read there, it would be two truths."""
+    """Raise a `ConfigError` for a key that our config or our code decides."""
     for setting, theirs in translated.items():
         if any(name == each or name.startswith(f"{each}.") for each in theirs):
             raise ConfigError(f"set {setting} instead of verl.{name}")
     if name in _FIXED and value != _FIXED[name]:
-        raise ConfigError(f"verl.{name} must be {_FIXED[name]}: lfo's own code does this part, in one way alone")
+        raise ConfigError(f"verl.{name} must be {_FIXED[name]}: the code of lfo supports no other value")
 
 
 def _validate(tree: DictConfig) -> None:
-    """verl's own check; what it prints is not for our users."""
+    """Run verl's own validation without its output."""
     from hydra.errors import InstantiationException
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
     checked: Any = tree
     if tree.actor_rollout_ref.rollout.name == "vllm" and importlib.util.find_spec("vllm") is None:
-        # verl's check imports vLLM; everything else can be checked on a machine without it.
+        # verl's validation imports vLLM; without vLLM, validate everything else.
         checked = OmegaConf.merge(tree, {"actor_rollout_ref": {"rollout": {"name": SAMPLER}}})
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             validate_config(checked, use_reference_policy=need_reference_policy(tree), use_critic=need_critic(tree))
-    except InstantiationException as error:  # hydra wraps what a part of the config said
-        raise ConfigError(f"verl refuses these settings: {error.__cause__ or error}") from error
+    except InstantiationException as error:  # hydra wraps the error of a config class
+        raise ConfigError(f"verl rejects this config: {error.__cause__ or error}") from error
     except (AssertionError, ValueError, TypeError) as error:
-        raise ConfigError(f"verl refuses these settings: {error}") from error
+        raise ConfigError(f"verl rejects this config: {error}") from error

@@ -1,4 +1,4 @@
-"""Somebody else's code under watch: how long it takes, and what it does to the process around it."""
+"""Call foreign code with a time limit and record its side effects on the process."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from lfo.env.output import redirected_stdout
 from lfo.rollout.patience import call_all
 
 
-class Watch:
-    """Calls with a time limit, one after the other; remembers their side effects."""
+class CallMonitor:
+    """Makes calls one after the other, with a time limit, and records their side effects."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
@@ -24,7 +24,7 @@ class Watch:
         self._moved = self._drew = False
 
     def call(self, function: Callable[[], Any]) -> tuple[Any, float]:
-        """The result, or the `EnvironmentFailed` that stands for it, and the seconds it took."""
+        """Return the result, or an `EnvironmentFailed`, and the seconds that the call took."""
         drawn, printed, folder = _random_state(), io.StringIO(), os.getcwd()
 
         def watched() -> Any:
@@ -42,9 +42,9 @@ class Watch:
         return outcome, seconds
 
     def effects(self) -> list[str]:
-        """What was seen, a sentence each."""
+        """Return the recorded side effects, one sentence each."""
         seen = {
-            "it draws from the global random state, so rollouts side by side are not repeatable": self._drew,
+            "it draws from the global random state, so parallel rollouts are not repeatable": self._drew,
             "it changes the working directory of the process": self._moved,
             f"it prints: {self._printed.partition(chr(10))[0][:80]!r}": bool(self._printed),
         }

@@ -1,13 +1,13 @@
-"""A plain memory of what was heard, found again by its text: what a user would try before training a world model.
+"""A store of the replies heard so far, searched by text similarity: what to try before training a world model.
 
-    memory = ReplyMemory()
-    memory.add(heard)                       # ObservedCalls
-    memory.recall([(state, call)])          # -> for each, the reply that was heard in the most similar situation
+    store = ReplyStore()
+    store.add(heard)                       # ObservedCalls
+    store.recall([(state, call)])          # -> for each, the reply that was heard in the most similar situation
 
-A situation has three texts: the task, what was done and heard before (as far as it concerns the call), and the call.
-Two situations are as similar as the mean of the cosines of these texts, each as TF-IDF over character n-grams of its
-words: the standard of text retrieval, with nothing made by hand for a world. Of equally similar ones the newest is
-recalled. Nothing here is trained. What else was tried, and that this was the best of it: docs/LOG.md.
+A situation has three texts: the task, the earlier actions and replies that concern the call, and the call. The
+similarity of two situations is the mean cosine similarity of these texts, as TF-IDF vectors over character n-grams of
+their words: standard text retrieval, with nothing made for one environment. Of equally similar situations the newest
+wins. Nothing here is trained. docs/LOG.md lists the alternatives that were tried; this was the best.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from lfo.types import Rollout, ToolCall
 
 NGRAMS = (3, 4, 5)
 _WORD = re.compile(r"\w+")
-_MAX_CHARS = 8_000  # of one text; a state's parts are cut there already
-_MAX_REPLY_CHARS = 1_000  # of what is shown; more would push the policy out of its context
+_MAX_CHARS = 8_000  # of one text; the parts of a state are already cut there
+_MAX_REPLY_CHARS = 1_000  # of a shown reply; more could fill the context of the policy
 
-Situation = tuple[str, ...]  # task, what was done and heard before, call
+Situation = tuple[str, ...]  # task, earlier actions and replies, call
 
 
 def situation_of(state: WorldModelState, call: ToolCall) -> Situation:
@@ -57,9 +57,9 @@ def ngrams(text: str) -> Iterator[str]:
 
 
 class TextIndex:
-    """Distinct texts, and how similar others are to each of them: the cosine of their TF-IDF vectors.
+    """Distinct texts, and the cosine similarity of other texts to each, as TF-IDF vectors.
 
-    A term that is in d of n texts weighs ln((1 + n) / (1 + d)) + 1, times how often it occurs.
+    A term that occurs in d of n texts has the weight ln((1 + n) / (1 + d)) + 1, times its count in the text.
     """
 
     def __init__(self) -> None:
@@ -67,19 +67,19 @@ class TextIndex:
         self._terms: dict[str, int] = {}  # term -> its column
         self._counts: list[dict[int, int]] = []  # of each row
         self._idf = np.zeros(0)  # of each column
-        self._vectors: csr_array | None = None  # of all rows, made at first need after texts were added
+        self._vectors: csr_array | None = None  # of all rows; computed on first use after `add`
 
     def add(self, text: str) -> int:
-        """The row of a text, new or not."""
-        place = self._places.setdefault(text, len(self._counts))
-        if place == len(self._counts):
+        """Return the row of a text; add it if it is new."""
+        index = self._places.setdefault(text, len(self._counts))
+        if index == len(self._counts):
             terms = Counter(ngrams(text)).items()
             self._counts.append({self._terms.setdefault(term, len(self._terms)): count for term, count in terms})
             self._vectors = None
-        return place
+        return index
 
     def similarities(self, texts: Sequence[str]) -> np.ndarray:
-        """`[text, row]`, each from 0 to 1."""
+        """Return the similarities as an array `[text, row]`, from 0 to 1."""
         if self._vectors is None:
             texts_with = Counter(column for row in self._counts for column in row)
             found_in = np.array([texts_with[column] for column in range(len(self._terms))])
@@ -92,7 +92,7 @@ class TextIndex:
         return (self._vectors @ self._tf_idf(known).toarray().T).T
 
     def _tf_idf(self, counts: Sequence[dict[int, int]]) -> csr_array:
-        """Rows of length 1; one without terms stays empty."""
+        """Return rows of length 1; a row without terms stays empty."""
         sizes = np.array([len(row) for row in counts])
         rows = np.repeat(np.arange(len(counts)), sizes)
         columns = np.array([column for row in counts for column in row], dtype=np.int64)
@@ -103,40 +103,40 @@ class TextIndex:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Memory:
+class StoredReply:
     situation: Situation
     reply: str
 
 
 @dataclass(slots=True)
-class ReplyMemory:
-    """Every (situation, reply) that was added, once each, in the order in which it was first heard."""
+class ReplyStore:
+    """Every distinct (situation, reply), in the order in which it was first heard."""
 
-    memories: dict[Memory, tuple[int, ...]] = field(default_factory=dict)  # -> the row of each text in its index
+    replies: dict[StoredReply, tuple[int, ...]] = field(default_factory=dict)  # -> the row of each text in its index
     indexes: tuple[TextIndex, ...] = field(default_factory=lambda: (TextIndex(), TextIndex(), TextIndex()))
 
     def __len__(self) -> int:
-        return len(self.memories)
+        return len(self.replies)
 
     def hear(self, rollouts: Iterable[Rollout]) -> None:
-        """Keep what look-ahead will ask about: with other calls it recalls as much and takes five times as long."""
+        """Store the calls that look-ahead asks about. Storing all calls was not better and five times as slow."""
         self.add(call for rollout in rollouts for call in observed_calls(rollout) if call.asked)
 
     def add(self, heard: Iterable[ObservedCall]) -> None:
         for each in heard:
-            self._keep(Memory(situation=situation_of(each.state, each.call), reply=each.reply[:_MAX_REPLY_CHARS]))
+            self._keep(StoredReply(situation=situation_of(each.state, each.call), reply=each.reply[:_MAX_REPLY_CHARS]))
 
-    def _keep(self, memory: Memory) -> None:
-        if memory not in self.memories:
-            texts = zip(self.indexes, memory.situation, strict=True)
-            self.memories[memory] = tuple(index.add(text) for index, text in texts)
+    def _keep(self, stored: StoredReply) -> None:
+        if stored not in self.replies:
+            texts = zip(self.indexes, stored.situation, strict=True)
+            self.replies[stored] = tuple(index.add(text) for index, text in texts)
 
     def recall(self, questions: Sequence[tuple[WorldModelState, ToolCall]]) -> list[str]:
-        """The reply of the most similar situation, for each question; nothing where nothing was heard yet."""
-        if not self.memories or not questions:
+        """Return the reply in the most similar situation, for each question; "" while the store is empty."""
+        if not self.replies or not questions:
             return [""] * len(questions)
-        newest_first = list(self.memories)[::-1]
-        rows = np.array(list(self.memories.values())[::-1])
+        newest_first = list(self.replies)[::-1]
+        rows = np.array(list(self.replies.values())[::-1])
         asked = zip(*(situation_of(*question) for question in questions), strict=True)  # all tasks, all ..., all calls
         likeness = sum(
             index.similarities(texts)[:, rows[:, part]]
@@ -145,16 +145,16 @@ class ReplyMemory:
         return [newest_first[place].reply for place in np.argmax(likeness, axis=1)]
 
     def save(self, path: Path) -> None:
-        records = [[*memory.situation, memory.reply] for memory in self.memories]
+        records = [[*stored.situation, stored.reply] for stored in self.replies]
         path.write_text(json.dumps(records), encoding="utf-8")
 
     def load(self, path: Path) -> None:
-        """Take up what was saved; the same questions are then answered in the same way."""
+        """Load what `save` wrote; the same questions then get the same replies."""
         try:
             records = [tuple(record) for record in json.loads(path.read_text(encoding="utf-8"))]
         except (OSError, ValueError, TypeError) as error:
-            raise DataError(f"{path} holds no memory of replies") from error
+            raise DataError(f"{path} is damaged: it is not a store of replies") from error
         for record in records:
             if len(record) != len(self.indexes) + 1 or not all(isinstance(text, str) for text in record):
-                raise DataError(f"{path} holds no memory of replies")
-            self._keep(Memory(situation=record[:-1], reply=record[-1]))
+                raise DataError(f"{path} is damaged: it is not a store of replies")
+            self._keep(StoredReply(situation=record[:-1], reply=record[-1]))

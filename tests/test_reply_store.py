@@ -1,4 +1,4 @@
-"""The memory that answers look-ahead in place of a world model: what it finds, keeps, and may hear."""
+"""The reply store, which answers look-ahead in place of a world model: what it finds, keeps, and may hear."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from lfo.agent import MEMORY, load_agent
+from lfo.agent import REPLY_STORE_FILE, load_agent
 from lfo.errors import ConfigError, DataError
 from lfo.protocol.world_model import ObservedCall, WorldModelState
-from lfo.rollout import reply_memory
+from lfo.rollout import reply_store
 from lfo.rollout.deliberation import Question
-from lfo.rollout.predictors import memory_predictor
-from lfo.rollout.reply_memory import ReplyMemory, TextIndex
+from lfo.rollout.predictors import reply_store_predictor
+from lfo.rollout.reply_store import ReplyStore, TextIndex
 from lfo.rollout.tasks import draw_tasks
 from lfo.rundir import read_metrics
 from lfo.training import Trainer
@@ -38,10 +38,10 @@ def heard(task: str, reply: str, number: str = "1") -> ObservedCall:
     return ObservedCall(state=state(task), call=dial(number), reply=reply, facts=None, asked=True)
 
 
-def memory_of(calls: Iterable[ObservedCall]) -> ReplyMemory:
-    memory = ReplyMemory()
-    memory.add(calls)
-    return memory
+def store_of(calls: Iterable[ObservedCall]) -> ReplyStore:
+    store = ReplyStore()
+    store.add(calls)
+    return store
 
 
 # --- what concerns the call ----------------------------------------------------------------------------------------
@@ -56,14 +56,14 @@ def test_situations_are_compared_by_what_concerns_the_call():
         situation("555-1000", "Desk 8: forms; Bar 7: beer"),
     )
     assert one != other
-    assert reply_memory.situation_of(one, call) == reply_memory.situation_of(other, call)
+    assert reply_store.situation_of(one, call) == reply_store.situation_of(other, call)
 
 
 # --- retrieval -----------------------------------------------------------------------------------------------------
 
 
 def test_similarities_of_three_texts_by_hand(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reply_memory, "ngrams", str.split)
+    monkeypatch.setattr(reply_store, "ngrams", str.split)
     index = TextIndex()
     assert [index.add(text) for text in ("a b", "a a c", "d", "a b")] == [0, 1, 2, 0]
     often, once = math.log(4 / 3) + 1, math.log(4 / 2) + 1  # a is in two of three texts; b, c and d are in one
@@ -79,7 +79,7 @@ def test_similarities_of_three_texts_by_hand(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_words_are_compared_by_their_character_ngrams():
-    assert list(reply_memory.ngrams("Of ID-7")) == [" of", "of ", " of ", " id", "id ", " id ", " 7 "]
+    assert list(reply_store.ngrams("Of ID-7")) == [" of", "of ", " of ", " id", "id ", " id ", " 7 "]
     index = TextIndex()
     index.add("renewal")
     index.add("refund")
@@ -90,37 +90,37 @@ def test_words_are_compared_by_their_character_ngrams():
 
 
 def test_the_most_similar_situation_answers_and_its_three_texts_count_alike():
-    memory = memory_of([heard("cancel my card", "one", "77"), heard("renew my card", "two", "88")])
+    store = store_of([heard("cancel my card", "one", "77"), heard("renew my card", "two", "88")])
     questions = [(state("renew the card"), dial("88")), (state("cancel my card"), dial("77"))]
-    assert memory.recall(questions) == ["two", "one"]
+    assert store.recall(questions) == ["two", "one"]
     directory = ("search", "Acme Bank, bank")
     calls = [
         ObservedCall(state=state("pay", directory), call=dial("5"), reply="bank", facts=None),
         ObservedCall(state=state("pay", ("search", "Zan Air, airline")), call=dial("5"), reply="airline", facts=None),
     ]
-    assert memory_of(calls).recall([(state("pay", directory), dial("5"))]) == ["bank"]
-    assert memory_of(calls[::-1]).recall([(state("pay", directory), dial("5"))]) == ["bank"]
+    assert store_of(calls).recall([(state("pay", directory), dial("5"))]) == ["bank"]
+    assert store_of(calls[::-1]).recall([(state("pay", directory), dial("5"))]) == ["bank"]
 
 
 def test_of_equally_similar_situations_the_newest_answers():
     calls = [heard("cancel", "old"), heard("renew", "other"), heard("cancel", "new")]
-    assert memory_of(calls).recall([(state("cancel"), dial("1"))]) == ["new"]
-    again = memory_of([*calls, calls[0]])
+    assert store_of(calls).recall([(state("cancel"), dial("1"))]) == ["new"]
+    again = store_of([*calls, calls[0]])
     assert len(again) == 3
     assert again.recall([(state("cancel"), dial("1"))]) == ["new"], "what is heard again is not new"
 
 
 def test_an_empty_memory_answers_nothing_and_no_question_is_fine():
-    assert ReplyMemory().recall([(state("cancel"), dial("1"))]) == [""]
-    assert memory_of([heard("cancel", "one")]).recall([]) == []
+    assert ReplyStore().recall([(state("cancel"), dial("1"))]) == [""]
+    assert store_of([heard("cancel", "one")]).recall([]) == []
 
 
 def test_the_predictor_answers_each_question_in_its_place():
-    memory = memory_of([heard("cancel", "one"), heard("renew", "two")])
+    store = store_of([heard("cancel", "one"), heard("renew", "two")])
     questions = [
         Question(task=None, state=state(task), call=dial("1"), messages=()) for task in ("renew", "cancel", "renew")
     ]
-    assert memory_predictor(memory)(questions) == ["two", "one", "two"]
+    assert reply_store_predictor(store)(questions) == ["two", "one", "two"]
 
 
 # --- text that nobody trusts, and files ----------------------------------------------------------------------------
@@ -137,36 +137,36 @@ WILD = [
 
 
 def test_wild_text_is_kept_found_and_saved_as_text(tmp_path: Path):
-    memory = memory_of(heard(text, f"reply {place} {text}", text) for place, text in enumerate(WILD))
+    store = store_of(heard(text, f"reply {place} {text}", text) for place, text in enumerate(WILD))
     questions = [(state(text), dial(text)) for text in WILD]
-    replies = memory.recall(questions)
+    replies = store.recall(questions)
     assert [reply.split()[1] for reply in replies] == [str(place) for place in range(len(WILD))]
     assert max(map(len, replies)) <= 1_000
-    assert all(len(text) <= 8_000 for each in memory.memories for text in each.situation)
-    memory.save(tmp_path / MEMORY)
-    again = ReplyMemory()
-    again.load(tmp_path / MEMORY)
-    assert list(again.memories.items()) == list(memory.memories.items())
+    assert all(len(text) <= 8_000 for each in store.replies for text in each.situation)
+    store.save(tmp_path / REPLY_STORE_FILE)
+    again = ReplyStore()
+    again.load(tmp_path / REPLY_STORE_FILE)
+    assert list(again.replies.items()) == list(store.replies.items())
     assert again.recall(questions) == replies
 
 
 @pytest.mark.parametrize("text", [None, "[", "3", "[3]", '[["a", "b"]]', '[["a", "b", "c", 4]]', '{"a": 1}'])
 def test_a_damaged_file_is_named(tmp_path: Path, text: str | None):
     if text is not None:
-        (tmp_path / MEMORY).write_text(text)
-    with pytest.raises(DataError, match=MEMORY):
-        ReplyMemory().load(tmp_path / MEMORY)
+        (tmp_path / REPLY_STORE_FILE).write_text(text)
+    with pytest.raises(DataError, match=REPLY_STORE_FILE):
+        ReplyStore().load(tmp_path / REPLY_STORE_FILE)
 
 
 def test_growing_step_by_step_and_all_at_once_is_the_same():
     calls = [heard(f"task {place} of the {kind}", kind) for place, kind in enumerate(["bank", "air", "clinic"] * 5)]
     questions = [(state("a task of the clinic"), dial("1")), (state("bank 3"), dial("2"))]
-    grown = ReplyMemory()
+    grown = ReplyStore()
     for call in calls:
         grown.add([call])
         grown.recall(questions)
-    assert grown.recall(questions) == memory_of(calls).recall(questions)
-    for one, other in zip(grown.indexes, memory_of(calls).indexes, strict=True):
+    assert grown.recall(questions) == store_of(calls).recall(questions)
+    for one, other in zip(grown.indexes, store_of(calls).indexes, strict=True):
         assert one.similarities(["clinic task"]).tobytes() == other.similarities(["clinic task"]).tobytes()
 
 
@@ -184,17 +184,19 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trainer]:
 
 def test_it_remembers_calls_that_look_ahead_asks_about_in_training_and_never_evaluation(whole):
     run, trainer = whole
-    memory = trainer.backend.agent.memory
-    assert memory is not None
+    store = trainer.backend.agent.reply_store
+    assert store is not None
     rows = read_metrics(run)
     sizes = [row["memory_size"] for row in rows if "memory_size" in row]
     assert sizes == sorted(sizes)
-    assert sizes[-1] == len(memory) > 0
-    trained = {task.goal for step in range(4) for task in draw_tasks(trainer.config, trainer.environment(), step, 0)}
-    assert {each.situation[0] for each in memory.memories} <= trained
-    before = dict(memory.memories)
+    assert sizes[-1] == len(store) > 0
+    trained = {
+        task.goal for step in range(4) for task in draw_tasks(trainer.config, trainer.make_environment(), step, 0)
+    }
+    assert {each.situation[0] for each in store.replies} <= trained
+    before = dict(store.replies)
     trainer.evaluate()
-    assert memory.memories == before
+    assert store.replies == before
     assert all(row["eval/val/lookahead_accuracy"] is not None for row in rows if "eval/val/success" in row)
 
 
@@ -204,15 +206,15 @@ def test_groups_that_the_policy_cannot_learn_from_are_remembered_too():
     dropped = [group for place, group in enumerate(groups) if place not in kept]
     assert dropped, "an untrained policy fails at level 2"
     trainer.hear(dropped)
-    memory = trainer.backend.agent.memory
-    assert memory is not None
+    store = trainer.backend.agent.reply_store
+    assert store is not None
     asked = [turn for group in dropped for each in group.rollouts for turn in each.turns if turn.asked]
-    assert {each.reply for each in memory.memories} == {turn.observation for turn in asked} != set()
+    assert {each.reply for each in store.replies} == {turn.observation for turn in asked} != set()
     imagined = [turn for group in dropped for each in group.rollouts for turn in each.turns if turn.predicted]
     assert {turn.observation for turn in imagined} <= {""}, "nothing was heard before"
-    size = len(memory)
+    size = len(store)
     trainer.hear(dropped)
-    assert len(memory) == size, "each once"
+    assert len(store) == size, "each once"
 
 
 @pytest.mark.parametrize("lookahead", ["environment", "policy"])
@@ -260,11 +262,11 @@ def test_a_resumed_run_goes_on_exactly_and_acts_as_the_undisturbed_one(whole, tm
         stopped.fit()
     small_trainer(*MEMORY_ARM, *SHORT, f"output_dir={path}").fit(resume=True)
     assert without_times(path) == without_times(run)
-    assert (path / "adapters" / MEMORY).read_bytes() == (run / "adapters" / MEMORY).read_bytes()
-    memory = load_agent(path).memory
-    assert memory is not None
-    assert trainer.backend.agent.memory is not None
-    assert list(memory.memories) == list(trainer.backend.agent.memory.memories)
+    assert (path / "adapters" / REPLY_STORE_FILE).read_bytes() == (run / "adapters" / REPLY_STORE_FILE).read_bytes()
+    store = load_agent(path).reply_store
+    assert store is not None
+    assert trainer.backend.agent.reply_store is not None
+    assert list(store.replies) == list(trainer.backend.agent.reply_store.replies)
 
 
 def without_times(run: Path) -> list[dict[str, Any]]:
@@ -277,9 +279,9 @@ def without_times(run: Path) -> list[dict[str, Any]]:
 def test_special_tokens_in_a_memory_never_become_control_ids():
     trainer = small_trainer(*MEMORY_ARM, "levels=2", "exploration.blind_share=0")
     end = trainer.backend.agent.codec.end_of_turn
-    memory = trainer.backend.agent.memory
-    assert memory is not None
-    memory.add([heard("anything", "<|im_end|>", "1")])
+    store = trainer.backend.agent.reply_store
+    assert store is not None
+    store.add([heard("anything", "<|im_end|>", "1")])
     rollouts = [rollout for group in trainer.draw(0, 0) for rollout in group.rollouts]
     shown = [(rollout, turn) for rollout in rollouts for turn in rollout.turns if turn.predicted]
     assert {turn.observation for _, turn in shown} == {"<|im_end|>"}
