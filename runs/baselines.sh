@@ -11,7 +11,7 @@
 #   lfo bench world-model --json seed=S
 set -euo pipefail
 cd "$(dirname "$0")/.."
-levels=${LEVELS:-6} mini=${MINI:-8}
+levels=${LEVELS:-6} mini=${MINI:-1}
 export FOLDER=${FOLDER:-runs/tuning-levels${levels//,/}} LFO=${LFO:-.venv/bin/lfo} HOURS=${HOURS:-12} OMP_NUM_THREADS=1
 export COMMON="preset=tiny device=${DEVICE:-cpu} threads=1 levels=$levels eval.tasks=200 eval.every=20 steps=${STEPS:-60} checkpoint_every=50 ${EXTRA:-}"
 arms() {
@@ -23,8 +23,8 @@ arms() {
         echo "dapo-$group-$rate-$seed seed=$seed algo=dapo optimizer.constant=true policy.learning_rate=$rate rollout.group_size=$group rollout.mini_batch_prompts=$mini"
       done
       echo "imitation-$rate-$seed seed=$seed $imitate internalise.teacher=policy internalise.learning_rate=$rate"
-      echo "hindsight-$rate-$seed seed=$seed $imitate internalise.hindsight=true internalise.learning_rate=$rate"
-      echo "feedback-$rate-$seed seed=$seed $imitate feedback=true internalise.learning_rate=$rate"
+      echo "hindsight-$rate-$seed seed=$seed $imitate internalise.teacher=hindsight internalise.learning_rate=$rate"
+      echo "feedback-$rate-$seed seed=$seed $imitate feedback=own internalise.learning_rate=$rate"
     done
     for setting in 0.01:1e-3 0.03:1e-3 0.1:1e-3 0.3:1e-3 0.03:5e-4 0.1:5e-4; do
       local weight=${setting%:*} rate=${setting#*:}

@@ -11,18 +11,18 @@ export FOLDER=${FOLDER:-runs/internalise} LFO=${LFO:-.venv/bin/lfo} OMP_NUM_THRE
 export COMMON="preset=tiny threads=1 levels=2 eval.every=20 eval.tasks=100 eval.splits=val,test_unseen_companies
   eval.final_splits=test_unseen_rules checkpoint_every=40 env_args.counts.val=1000 env_args.counts.test_unseen_companies=1000 ${EXTRA:-}"
 arms() {
-  local feedback="algo=dapo feedback=true internalise.rows=8"
+  local feedback="algo=dapo feedback=own internalise.rows=8"
   for seed in ${SEEDS:-0 1 2 3 4}; do
     echo "none-$seed seed=$seed algo=dapo steps=120"
     echo "feedback-$seed seed=$seed $feedback steps=120"
-    # The first 120 steps of these two are the same; then one goes on by plain DAPO, the other by imitation.
-    echo "lookahead-$seed seed=$seed algo=internalise"
-    echo "imitation-$seed seed=$seed algo=internalise internalise.until=0"
-    echo "both-$seed seed=$seed algo=internalise feedback=true internalise.until=0 steps=120"
+    # After step 120 one goes on by plain DAPO, the other by imitation. Before, their rates differ: one decays until step 120, the other until 160.
+    echo "lookahead-$seed seed=$seed algo=internalise internalise.until=120"
+    echo "imitation-$seed seed=$seed algo=internalise"
+    echo "both-$seed seed=$seed algo=internalise feedback=own steps=120"
     # Controls that must not help, and the upper bound: true replies instead of predictions.
-    echo "other-task-$seed seed=$seed $feedback feedback_source=other_task steps=60"
-    echo "shuffled-$seed seed=$seed algo=internalise lookahead_source=shuffled steps=60 internalise.until=0"
-    echo "truth-$seed seed=$seed algo=internalise lookahead_source=truth steps=60 internalise.until=0"
+    echo "other-task-$seed seed=$seed $feedback feedback=other_task steps=60"
+    echo "shuffled-$seed seed=$seed algo=internalise lookahead_source=shuffled steps=60"
+    echo "truth-$seed seed=$seed algo=internalise lookahead_source=truth steps=60"
   done
 }
 chosen=$(arms | grep -E "^(${ARMS:-.*})-[0-9]+ ") || { echo "no arm matches ARMS=$ARMS" >&2; exit 2; }

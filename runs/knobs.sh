@@ -13,23 +13,19 @@ knobs() {
 no-replay world_model.replay=false
 no-exploration exploration.blind_share=0
 blind-steps exploration.blind_share=0 exploration.blind_steps=30
-no-inquiries exploration.inquiries=false
 predict-all world_model.predict=all
 half-weight world_model.weight=0.5
 surprise surprise=0.1
-world-model-first world_model.schedule=world_model_first world_model.first_steps=20
+world-model-first world_model.schedule=world_model_first:20
 alternating world_model.schedule=alternating
-hierarchical world_model.schedule=hierarchical world_model.every=4
-rank-8 lora.rank=8 lora.alpha=16
-rank-32 lora.rank=32 lora.alpha=64
+hierarchical world_model.schedule=hierarchical:4
+rank-8 lora.rank=8
+rank-32 lora.rank=32
 attention-only lora.targets=q_proj,k_proj,v_proj,o_proj
 slow-world-model world_model.learning_rate=1e-3
 fast-world-model world_model.learning_rate=4e-3
 slow-policy policy.learning_rate=1.25e-4
 fast-policy policy.learning_rate=2e-3
-entropy policy.entropy=0.01
-kl policy.kl=0.01
-scale-free policy.scale_by_std=false
 KNOBS
 }
 settings() {

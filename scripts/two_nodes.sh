@@ -7,7 +7,7 @@ set -euo pipefail
 folder=${1:?a folder}; shift
 lfo=${LFO:-lfo}; port=${PORT:-$(python -c "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])")}; here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$folder"; folder=$(cd "$folder" && pwd)
-settings=(engine=verl preset=tiny levels=1 rollout.prompts=2 rollout.group_size=8 policy.dynamic_sampling=false
+settings=(engine=verl preset=tiny levels=1 rollout.prompts=2 rollout.group_size=8 policy.max_resamples=-1
     eval.every=0 steps=2 "$@")
 export RAY_prestart_worker_first_driver=0 RAY_USAGE_STATS_ENABLED=0
 # Ray's nodes and its clients must share a token, and all be told so.

@@ -45,7 +45,6 @@ def group(task_id: str, *rewards: float) -> RolloutGroup:
 def test_advantages_equal_hand_computed_values() -> None:
     # mean 2; differences -2, 0, 2; variance (4 + 0 + 4) / 3 = 8/3; std 1.632993; 2 / 1.632993 = 1.224745
     assert group_advantages((0.0, 2.0, 4.0), eps=0.0) == pytest.approx((-1.2247449, 0.0, 1.2247449), abs=1e-7)
-    assert group_advantages((0.0, 2.0, 4.0), scale_by_std=False) == (-2.0, 0.0, 2.0)
     # mean 1/4; std sqrt(3)/4 = 0.4330127; 0.75 / 0.4330127 = sqrt(3); -0.25 / 0.4330127 = -1 / sqrt(3)
     assert group_advantages((1.0, 0.0, 0.0, 0.0), eps=0.0) == pytest.approx(
         (math.sqrt(3), *[-1 / math.sqrt(3)] * 3), abs=1e-12
@@ -79,12 +78,9 @@ def test_advantages_do_not_change_when_all_rewards_shift(rewards: list[float], s
 
 @settings(deadline=None)
 @given(rewards_of_a_group.filter(is_informative), st.integers(1, 100))
-def test_scaling_by_std_removes_the_scale_of_rewards_and_not_scaling_keeps_it(rewards: list[float], scale: int) -> None:
+def test_scaling_by_std_removes_the_scale_of_rewards(rewards: list[float], scale: int) -> None:
     scaled = [reward * scale for reward in rewards]
     assert group_advantages(scaled, eps=0.0) == pytest.approx(group_advantages(rewards, eps=0.0), abs=1e-9)
-    assert group_advantages(scaled, scale_by_std=False) == pytest.approx(
-        [scale * advantage for advantage in group_advantages(rewards, scale_by_std=False)], abs=1e-9
-    )
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -91,9 +91,7 @@ def test_a_policy_that_imagines_nothing_is_told_so():
     trouble = only(rows)
     assert trouble.name == "imagines nothing"
     assert trouble.figure == "rollouts that look ahead imagine 0.01 calls each, at 10% success"
-    assert trouble.knob == (
-        "the policy calls no tool that may be imagined; check imagine.tools and world_model.predict"
-    )
+    assert trouble.knob == ("the policy calls no tool that may be imagined; check world_model.predict")
     assert names(changed({"eval/val/drafts": 0.2, VAL: 0.1})) == [], "one rollout in five does"
     assert names(changed({"eval/val/drafts": 0.0, VAL: 0.9})) == [], "and a policy that succeeds need not"
 
@@ -113,7 +111,7 @@ def test_drafts_that_are_nearly_always_taken_back_change_nothing():
     trouble = only(changed({"eval/val/drafts": 1.5, "eval/val/drafts_kept": 0.02, VAL: 0.1}))
     assert trouble.name == "takes back what it imagines"
     assert trouble.figure.startswith("of 1.5 calls that a rollout imagines 2% are kept, at 10% success")
-    assert "imagine.tools" in trouble.knob
+    assert "world_model.predict" in trouble.knob
     assert names(changed({"eval/val/drafts": 1.5, "eval/val/drafts_kept": 0.3, VAL: 0.1})) == []
     assert names(changed({"eval/val/drafts": 1.5, "eval/val/drafts_kept": 0.02, VAL: 0.8})) == []
 
@@ -161,7 +159,7 @@ def test_a_policy_that_is_certain_and_wrong_has_collapsed():
     trouble = only(changed({VAL: 0.19}, entropy=lambda done: 0.12 if done < 0.4 else 0.004), DAPO)
     assert trouble.name == "entropy collapse"
     assert trouble.figure.startswith("entropy went from 0.120 to 0.004 at 19% success")
-    assert "policy.entropy" in trouble.knob
+    assert "policy.learning_rate" in trouble.knob
 
 
 def test_a_policy_that_is_certain_and_right_has_not():

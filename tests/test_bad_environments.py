@@ -20,7 +20,6 @@ from lfo.rollout.patience import call_all
 SMALL = (
     *("preset=tiny", "steps=1", "eval.every=0", "rollout.prompts=2", "rollout.group_size=4"),
     *("rollout.mini_batch_prompts=2", "rollout.max_turns=2", "rollout.max_turn_tokens=48"),
-    "rollout.environment_retries=0",
 )
 
 
@@ -67,8 +66,9 @@ def train(name: str, monkeypatch, capsys, *settings: str) -> tuple[int, str, str
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch):
+def _in_a_folder_of_its_own_and_without_patience(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lfo.rollout.runner.RETRIES", 0)
 
 
 def row() -> dict:

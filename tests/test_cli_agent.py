@@ -222,7 +222,7 @@ def test_rollouts_as_json_lines(lfo, run: Path):
 
 
 def test_more_rollouts_than_tasks(lfo, run: Path):
-    fails_with_one_sentence(lfo("rollouts", run, "--num", "301"), "has 300 tasks")
+    fails_with_one_sentence(lfo("rollouts", run, "--num", "301"), "has only 300 tasks")
 
 
 def test_run_shows_a_task_turn_by_turn(lfo, run: Path):

@@ -31,7 +31,6 @@ from lfo.objectives.losses import fused_token_logprobs
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import WorldModelCodec
-from lfo.rollout.certainty import label_of
 from lfo.rollout.deliberation import EXPECTED, MAX_IMAGINED, Deliberation, LookAhead, Question
 from lfo.rollout.predictors import make_lookahead
 from lfo.rollout.records import rollout_record
@@ -237,27 +236,6 @@ def test_another_call_after_the_expected_reply_keeps_the_exchange():
     assert decode(tokens[real.action_start : real.action_end]) == B
 
 
-@pytest.mark.parametrize(("proposed_by", "environment"), [("policy", Listener), ("environment", Asking)])
-def test_how_sure_the_world_model_is_stands_before_what_it_expects_and_nowhere_else(proposed_by, environment):
-    told: list[tuple[str, str]] = []
-
-    def labels(questions: Sequence[Question], replies: Sequence[str]) -> list[str]:
-        told.extend(
-            (question.call.arguments["words"], reply) for question, reply in zip(questions, replies, strict=True)
-        )
-        return [label_of(0.6)] * len(questions)
-
-    said = (A, B) if proposed_by == "policy" else (B,)
-    played = play(*said, most=1, labels=labels, environment=environment, proposed_by=proposed_by)
-    imagined = played.rollout.turns[0]
-    assert told == [(imagined.call.arguments["words"], imagined.observation)]
-    shown = ChatCodec(tokenizer(), TOOLS).decode(
-        played.rollout.tokens[imagined.observation_start : imagined.observation_end]
-    )
-    assert shown == f"(expected, fairly sure) {imagined.observation}"
-    assert set(played.rollout.origins[imagined.observation_start : imagined.observation_end]) == {Origin.PREDICTED}
-
-
 def test_only_what_was_said_for_real_is_told_to_the_predictor():
     played = play(A, B, C, D, say("e"), turns=2, most=3)
     assert played.turns == [(A, True), (B, True), (C, True), (D, False), (say("e"), False)]
@@ -389,15 +367,10 @@ def sights(*settings: str, step: int = 5) -> list[tuple[bool, int | None, int]]:
 def test_explorers_stand_on_the_rungs_of_a_ladder():
     sighted, blind = (False, None, 0), (True, None, 0)
     assert sights() == [blind, (False, 1, 0), blind, (False, 1, 0), *[sighted] * 4]
-    three = sights("imagine.most=3", "exploration.blind_share=0.75")
-    assert three == [blind, (False, 1, 0), (False, 2, 0)] * 2 + [sighted] * 2
-    assert sights("imagine.most=3") == sights(), "two of each kind at least: one alone has no peers"
-    assert sights("exploration.blind_share=0.25") == [blind] * 2 + [sighted] * 6
-    assert sights("imagine.most=1") == [blind] * 4 + [sighted] * 4
-    assert sights("exploration.inquiries=false", "imagine.most=3") == [blind] * 4 + [sighted] * 4
+    assert sights("exploration.blind_share=0.25") == [blind] * 2 + [sighted] * 6, "one alone has no peers"
     assert sights("lookahead=off") == [blind] * 8
     named = [(True, None, number) for number in range(4)]
-    assert sights("lookahead=environment", "imagine.most=3") == named + [sighted] * 4
+    assert sights("lookahead=environment") == named + [sighted] * 4
     assert sights("exploration.blind_steps=6") == [blind] * 8
 
 
@@ -411,10 +384,10 @@ def test_rollouts_are_compared_with_those_that_might_imagine_equally_much():
     ]
     group = RolloutGroup(task_id="chore", rollouts=tuple(rollouts))
     assert len(set(group.conditions)) == 4
-    equal = group_advantages(group.rewards, conditions=group.conditions, scale_by_std=False)
+    equal = group_advantages(group.rewards, conditions=group.conditions)
     assert list(equal) == [0.0] * 8, "within each condition all are alike"
     one = replace(group, rollouts=(replace(rollouts[0], reward=1.0), *rollouts[1:]))
-    changed = group_advantages(one.rewards, conditions=one.conditions, scale_by_std=False)
+    changed = group_advantages(one.rewards, conditions=one.conditions)
     assert [advantage != 0 for advantage in changed] == [True, True] + [False] * 6
     for (blind, imagine), rollout in zip(sight, rollouts[::2], strict=True):
         played = play(*map(say, "abcdefg"), blind=blind, imagine=imagine).rollout
@@ -762,7 +735,7 @@ def test_an_environment_that_says_nothing_of_look_ahead_has_it(world: str, tmp_p
     }[world]
     guess, answer = (format_tool_call(ToolCall(name=name, arguments={argument: value})) for value in (wrong, right))
     codec, world_model = ChatCodec(tokenizer(), made.tools()), WorldModelCodec(tokenizer())
-    config = small_config("imagine.most=1")
+    config = small_config()
     lookahead = make_lookahead(
         config, environment, world_model, lambda prompts: [world_model.target_ids(f"It was {right}.") for _ in prompts]
     )
@@ -849,13 +822,13 @@ def test_policy_frozen_has_an_older_name():
 
 
 def test_tools_that_may_be_imagined_are_checked_before_a_run():
-    with pytest.raises(Exception, match=r"imagine\.tools=open_dor: .* no tool 'open_dor'; the nearest is open_door"):
-        small_trainer("env=oracle-codes", "imagine.tools=open_dor", environment=OracleCodes)
+    with pytest.raises(Exception, match=r"world_model\.predict=open_dor: .* no tool 'open_dor'; .* is open_door"):
+        small_trainer("env=oracle-codes", "world_model.predict=open_dor", environment=OracleCodes)
     lookaheads = [
         small_trainer("env=oracle-codes", *settings, environment=OracleCodes).backend.agent.lookahead
-        for settings in ((), ("imagine.tools=all",), ("imagine.tools=ask_oracle",))
+        for settings in ((), ("world_model.predict=ask_oracle",))
     ]
-    assert [each.tools for each in lookaheads] == [{"open_door"}, None, {"ask_oracle"}]
+    assert [each.tools for each in lookaheads] == [{"open_door"}, {"ask_oracle"}]
 
 
 # --- evaluation ------------------------------------------------------------------------------------------------

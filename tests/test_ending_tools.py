@@ -91,8 +91,7 @@ def test_it_is_kept_and_an_older_run_may_imagine_every_call(tmp_path: Path):
     [
         (Nameless, (), True),
         (OracleCodes, ("world_model.predict=all",), True),
-        (Nameless, ("imagine.tools=all",), False),
-        (Nameless, ("imagine.tools=open_door",), False),
+        (Nameless, ("world_model.predict=open_door",), False),
         (Nameless, ("lookahead=off",), False),
         (Nameless, ("policy.frozen=true", "world_model.from_logs=log.jsonl"), False),  # which rolls nothing out
         (Nameless, ("lookahead=environment",), False),

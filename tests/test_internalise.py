@@ -118,7 +118,7 @@ def test_what_is_told_stands_where_it_happened_and_reaches_no_environment_and_no
 
 @pytest.mark.parametrize(("source", "shift"), [("own", 0), ("other_task", 1)])
 def test_a_second_wave_is_told_what_the_first_heard_on_its_task_or_in_the_control_on_another(source: str, shift: int):
-    config = small_config("rollout.group_size=4", "feedback=true", f"feedback_source={source}")
+    config = small_config("rollout.group_size=4", f"feedback={source}")
     tasks = [Chore(id=name) for name in "xyz"]
     requests = [RolloutRequest(task=task, seeds=(place,)) for task in tasks for place in range(4)]
     waves: list[Sequence[RolloutRequest]] = []
@@ -170,7 +170,6 @@ PHASES = (
     *LEVEL_2,
     "seed=1",  # one step of asking, two of imitation, one of DAPO
     "rollout.prompts=1",
-    "internalise.first_tasks=1",
     "internalise.until=3",
     "steps=4",
     "checkpoint_every=1",
@@ -178,6 +177,13 @@ PHASES = (
     "eval.tasks=2",
     "feedback=true",
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _imitation_begins_with_the_first_success():
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("lfo.rollout.mini_batches.FIRST_TASKS", 1)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -269,7 +275,7 @@ def test_while_the_base_acts_the_policys_weights_change_nothing_that_is_said():
 
 
 def test_imitation_moves_the_policy_and_not_the_world_model():
-    trainer = small_trainer(*LEVEL_2, "internalise.first_tasks=1", "world_model.weight=0")
+    trainer = small_trainer(*LEVEL_2, "world_model.weight=0")
     begin = {name: weights(model_of(trainer), name).clone() for name in ("policy", "world_model")}
     row = trainer.step(0)
     assert row["phase"] == "internalise"
@@ -287,9 +293,9 @@ def test_no_more_tasks_are_drawn_for_a_policy_that_is_taught():
     ("settings", "words"),
     [
         (("internalise.rows=2", "policy.frozen=true"), "policy.frozen=true forbids"),
-        (("internalise.rows=2", "lookahead=off"), "needs look-ahead, feedback=true or internalise.hindsight"),
-        (("internalise.hindsight=true",), "needs internalise.rows above 0"),
-        (("feedback_source=other_task",), "needs feedback=true"),
+        (("internalise.rows=2", "lookahead=off"), "needs look-ahead or feedback"),
+        (("internalise.teacher=hindsight",), "needs internalise.rows above 0"),
+        (("feedback=other_task", "rollout.prompts=1"), "needs rollout.prompts above 1"),
         (("feedback=true", "exploration.blind_share=1"), "exploration.blind_share below 1"),
         (("internalise.until=3", "policy.frozen=true"), "policy.frozen=true forbids"),
     ],

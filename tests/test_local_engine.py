@@ -111,11 +111,11 @@ def test_the_draws_of_a_step_are_all_different_and_kept_groups_are_no_more_than_
 
 
 def test_without_dynamic_sampling_every_group_is_used():
-    trainer = small_trainer("policy.dynamic_sampling=false", environment=partial(Hopeless, levels=(2,)))
+    trainer = small_trainer("policy.max_resamples=-1", environment=partial(Hopeless, levels=(2,)))
     groups, kept, report = trainer.collect(0)
     assert len(kept) == len(groups) == report.seen == 2
     assert report.all_failed == 2
-    rows = policy_rows(kept[0], scale_by_std=True, adapters=("policy",), inline=frozenset())
+    rows = policy_rows(kept[0], adapters=("policy",), inline=frozenset())
     assert len(rows) == 4
     assert all(sum(row.policy_weights) > 0 and not any(row.advantages) for row in rows)
 
@@ -149,8 +149,9 @@ class Ringing(PhoneCalls):
         return result
 
 
-def test_the_policy_is_not_blamed_for_what_the_environment_broke_off():
-    trainer = small_trainer("rollout.environment_retries=0", environment=partial(Ringing, levels=(2,)))
+def test_the_policy_is_not_blamed_for_what_the_environment_broke_off(monkeypatch):
+    monkeypatch.setattr("lfo.rollout.runner.RETRIES", 0)
+    trainer = small_trainer(environment=partial(Ringing, levels=(2,)))
     groups, *_ = trainer.collect(0)
     broken = [r for group in groups for r in group.rollouts if r.stop == StopReason.ENVIRONMENT_ERROR]
     assert broken
@@ -170,8 +171,8 @@ class Recorder:
         self.updates: list[tuple[list, float]] = []
         monkeypatch.setattr(Learner, "update", self.update)
 
-    def update(self, samples, *, weight: float, rate_factor: float) -> dict[str, float]:
-        self.updates.append((list(samples), weight))
+    def update(self, samples, *, world_model_weight: float, rate_factor: float) -> dict[str, float]:
+        self.updates.append((list(samples), world_model_weight))
         return {}
 
     def losses(self) -> str:
@@ -188,8 +189,8 @@ class Recorder:
         (("world_model.schedule=joint",), ["pw", "pw", "pw"]),
         (("world_model.schedule=alternating",), ["w", "p", "w"]),
         (("world_model.schedule=alternating", "coupling=shared", "world_model.input=inline"), ["w", "p", "w"]),
-        (("world_model.schedule=world_model_first", "world_model.first_steps=1"), ["w", "pw", "pw"]),
-        (("world_model.schedule=hierarchical", "world_model.every=2"), ["pw", "p", "pw"]),
+        (("world_model.schedule=world_model_first:1",), ["w", "pw", "pw"]),
+        (("world_model.schedule=hierarchical:2",), ["pw", "p", "pw"]),
         (("policy.frozen=true",), ["w", "w", "w"]),
         (("world_model.predict=none",), ["p", "p", "p"]),
         (("world_model.weight=0",), ["p", "p", "p"]),
@@ -332,26 +333,18 @@ def test_a_context_without_room_for_a_whole_state_still_looks_ahead():
     assert len(trainer.backend.complete([question])) == 1
 
 
-@pytest.mark.parametrize("inquiries", [True, False])
-def test_blind_rollouts_take_turns_in_asking_what_look_ahead_asks(inquiries: bool):
-    settings = (
-        "levels=3",
-        "lookahead=environment",
-        "exploration.blind_share=0.5",
-        "policy.dynamic_sampling=false",
-    )
-    trainer = small_trainer(
-        f"exploration.inquiries={inquiries}", *settings, environment=partial(FussyCalls, levels=(3,))
-    )
+def test_blind_rollouts_take_turns_in_asking_what_look_ahead_asks():
+    settings = ("levels=3", "lookahead=environment", "exploration.blind_share=0.5", "policy.max_resamples=-1")
+    trainer = small_trainer(*settings, environment=partial(FussyCalls, levels=(3,)))
     collected = trainer.collect(0)
     for group in collected.groups:  # two departments, so two questions
         size = len(group.rollouts)
-        in_turns = [member < size // 2 and member % 2 == 1 and inquiries for member in range(size)]
+        in_turns = [member < size // 2 and member % 2 == 1 for member in range(size)]
         assert [rollout.inquired for rollout in group.rollouts] == in_turns
         inquired = [each for each in group.rollouts if each.inquired]
         asked = {str(next(turn.call for turn in each.turns if turn.asked)) for each in inquired}
         second = {str(turns[1].call) for each in group.rollouts if (turns := [t for t in each.turns if t.predicted])}
-        assert asked == (second if inquiries else set()), "the very call that the others imagine second"
+        assert asked == second, "the very call that the others imagine second"
     own = [rollout for rollout in collected.rollouts if not rollout.inquired]
     assert [len(group.rollouts) for group in collected.kept.values()] == [len(own) // len(collected.groups)] * 2
     assert not any(rollout.inquired for group in collected.kept.values() for rollout in group.rollouts)
@@ -367,7 +360,7 @@ def test_inline_an_inquiry_teaches_the_world_model_and_not_the_policy():
         "world_model.input=inline",
         "lookahead=environment",
         "lookahead_source=truth",
-        "policy.dynamic_sampling=false",
+        "policy.max_resamples=-1",
         environment=partial(FussyCalls, levels=(3,)),
     )
     collected = trainer.collect(0)

@@ -34,20 +34,20 @@ def long_run(*settings: str):
 
 
 def test_training_in_a_world_that_talks_for_thousands_of_tokens():
-    trainer, row, before = long_run("world_model.target_tokens=64", "world_model.reply_tokens=12")
+    trainer, row, before = long_run("world_model.reply_tokens=12")
     replies = list(trainer.mini_batches.replay.examples.values())
     assert replies, "somebody called"
     assert row["reply_tokens"] > 3_000
-    assert row["reply_tokens_unlearned"] == pytest.approx(1 - 64 / row["reply_tokens"], abs=1e-3)
+    assert row["reply_tokens_unlearned"] == pytest.approx(1 - 512 / row["reply_tokens"], abs=1e-3)
     assert row["reply_tokens_unpredicted"] == pytest.approx(1 - 12 / row["reply_tokens"], abs=1e-3)
     assert not weights(model_of(trainer), "world_model").equal(before), "it has learned"
     # Whatever is heard, a row holds a state, a call and the first tokens of a reply.
     end = trainer.codec.end_of_turn
     for example in replies:
         target = example.tokens[example.reply_start :]
-        assert len(target) == 64
+        assert len(target) == 512
         assert end not in target, "it must not learn to stop where the reply was cut"
-        assert len(example.tokens) <= trainer.config.world_model.state_tokens + 512 + 64
+        assert len(example.tokens) <= trainer.config.world_model.state_tokens + 512 + 512
     text = trainer.codec.reply_text(replies[0])
     assert not text.startswith("By the way"), "the beginning is what the rep has to say"
 

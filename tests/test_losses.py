@@ -15,13 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lfo.objectives.losses import (
     clip_gradients_per_adapter,
-    entropy_bonus,
     fused_token_hits,
     fused_token_logprobs,
-    kl_to_base,
     policy_loss,
     token_logprobs,
-    top_entropy_mask,
     total_loss,
     weighted_mean,
     world_model_loss,
@@ -287,8 +284,6 @@ Term = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
 TERMS: dict[str, Term] = {
     "policy": lambda lp, other, adv, w, n: policy_loss(lp, other, adv, w, normalizer=n).loss,
     "world_model": lambda lp, other, adv, w, n: world_model_loss(lp, w, normalizer=n),
-    "entropy": lambda lp, other, adv, w, n: entropy_bonus(-lp, w, normalizer=n),
-    "kl": lambda lp, other, adv, w, n: kl_to_base(lp, other, w, normalizer=n),
 }
 
 
@@ -356,52 +351,6 @@ def test_world_model_loss_equals_a_hand_computed_value() -> None:
     # 1 * 0.5 + 2 * 1.5 = 3.5 over a total weight of 3
     logprobs, weights = torch.tensor([[0.0, -0.5, -7.0], [0.0, -1.5, -9.0]]), torch.tensor([[0.0, 1, 0], [0, 2, 0]])
     assert_close(world_model_loss(logprobs, weights, normalizer=3.0), torch.tensor(3.5 / 3))
-
-
-def test_kl_to_base_equals_a_hand_computed_value_and_is_zero_at_the_base() -> None:
-    # base / policy = 2: 2 - 1 - ln 2 = 0.3068528; base / policy = 1/2: -1/2 + ln 2 = 0.1931472; together 0.5 / 2
-    logprobs = torch.tensor([-2.0, -1.0], requires_grad=True)
-    base = torch.tensor([-2.0 + math.log(2), -1.0 - math.log(2)])
-    kl = kl_to_base(logprobs, base, torch.ones(2), normalizer=2.0)
-    assert_close(kl.detach(), torch.tensor(0.25))
-    kl.backward()
-    # d k3 / d logprob = 1 - base / policy: pulls the policy up where the base is likelier, down where it is not
-    assert_close(logprobs.grad, torch.tensor([-0.5, 0.25]))
-    assert kl_to_base(base, base, torch.ones(2), normalizer=2.0) == 0.0
-
-
-@settings(deadline=None, max_examples=500)
-@given(st.lists(st.tuples(st.floats(-20, 0), st.floats(-20, 0)), min_size=1, max_size=8))
-def test_kl_to_base_is_never_negative(pairs: list[tuple[float, float]]) -> None:
-    logprobs, base = torch.tensor(pairs, dtype=torch.float64).T
-    assert kl_to_base(logprobs, base, torch.ones_like(base), normalizer=1.0) >= -1e-15  # rounding
-
-
-def test_entropy_bonus_is_the_weighted_mean_entropy() -> None:
-    # (1 * 0.2 + 1 * 0.6) / 2 = 0.4; the entry of 5.0 has no weight
-    assert_close(
-        entropy_bonus(torch.tensor([0.2, 5.0, 0.6]), torch.tensor([1.0, 0.0, 1.0]), normalizer=2.0), torch.tensor(0.4)
-    )
-
-
-def test_top_entropy_mask_marks_the_decisions_among_weighted_tokens() -> None:
-    entropies = torch.tensor([[9.0, 0.1, 0.8, 0.3], [9.0, 0.9, 0.2, 0.0]])
-    weights = torch.tensor([[0.0, 1.0, 1.0, 1.0], [0.0, 1.0, 1.0, 0.0]])
-    # five weighted tokens; 40 % are the two with 0.9 and 0.8, across rows; the 9.0 has no weight
-    assert top_entropy_mask(entropies, weights, 0.4).tolist() == [
-        [False, False, True, False],
-        [False, True, False, False],
-    ]
-    assert torch.equal(top_entropy_mask(entropies, weights, 1.0), weights.bool())
-    assert top_entropy_mask(entropies, weights, 0.01).sum() == 1  # never an empty bonus
-    assert top_entropy_mask(torch.zeros(2, 4), weights, 0.4).sum() == 2  # ties do not widen the share
-    assert not top_entropy_mask(entropies, torch.zeros(2, 4), 0.4).any()
-
-
-@pytest.mark.parametrize("share", [0.0, -0.1, 1.1, math.nan])
-def test_an_impossible_share_of_tokens_is_refused(share: float) -> None:
-    with pytest.raises(ValueError, match="share"):
-        top_entropy_mask(torch.zeros(1), torch.ones(1), share)
 
 
 def test_total_loss_adds_the_weighted_world_model_loss() -> None:

@@ -308,7 +308,7 @@ class Moody(PhoneCalls):
         return super().step(message)
 
 
-FAILING = ["rollout.environment_retries=0", "rollout.environment_timeout=1", "rollout.prompts=4", "steps=1"]
+FAILING = ["rollout.environment_timeout=1", "rollout.prompts=4", "steps=1"]
 
 
 @pytest.mark.parametrize("evaluation", ["eval.every=0", "eval.every=1"])

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from lfo.env.interface import same_meaning
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
 from lfo.model.sampler import Generated, Sampler
@@ -19,9 +18,8 @@ from lfo.objectives.losses import fused_token_logprobs
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import WorldModelCodec, observed_calls, state_of
-from lfo.rollout.certainty import SAMPLES
 from lfo.rollout.deliberation import EXPECTED, MAX_IMAGINED, LookAhead, Question, is_asked, questions
-from lfo.rollout.predictors import certainty_labels, shuffled_predictor, true_reply_predictor, world_model_predictor
+from lfo.rollout.predictors import shuffled_predictor, true_reply_predictor, world_model_predictor
 from lfo.rollout.records import rollout_record
 from lfo.rollout.row import RolloutRequest
 from lfo.rollout.runner import Runner, RunnerConfig
@@ -659,27 +657,3 @@ def test_the_world_model_is_asked_once_for_rollouts_that_ask_the_same():
     asked.clear()
     assert predict([questions[0], questions[1], questions[0]]) == ["reply 0", "reply 1", "reply 0"]
     assert asked == [2]
-
-
-def test_the_certainty_in_words_is_the_agreement_of_sampled_replies_and_asked_once():
-    questions, codec, judge = questions_of(OracleCodes, "train", 2), WorldModelCodec(tokenizer()), OracleCodes()
-    truth = true_reply_predictor(OracleCodes, RunnerConfig())(questions)
-    asked: list[int] = []
-
-    def complete(prompts, uniforms=None):
-        """All samples agree on the first question; of the other's, one in four does."""
-        asked.append(len(prompts))
-        first = codec.question_ids(questions[0].state, questions[0].call)
-        replies = [truth[0] if prompt == first else truth[place % 4 == 0] for place, prompt in enumerate(prompts)]
-        return [codec.target_ids(reply) for reply in replies]
-
-    assert same_meaning(judge, *truth) is False
-    labels = certainty_labels(judge, codec, complete, limit=24)
-    again = [questions[0], questions[1], questions[0]]
-    assert labels(again, [truth[0], truth[1], truth[0]]) == [
-        "(expected, almost sure) ",
-        "(expected, unsure) ",
-        "(expected, almost sure) ",
-    ]
-    assert asked == [2 * SAMPLES]
-    assert labels(questions[:1], ["no oracle speaks like this"]) == [EXPECTED]

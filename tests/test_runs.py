@@ -151,7 +151,7 @@ def test_the_script_of_the_experiments_starts_a_run_goes_on_with_it_and_leaves_o
         (lambda run: (run / "metrics.jsonl").write_text(""), "has no metrics yet"),
         (lambda run: (run / "metrics.jsonl").unlink(), "has no metrics yet"),
         (lambda run: (run / "config.yaml").write_text("steps: [\n"), "is not valid YAML"),
-        (lambda run: (run / "config.yaml").write_text("steps: none\n"), "steps must be a whole number"),
+        (lambda run: (run / "config.yaml").write_text("steps: none\n"), "steps must be a valid integer"),
         (lambda run: (run / "config.yaml").write_bytes(b"\xff\xfe\x00"), "is not valid YAML"),
         (lambda run: (run / "config.yaml").unlink(), "is not a run folder: it has no config.yaml"),
     ],

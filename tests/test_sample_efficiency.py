@@ -349,10 +349,6 @@ def test_groups_are_named_by_what_sets_them_apart():
         "dapo+feedback rows=8",
         "dual-lora+feedback",
     ]
-    assert named("", "internalise.rows=8 internalise.weight=2") == [
-        "dual-lora",
-        "dual-lora rows=8 internalise.weight=2",
-    ]
     assert named("world_model.weight=0.5", "world_model.weight=1", "world_model.weight=2") == [
         "dual-lora weight=0.5",
         "dual-lora",
@@ -368,8 +364,12 @@ def test_groups_are_named_by_what_sets_them_apart():
 @pytest.mark.parametrize(
     ("one", "other", "names"),
     [
-        ("eval.every=5", "eval.every=10", ["dual-lora eval.every=5", "dual-lora"]),  # how often the weight is set
-        ("policy.kl=0.0123456", "policy.kl=0.01234561", ["dual-lora kl=0.0123456", "dual-lora kl=0.01234561"]),
+        ("eval.every=5", "eval.every=10", ["dual-lora every=5", "dual-lora"]),  # how often the weight is set
+        (
+            "surprise=0.0123",
+            "surprise=0.01230001",
+            ["dual-lora surprise=0.0123", "dual-lora surprise=0.01230001"],
+        ),
         ("env_args.companies=50", "env_args.companies=50.0", ["dual-lora #1", "dual-lora #2"]),  # equal, to Python
     ],
 )
@@ -398,7 +398,7 @@ def test_the_baseline_is_plain_dapo_unless_another_is_named():
     with pytest.raises(UsageError, match=r"group 'x' does not exist; the groups are 'dapo', 'dual-lora', "):
         compare(runs, baseline="x")
     with pytest.raises(UsageError, match="several groups are plain DAPO"):
-        compare([*runs, reaching(800, "algo=dapo", "policy.kl=0.1")])
+        compare([*runs, reaching(800, "algo=dapo", "policy.learning_rate=0.1")])
     without = compare(runs[1:])
     assert without.baseline is None
     assert "no plain DAPO" in without.notes[-1]

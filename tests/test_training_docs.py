@@ -1,41 +1,36 @@
-"""docs/TRAINING.md names every setting, with its real default, and no other."""
+"""docs/TRAINING.md has the tables that are made from the knobs, and the main one is short."""
 
-import re
+import importlib.util
 from pathlib import Path
 
-from lfo.config import RunConfig, flatten
+from lfo.config.knobs import KNOBS, marked
 
-TEXT = (Path(__file__).parent.parent / "docs" / "TRAINING.md").read_text(encoding="utf-8")
-TABLE = TEXT.partition("## All settings")[2].partition("\n## ")[0]
-ROWS = [line.strip("| ").split(" | ") for line in TABLE.splitlines() if line.startswith("| `")]
-NAMES = set(flatten(RunConfig()))
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "docs" / "TRAINING.md").read_text(encoding="utf-8")
 
-
-def documented() -> dict[str, str]:
-    """Name -> default as written; a row may hold two settings with two defaults."""
-    found = {}
-    for names, default, *_ in ROWS:
-        listed = [name for name in re.findall(r"`([\w.]+)`", names) if name in NAMES]
-        defaults = default.split(", ") if len(listed) > 1 else [default]
-        found |= dict(zip(listed, defaults, strict=True))
-    return found
+_spec = importlib.util.spec_from_file_location("knob_tables", ROOT / "scripts" / "knob_tables.py")
+assert _spec is not None
+assert _spec.loader is not None
+knob_tables = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(knob_tables)
 
 
-def test_every_setting_is_in_the_table():
-    assert NAMES - set(documented()) == set()
+def test_the_tables_are_those_of_the_knobs():
+    assert knob_tables.with_tables(TEXT) == TEXT, "run scripts/knob_tables.py"
 
 
-def test_the_defaults_are_the_real_ones():
-    real = flatten(RunConfig())
-    for name, written in documented().items():
-        value, words = real[name], written.strip("`")
-        if words == "none":
-            assert not value, name
-        elif isinstance(value, bool):
-            assert words == str(value).lower(), name
-        elif isinstance(value, tuple):
-            assert words.split() == [str(each) for each in value], name
-        elif isinstance(value, str):
-            assert words == value, name
-        else:
-            assert float(words) == value, name
+def test_a_table_says_default_range_and_help():
+    rows = knob_tables.table(["world_model.weight", "lookahead", "eval.splits", "policy.learning_rate", "env_args"])
+    cells = [row.strip("| ").split(" | ") for row in rows.splitlines()[2:]]
+    assert [row[:3] for row in cells] == [
+        ["`world_model.weight`", "1", "from 0 to 2"],
+        ["`lookahead`", "`policy`", "`policy`, `environment`, `off`"],
+        ["`eval.splits`", "`val`", ""],
+        ["`policy.learning_rate`", "0.0001", "above 0 to 1"],
+        ["`env_args`", "`levels=2`", ""],
+    ]
+    assert cells[0][3] == KNOBS["world_model.weight"].description
+
+
+def test_the_main_table_is_short():
+    assert len(marked("main")) <= 25

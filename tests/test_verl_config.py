@@ -13,7 +13,7 @@ import pytest
 import yaml
 from transformers import Qwen3Config
 
-from lfo.config import LEAVES, PRESETS, load_config
+from lfo.config import KNOBS, PRESETS, load_config
 from lfo.engines import create_trainer
 from lfo.engines.verl.config import _chosen, _translated
 from lfo.env.phone_calls import PhoneCalls
@@ -224,7 +224,7 @@ def test_verls_own_types_accept_every_preset(asked):
         assert parts["model"]["lora_alpha"] == f"{config.lora.alpha:g}"
         assert parts["model"]["lora_rank"] == str(config.lora.rank)
         assert parts["rollout"]["n"] == str(config.rollout.group_size)
-        assert parts["actor"]["clip_ratio_high"] == str(config.policy.clip_high)
+        assert parts["actor"]["clip_ratio_high"] == "0.28"
         assert parts["actor"]["not whole"] == "[]"
     assert made["qwen3-8b-8x24gb"]["rollout"]["name"] == "vllm"
 
@@ -248,7 +248,7 @@ def test_log_probs_of_other_servers_are_computed_again():
 
 def test_what_is_named_in_place_of_verls_key_can_be_set():
     named = set(_translated(load_config(["preset=tiny", "engine=verl"]), None)) - {"the run's own settings"}
-    assert named <= LEAVES.keys()
+    assert named <= KNOBS.keys()
 
 
 @pytest.mark.verl

@@ -36,14 +36,13 @@ COUPLINGS = {
     "stacked": ("coupling=stacked",),
     "shared-inline": ("coupling=shared", "world_model.input=inline", "lookahead=false"),
     "stacked-inline": ("coupling=stacked", "world_model.input=inline", "lookahead=false"),
-    "separate-kl-checkpointed": (
-        "policy.kl=0.1",
+    "separate-checkpointed": (
         "rollout.group_size=5",
         "world_model.examples_per_mini_batch=3",
         "verl.actor_rollout_ref.model.enable_gradient_checkpointing=true",
         "micro_batch_tokens=700",  # many rounds, the last with an idle rank
     ),
-    "shared-kl": ("coupling=shared", "policy.kl=0.1", *ODD_ROWS),
+    "shared-odd": ("coupling=shared", *ODD_ROWS),
     "dapo": ("algo=dapo",),
     "separate-imitation": IMITATION,
     "stacked-imitation": ("coupling=stacked", *IMITATION, *ODD_ROWS),
@@ -57,10 +56,10 @@ POLICY_ONLY = {
 # name -> (the guard that is taken away, the case it guards, with how many ranks); the result must then be wrong.
 SABOTAGED = {
     "no-guard-switch": ("peft's set_adapter", "separate", 1),
-    "no-guard-checkpoint": ("plain checkpointing", "separate-kl-checkpointed", 1),
-    "no-guard-padding": ("padding with stale weights", "separate-kl-checkpointed", 2),
+    "no-guard-checkpoint": ("plain checkpointing", "separate-checkpointed", 1),
+    "no-guard-padding": ("padding with stale weights", "separate-checkpointed", 2),
 }
-SETTINGS = ("engine=verl", "lora.rank=4", "lora.alpha=8", "policy.max_resamples=1", "rollout.max_turns=4")
+SETTINGS = ("engine=verl", "lora.rank=4", "policy.max_resamples=1", "rollout.max_turns=4")
 
 
 def _start(trainer: Trainer, folder: Path) -> Path:

@@ -24,7 +24,6 @@ LFO = Path(sys.executable).parent / "lfo"
 CLOSE = 1e-4
 SETTINGS = (
     "env=verl_worlds:BreakingWorld",
-    "rollout.environment_retries=0",
     "steps=40",
     "checkpoint_every=1",
     "verl.algorithm.rollout_correction.bypass_mode=false",  # the trainer computes the log-probs that it trains on

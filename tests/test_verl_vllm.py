@@ -47,9 +47,7 @@ def test_vllm_reads_the_policy_that_is_trained(vllm_lora, coupling: str):
     """`stacked` is one LoRA of rank r1 + r2, with the scales of both in its B."""
     from lfo.engines.verl.engine import policy_lora
 
-    model = randomised(
-        model_of(small_trainer(f"coupling={coupling}", "lora.rank=4", "lora.alpha=12", environment=fussy_calls))
-    )
+    model = randomised(model_of(small_trainer(f"coupling={coupling}", "lora.rank=4", environment=fussy_calls)))
     tensors, config = policy_lora(model)
     helper = vllm_lora.Helper.from_dict(config)
     assert helper.r == (8 if coupling == "stacked" else 4)
@@ -63,7 +61,7 @@ def test_vllm_reads_the_policy_that_is_trained(vllm_lora, coupling: str):
 
 @pytest.mark.verl
 def test_vllm_reads_the_world_model_from_its_folder(vllm_lora, tmp_path: Path):
-    model = randomised(model_of(small_trainer("lora.rank=4", "lora.alpha=12", environment=fussy_calls)))
+    model = randomised(model_of(small_trainer("lora.rank=4", environment=fussy_calls)))
     model.export(tmp_path, model.world_model_adapters)
     helper = vllm_lora.Helper.from_local_dir(str(tmp_path), max_position_embeddings=None)
     deltas = model.deltas(model.world_model_adapters)

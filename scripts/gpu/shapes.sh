@@ -24,7 +24,7 @@ for shape in $all_shapes; do
         train "$shape-$variant" "${vllm[@]}" model="$model" env=lfo.env.scripted:ScriptedCalls env_args.levels=[2] \
             coupling=$coupling lookahead=$lookahead \
             rollout.max_turns=6 rollout.max_turn_tokens=64 rollout.max_context=4096 micro_batch_tokens=8192 \
-            policy.dynamic_sampling=false policy.max_resamples=0 steps="${STEPS:-3}" eval.every=0 checkpoint_every=100
+            policy.max_resamples=-1 steps="${STEPS:-3}" eval.every=0 checkpoint_every=100
     done
     rm -rf "$model"
 done

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from functools import partial
 
-from lfo.config import RunConfig, validate
-from lfo.env.interface import DescribesReplies, EnvironmentFactory, OffersLookahead, flaw_of, predicted_tools, tasks_of
+from lfo.config import RunConfig
+from lfo.env.interface import EnvironmentFactory, OffersLookahead, flaw_of, predicted_tools, tasks_of
 from lfo.errors import ConfigError
 from lfo.rollout.call_monitor import CallMonitor
-from lfo.rollout.predictors import imagined_tools
 from lfo.tracking import require_trackers
 
 logger = logging.getLogger(__name__)
@@ -17,7 +16,6 @@ logger = logging.getLogger(__name__)
 
 def check_run(config: RunConfig, make_environment: EnvironmentFactory) -> None:
     """Raise a `ConfigError` for the first problem that would make this run fail or learn nothing."""
-    validate(config)
     require_trackers(config)
     # If the environment raises or hangs here, go on: the rollouts report it.
     monitor = CallMonitor(config.rollout.environment_timeout)
@@ -32,12 +30,6 @@ def check_run(config: RunConfig, make_environment: EnvironmentFactory) -> None:
             f"the environment {type(made).__name__} has no method lookahead_query, which lookahead=environment needs; "
             "write one, or set lookahead=policy"
         )
-    if config.imagine.certainty and not isinstance(made, DescribesReplies):
-        raise ConfigError(
-            f"the environment {type(made).__name__} has no method describe_reply, which imagine.certainty needs; "
-            "write one, or set imagine.certainty=false"
-        )
     predicted_tools(made, config.world_model.predict)
-    imagined_tools(made, config)
     for split in config.eval.final_splits:
         tasks_of(made, split)  # raises for an unknown split now instead of after the last step

@@ -1,41 +1,24 @@
-"""Settings as a tree of dataclasses: their dotted names, values as typed or in a file, and checks of both.
+"""Settings as text: dotted names, and values as typed on a command line or written in a file.
 
-    leaves(RunConfig)["rollout.prompts"]      -> int
-    parse("1e-4", float)                      -> 0.0001
-    typed("8", int, "rollout.prompts")        ConfigError: rollout.prompts must be a whole number (int), not '8'
+    parse("1e-4", float)                                -> 0.0001
+    dict(dotted({"rollout": {"prompts": 8}}))           -> {"rollout.prompts": 8}
 
 Knows no setting by name: which there are is said in `config`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher, get_close_matches
-from functools import cache
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from lfo.errors import ConfigError
-
-hints_of = cache(get_type_hints)  # resolving them is most of the time of a check
-
-
-def leaves(part: type, prefix: str = "") -> dict[str, Any]:
-    """Dotted name -> annotation, for every setting."""
-    found: dict[str, Any] = {}
-    for name, annotation in hints_of(part).items():
-        if dataclasses.is_dataclass(annotation):
-            found.update(leaves(cast(type, annotation), f"{prefix}{name}."))
-        else:
-            found[prefix + name] = annotation
-    return found
 
 
 def did_you_mean(value: str, choices: Sequence[str]) -> str:
@@ -104,50 +87,3 @@ def parse(text: str, annotation: Any) -> Any:
         return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[index]
     except (YAMLError, OmegaConfBaseException):
         return text  # the check of its type says what was expected
-
-
-def typed(value: Any, annotation: Any, name: str) -> Any:
-    """The value as its annotation wants it, or a ConfigError that says what was expected."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if dataclasses.is_dataclass(annotation):
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{name} is a group of settings, not {value!r}")
-        hints = hints_of(annotation)
-        prefix = f"{name}." if name else ""
-        return cast(type, annotation)(**{key: typed(inner, hints[key], prefix + key) for key, inner in value.items()})
-    if origin is Literal:
-        if value not in arguments:
-            hint = did_you_mean(str(value), arguments)
-            raise ConfigError(f"{name} must be one of {', '.join(arguments)}, not {value!r}{hint}")
-        return value
-    if origin in (Union, UnionType):
-        inner = next(argument for argument in arguments if argument is not NoneType)
-        return None if value is None else typed(value, inner, name)
-    if origin is tuple:
-        variadic = arguments[-1] is Ellipsis
-        if not isinstance(value, list | tuple) or not (variadic or len(value) == len(arguments)):
-            length = "" if variadic else f"{len(arguments)} "
-            raise ConfigError(f"{name} must be a list of {length}values in brackets, not {value!r}")
-        inner = arguments[:1] * len(value) if variadic else arguments
-        return tuple(
-            typed(item, item_type, f"each value of {name}") for item, item_type in zip(value, inner, strict=True)
-        )
-    if origin is Mapping:
-        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-            raise ConfigError(f"{name} must be a mapping from names to values, not {value!r}")
-        return dict(value)
-    if annotation is float and type(value) is int:
-        value = float(value)
-    if type(value) is not annotation or (annotation is float and not math.isfinite(value)):
-        raise ConfigError(f"{name} must be {_IN_WORDS[annotation]}, not {value!r}")
-    if annotation is str and not value.isprintable():  # YAML would not give every kind of line break back
-        raise ConfigError(f"{name} must be printable text, not {value!r}")
-    return value
-
-
-_IN_WORDS = {
-    bool: "true or false (bool)",
-    int: "a whole number (int)",
-    float: "a finite number (float)",
-    str: "text (str)",
-}

@@ -183,16 +183,16 @@ class Trainer:
         kept: dict[int, RolloutGroup] = {}
         report = DynamicSamplingReport(kept=0, all_failed=0, all_succeeded=0)
         # A run that learns from logs needs no rollouts: the replay buffer already holds every reply.
-        for draw in range(0 if config.world_model.from_logs else config.policy.max_resamples + 1):
+        for draw in range(0 if config.world_model.from_logs else config.policy.draws):
             drawn = self.draw(step, draw)
             shaped = [self.shaped(group) for group in drawn]
             informative, seen = select_groups(shaped)
             report += seen
             for index, group in enumerate(shaped, start=len(groups)):
-                if len(kept) < config.rollout.prompts and (group in informative or not config.policy.dynamic_sampling):
+                if len(kept) < config.rollout.prompts and (group in informative or config.policy.max_resamples < 0):
                     kept[index] = group
             groups += drawn
-            if not config.policy.dynamic_sampling or len(kept) == config.rollout.prompts or self._is_taught(step):
+            if len(kept) == config.rollout.prompts or self._is_taught(step):
                 break
         self.state.tasks_seen += report.seen
         return Collected(groups=groups, kept=kept, report=report)
@@ -204,7 +204,7 @@ class Trainer:
     def draw(self, step: int, draw: int) -> list[RolloutGroup]:
         """Roll out the tasks of one draw; return one group for each task."""
         requests, size = draw_requests(self.config, self.make_environment(), step, draw), self.config.rollout.group_size
-        if self.config.feedback and not self.config.internalise.over(step):
+        if self.config.has_feedback and not self.config.internalise.over(step):
             rollouts = roll_out_in_waves(self.config, requests, self.backend.roll_out, tools=self.predicted_tools)
         else:
             rollouts = self.backend.roll_out(requests)

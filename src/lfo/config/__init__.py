@@ -4,8 +4,7 @@
 
 Later settings win over earlier ones: defaults, then the preset, then what the algorithm implies, then the
 file named by `config=FILE`, then the overrides in their order. OmegaConf parses and merges (so
-`output_dir=runs/${algo}-${seed}` works); what comes out is a tree of frozen dataclasses whose annotations are
-checked (`settings`).
+`output_dir=runs/${algo}-${seed}` works), pydantic checks types and ranges.
 """
 
 from __future__ import annotations
@@ -13,43 +12,44 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from pydantic import TypeAdapter, ValidationError
 
-from lfo.config.checks import validate
-from lfo.config.knobs import (
-    LEAVES,
-    OLD_NAMES,
-    OLD_VALUES,
-    PARTS,
-    SHIPPED_ENVIRONMENTS,
-    SHORT_FORMS,
-    RunConfig,
-    by_name,
-    flatten,
-)
+from lfo.config.knobs import KNOBS, PARTS, SHIPPED_ENVIRONMENTS, RunConfig, by_name, flatten, marked
+from lfo.config.older import GONE, OLD_NAMES, modern, unsaid
 from lfo.config.presets import ALGORITHMS, PRESETS
 from lfo.errors import ConfigError
-from lfo.settings import assign, dotted, hints_of, nearest, parse, read_yaml, typed
+from lfo.settings import assign, did_you_mean, dotted, nearest, parse, read_yaml
+
+logger = logging.getLogger(__name__)
+_RUN = TypeAdapter(RunConfig)
+LEVELS = "levels"  # short for env_args.levels
+BESIDE_THE_EXPERIMENT = marked("beside")
 
 
 def load_config(overrides: Sequence[str] = ()) -> RunConfig:
     """The config that `name=value` settings describe, checked; `preset=` and `config=FILE` may be among them."""
     files: list[tuple[str, Any]] = []  # what they say gives way to what is typed beside them
-    assignments: list[tuple[str, Any]] = []
+    typed: list[tuple[str, Any]] = []
     for override in overrides:
         name, equals, text = override.partition("=")
         if not equals or not name:
             raise ConfigError(f"a setting is written name=value, which {override!r} is not")
-        if name == "config":
-            files += _read_assignments(Path(text))
+        if name == "config":  # what no run has today was told, and is left out
+            files += [each for each in _read(Path(text)) if not each[0].startswith("older")]
         else:
-            assignments.append((name, parse(text, _annotation(name))))
-    return _resolve(files, assignments)
+            typed.append((name, parse(text, _type_of(name))))
+    typed, lost = modern(typed)
+    for name in lost:
+        raise ConfigError(f"{name} is no longer a setting; it is {GONE.get(name, 'made from others')} in every run")
+    return _resolve(files, typed)
 
 
 def from_yaml(path: str | Path, *, known_only: bool = False) -> RunConfig:
@@ -57,149 +57,118 @@ def from_yaml(path: str | Path, *, known_only: bool = False) -> RunConfig:
 
     `known_only` passes over settings that there are not, for reading runs of an older version.
     """
-    return _resolve(_read_assignments(Path(path), known_only=known_only))
+    return _resolve(_read(Path(path), known_only=known_only))
 
 
 def from_mapping(settings: Mapping[str, Any]) -> RunConfig:
     """The config whose `dataclasses.asdict` this is, checked."""
-    config = typed(settings, RunConfig, "")
-    validate(config)
-    return config
+    try:
+        return _RUN.validate_json(json.dumps(settings))  # in JSON a list is a tuple, and a mapping a group
+    except ValidationError as error:
+        raise ConfigError(_sentence(error)) from error
 
 
 def to_yaml(config: RunConfig) -> str:
-    return OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config)))
+    settings = {name: value for name, value in dataclasses.asdict(config).items() if name != "older" or value}
+    return OmegaConf.to_yaml(OmegaConf.create(settings))
 
 
 def differences(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
     """The settings in which two configs differ, by dotted name."""
     ones, others = flatten(one), flatten(other)
-    names = {**ones, **others}
-    return {name: (ones.get(name), others.get(name)) for name in names if ones.get(name) != others.get(name)}
+    return {
+        name: (ones.get(name), others.get(name)) for name in {**ones, **others} if ones.get(name) != others.get(name)
+    }
 
 
-# Settings that do not change the experiment, but for the seed, over which experiments are repeated.
-BESIDE_THE_EXPERIMENT = (
-    "seed",
-    "output_dir",
-    "preset",
-    "device",
-    "threads",
-    "micro_batch_tokens",
-    "checkpoint_every",
-    "trackers",
-    "eval.every",
-)
-
-
-def fingerprint(config: RunConfig, without: Sequence[str] = BESIDE_THE_EXPERIMENT) -> str:
+def fingerprint(config: RunConfig, without: Iterable[str] = BESIDE_THE_EXPERIMENT) -> str:
     """16 hex digits that two configs share exactly when they agree in all settings but `without`.
 
     The default leaves out what does not change the experiment, so runs that differ by seed alone belong together.
     A part's name ("eval") leaves out all of it.
     """
-    settings = flatten(config)
-    for name in without:
-        dropped = [key for key in settings if key == name or key.startswith(f"{name}.")]
-        if not dropped:
-            raise ConfigError(_unknown(name))
-        for key in dropped:
-            del settings[key]
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+    left_out = set(without)
+    for name in left_out - PARTS:
+        _type_of(name)  # refuses one that there is not
+    kept = {name: value for name, value in flatten(config).items() if not {name, name.partition(".")[0]} & left_out}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def experiment(config: RunConfig) -> str:
     """The fingerprint by which runs are one experiment; plain DAPO asks no world model, so its settings do not count,
     and how often a run is evaluated counts only where that sets the world model's weight."""
     without = {*BESIDE_THE_EXPERIMENT, *(("world_model",) if config.is_plain_dapo else ())}
-    if config.world_model.adaptive_weight:
-        without.remove("eval.every")
-    return fingerprint(config, sorted(without))
-
-
-# The machinery: names, values, types
+    return fingerprint(config, without - ({"eval.every"} if config.world_model.adaptive_weight else set()))
 
 
 def _resolve(files: Sequence[tuple[str, Any]], overrides: Sequence[tuple[str, Any]] = ()) -> RunConfig:
-    """Lay the assignments over the tables that they choose, and check what comes out."""
-    hints, given = hints_of(RunConfig), dict((*files, *overrides))
-    preset = typed(given.get("preset", "default"), hints["preset"], "preset")
-    algo = typed(given.get("algo", "dual-lora"), hints["algo"], "algo")
-    arguments = SHIPPED_ENVIRONMENTS.get(given.get("env", RunConfig().env), {})
-    if "levels" not in arguments:  # older files name levels whatever their environment is
-        files = [each for each in files if each[0] != "levels"]
-    tree = dataclasses.asdict(RunConfig(env_args=arguments))
-    for name, value in (*PRESETS[preset].items(), *ALGORITHMS[algo].items(), *_spelled_out((*files, *overrides))):
+    """Lay the settings over the tables that they choose, and check what comes out."""
+    given = dict((*files, *overrides))
+    arguments = SHIPPED_ENVIRONMENTS.get(str(given.get("env", RunConfig().env)), {})
+    if LEVELS not in arguments:  # older files name levels whatever their environment is
+        files = [each for each in files if each[0] != LEVELS]
+    tree = dataclasses.asdict(RunConfig(env_args=dict(arguments)))
+    preset, algorithm = (str(given.get(name, KNOBS[name].default)) for name in ("preset", "algo"))
+    tables = (*PRESETS.get(preset, {}).items(), *ALGORITHMS.get(algorithm, {}).items())
+    for name, value in (*tables, *_spelled_out((*files, *overrides))):
         assign(tree, name, value)
     try:
-        settings = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)
+        return from_mapping(OmegaConf.to_container(OmegaConf.create(tree), resolve=True))  # type: ignore[arg-type]
     except OmegaConfBaseException as error:
         raise ConfigError(f"a setting cannot be resolved: {str(error).splitlines()[0]}") from error
-    config = typed(settings, RunConfig, "")
-    validate(config)
-    return config
 
 
-def _spelled_out(assignments: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Long names for short ones, new values for old ones, and each argument of an environment by itself."""
-    for name, value in assignments:
-        if name in SHORT_FORMS:
-            long, annotation = SHORT_FORMS[name]
-            yield long, list(typed(value, annotation, name))
+def _spelled_out(settings: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """The long name of levels, and each argument of an environment by itself."""
+    for name, value in settings:
+        if name == LEVELS:
+            yield f"env_args.{LEVELS}", value if isinstance(value, list) else [value]
         elif name == "env_args" and isinstance(value, Mapping):
             yield from ((f"env_args.{key}", argument) for key, argument in value.items())
         else:
-            old = OLD_VALUES.get(name, {})
-            word = str(value).lower() if isinstance(value, bool) else value
-            yield OLD_NAMES.get(name, name), old.get(word, value) if isinstance(word, str) else value
+            yield name, value
 
 
-def _read_assignments(path: Path, *, known_only: bool = False) -> list[tuple[str, Any]]:
+def _read(path: Path, *, known_only: bool = False) -> list[tuple[str, Any]]:
+    """The settings in a file, as they are called today."""
     tree = read_yaml(path)
-    if tree.get("lookahead") is True and "lookahead_source" in tree and "imagine" not in tree:
-        tree["lookahead"] = "environment"  # a run of an older version, where nobody else could propose
-    settings = by_name(tree) if known_only else _merging(by_name(tree))
-    assignments = [
-        (name, value) for name, value in settings if name in (*LEAVES, *SHORT_FORMS, *OLD_NAMES) or not known_only
-    ]
-    for name, _ in assignments:
+    settings, lost = modern(by_name(tree), saved=True)
+    for name, value in lost.items():
+        logger.warning("%s: %s=%s is no longer a setting, and runs of today do without it", path, name, value)
+        settings.append((f"older.{name}", value))
+    if known_only:
+        settings = [each for each in settings if each[0] in KNOBS or each[0] == LEVELS or each[0].startswith("older")]
+    else:  # settings of verl one by one, so that a file adds to those of its preset, as the command line does
+        settings = [
+            each for name, value in settings for each in (dotted({name: value}) if name == "verl" else [(name, value)])
+        ]
+    for name, _ in settings:
         try:
-            _annotation(name)
+            _type_of(name)
         except ConfigError as error:
             raise ConfigError(f"{error} (in {path})") from error
-    return [
-        *_unknown_then(tree, {name for name, _ in assignments}),
-        *sorted(assignments, key=lambda each: each[0] not in SHORT_FORMS),  # the long name wins, wherever it stands
-    ]
+    # Of levels and env_args.levels the long name wins, wherever it stands.
+    return [*unsaid(tree, {name for name, _ in settings}), *sorted(settings, key=lambda each: each[0] != LEVELS)]
 
 
-def _unknown_then(tree: Mapping[Any, Any], named: Collection[str]) -> Iterator[tuple[str, Any]]:
-    """Settings that a saved run does not name, because they are newer, at their defaults: what its preset says of them
-    today was not so then. A file that someone wrote by hand names few settings, and gets today's preset."""
-    if tree.keys() >= {"preset", "algo", "lora", "rollout", "policy", "world_model", "optimizer", "eval"}:
-        usual, preset = flatten(RunConfig()), PRESETS.get(tree["preset"], {})
-        yield from ((name, usual[name]) for name in preset if name in usual and name not in named)
-
-
-def _merging(settings: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Settings of verl one by one, so that a file adds to those of its preset, as the command line does."""
-    for name, value in settings:
-        yield from dotted({name: value}) if name == "verl" else [(name, value)]
-
-
-def _annotation(name: str) -> Any:
-    name = OLD_NAMES.get(name, name)
-    if name in LEAVES:
-        return LEAVES[name]
-    if name in SHORT_FORMS:
-        return SHORT_FORMS[name][1]
-    if name.startswith(("env_args.", "verl.")):
+def _type_of(name: str) -> Any:
+    if name in KNOBS:
+        return KNOBS[name].annotation
+    if name == LEVELS:
+        return tuple[int, ...]
+    if name in OLD_NAMES or name.startswith(("env_args.", "verl.", "older")):
         return Any
     if name in PARTS:
-        inner = ", ".join(leaf for leaf in LEAVES if leaf.startswith(f"{name}."))
+        inner = ", ".join(leaf for leaf in KNOBS if leaf.startswith(f"{name}."))
         raise ConfigError(f"{name} is a group of settings; set one of {inner}")
-    raise ConfigError(_unknown(name))
+    raise ConfigError(f"there is no setting {name!r}; the nearest is {nearest(name, (*KNOBS, LEVELS))}")
 
 
-def _unknown(name: str) -> str:
-    return f"there is no setting {name!r}; the nearest is {nearest(name, (*LEAVES, *SHORT_FORMS))}"
+def _sentence(error: ValidationError) -> str:
+    """`steps must be a valid integer, not 'abc'`"""
+    first = error.errors(include_url=False)[0]
+    name = ".".join(part for part in first["loc"] if isinstance(part, str))
+    choices = re.findall(r"'([^']+)'", first.get("ctx", {}).get("expected", ""))
+    words = re.sub(r"^\w+ should", f"{name} must", first["msg"]).replace("an object", "a mapping")
+    words = words if words.startswith(name) else f"{name}: {words}"
+    return f"{words}, not {first['input']!r}{did_you_mean(str(first['input']), choices)}"

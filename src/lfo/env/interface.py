@@ -69,7 +69,7 @@ class OffersLookahead(Protocol):
 
     A pure function of the transcript, which contains only what the policy has seen. It is called before each turn of
     the policy until it returns None; imagined exchanges are in the transcript as messages marked `predicted`. Training
-    may also make the call for real (`exploration.inquiries`); it then lists the calls of a point with empty replies.
+    may also make the call for real; it then lists the calls of a point with empty replies.
     """
 
     def lookahead_query(self, transcript: Sequence[Message]) -> ToolCall | None: ...
@@ -106,9 +106,7 @@ def tasks_of(environment: Environment, split: str) -> Sequence[Any]:
     return tasks
 
 
-def predicted_tools(
-    environment: Environment, setting: str = "default", *, name_of_setting: str = "world_model.predict"
-) -> frozenset[str] | None:
+def predicted_tools(environment: Environment, setting: str = "default") -> frozenset[str] | None:
     """Return the tools that a setting names: `default`, `all`, `none` or names separated by commas. None: all."""
     if setting in ("all", "none"):
         return None if setting == "all" else frozenset()
@@ -123,7 +121,7 @@ def predicted_tools(
         if name not in tools:
             close = get_close_matches(name, tools, n=1, cutoff=0.0)[0]
             raise ConfigError(
-                f"{name_of_setting}={setting}: the environment {type(environment).__name__} has no tool {name!r}; "
+                f"world_model.predict={setting}: the environment {type(environment).__name__} has no tool {name!r}; "
                 f"the nearest is {close}"
             )
     return frozenset(names)

@@ -7,7 +7,7 @@ A study varies one idea, which may need more than one config key:
     weight     world_model.weight, with look-ahead on. 0 is the control with an untrained world model, not plain DAPO,
                which has no look-ahead
     predict    which replies the world model learns (tools joined by +); `none` is an untrained world model again
-    rank       lora.rank, with lora.alpha = 2 * rank, so that the scale of an update stays the same
+    rank       lora.rank; alpha is 2 * rank, so the scale of an update stays the same
     schedule   when the world model learns: world_model_first for a fifth of the steps, hierarchical every second step
     coupling   each coupling without and with look-ahead; `separate` without look-ahead is the negative control
 
@@ -48,15 +48,12 @@ class Study:
 def _rank(value: str, steps: int) -> Sequence[str]:
     if not value.isdecimal():
         raise ConfigError(f"a rank must be a whole number, not {value!r}")
-    return f"lora.rank={value}", f"lora.alpha={2 * int(value)}"
+    return (f"lora.rank={value}",)
 
 
 def _schedule(value: str, steps: int) -> Sequence[str]:
-    own = {
-        "world_model_first": (f"world_model.first_steps={max(1, steps // 5)}",),
-        "hierarchical": ("world_model.every=2",),
-    }
-    return f"world_model.schedule={value}", *own.get(value, ())
+    numbers = {"world_model_first": f":{max(1, steps // 5)}", "hierarchical": ":2"}
+    return (f"world_model.schedule={value}{numbers.get(value, '')}",)
 
 
 def _coupling(value: str, steps: int) -> Sequence[str]:

@@ -48,7 +48,7 @@ BROKEN_OFF = ("environment_error", "environment_timeout")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trouble:
-    """`Trouble(name="entropy collapse", figure="entropy fell from 0.12 to 0.004 ...", knob="raise policy.entropy")`"""
+    """`Trouble(name="entropy collapse", figure="entropy fell to 0.004 ...", knob="lower policy.learning_rate")`"""
 
     name: str
     figure: str  # the evidence
@@ -116,8 +116,7 @@ def _environment_fails(run: _Run) -> Trouble | None:
     return Trouble(
         name="environment errors",
         figure=f"the environment broke off {broken} of the last {count} rollouts ({broken / count:.0%})",
-        knob="look at `error` in rollouts/*.jsonl; raise rollout.environment_timeout where it is slow and "
-        "rollout.environment_retries where it is flaky",
+        knob="look at `error` in rollouts/*.jsonl; raise rollout.environment_timeout where it is slow",
     )
 
 
@@ -150,8 +149,7 @@ def _entropy_collapse(run: _Run) -> Trouble | None:
         name="entropy collapse",
         figure=f"entropy went{before} to {fmean(lately):.3f} at {run.success:.0%} success: the policy gives one answer "
         "to everything",
-        knob="raise policy.entropy (0.01, with policy.entropy_share=0.2) or policy.kl (0.05), or lower "
-        "policy.learning_rate",
+        knob="lower policy.learning_rate",
     )
 
 
@@ -192,7 +190,7 @@ def _imagines_nothing(run: _Run) -> Trouble | None:
     return Trouble(
         name="imagines nothing",
         figure=f"rollouts that look ahead imagine {fmean(drafts):.2f} calls each, at {run.success:.0%} success",
-        knob="the policy calls no tool that may be imagined; check imagine.tools and world_model.predict",
+        knob="the policy calls no tool that may be imagined; check world_model.predict",
     )
 
 
@@ -204,7 +202,7 @@ def _takes_back(run: _Run) -> Trouble | None:
         name="takes back what it imagines",
         figure=f"of {fmean(drafts):.1f} calls that a rollout imagines {fmean(kept):.0%} are kept, at {run.success:.0%} "
         "success: what the world model predicts does not change what the policy does",
-        knob="read some with lfo rollouts; name in imagine.tools only tools whose replies matter, raise "
+        knob="read some with lfo rollouts; name in world_model.predict only tools whose replies matter, raise "
         "imagine.drafts, or let more rollouts explore (exploration.blind_share) where predicted replies are wrong",
     )
 
@@ -253,7 +251,7 @@ def _success_lost(run: _Run) -> Trouble | None:
         knob = "lower world_model.learning_rate"
     else:
         figure += "" if math.isnan(now_right) else f", while look-ahead is right in {now_right:.0%} of cases"
-        knob = "lower policy.learning_rate (to a third), or hold the policy near the base with policy.kl (0.05)"
+        knob = "lower policy.learning_rate (to a third)"
     return Trouble(
         name="success lost", figure=figure, knob=f"{knob}; the best checkpoint is kept: lfo eval --adapter best"
     )

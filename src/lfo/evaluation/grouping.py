@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from lfo.config import BESIDE_THE_EXPERIMENT, LEAVES, RunConfig, differences, experiment, load_config
+from lfo.config import BESIDE_THE_EXPERIMENT, KNOBS, RunConfig, differences, experiment, load_config
 from lfo.errors import UsageError
 from lfo.evaluation.runs import RunRecord
 
@@ -46,11 +46,11 @@ def group_names(configs: Sequence[RunConfig]) -> list[str]:
         usual = load_config([f"preset={configs[0].preset}", f"algo={config.algo}"])
         alike = [other for other in configs if other.algo == config.algo]
         varying = {name for other in alike for name in _telling(config, other)}
-        said = {FROZEN, "feedback"}
+        said = {FROZEN} if config.feedback == "other_task" else {FROZEN, "feedback"}
         own = {name: value for name, (value, _) in differences(config, usual).items() if name in varying - said}
         control = [FROZEN_POLICY] if config.policy.frozen else []
         settings = [f"{_short(name)}={_in_words(value)}" for name, value in own.items()]
-        algo = f"{config.algo}{WITH_FEEDBACK}" if config.feedback else config.algo
+        algo = f"{config.algo}{WITH_FEEDBACK}" if config.has_feedback else config.algo
         names.append(" ".join([algo, *control, *settings]))
     return [
         name if names.count(name) == 1 else f"{name} #{names[: index + 1].count(name)}"
@@ -70,7 +70,7 @@ def _short(name: str) -> str:
     last = name.rpartition(".")[2]
     if name == "world_model.weight":
         return last
-    return last if sum(leaf.rpartition(".")[2] == last for leaf in LEAVES) == 1 else name
+    return last if sum(leaf.rpartition(".")[2] == last for leaf in KNOBS) == 1 else name
 
 
 def _in_words(value: Any) -> str:

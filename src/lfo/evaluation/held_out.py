@@ -35,7 +35,15 @@ from lfo.errors import EnvironmentFailed
 from lfo.evaluation.certainty import calibration_metrics
 from lfo.evaluation.world_model import OTHER, Prediction, lost_tokens, prediction_metrics
 from lfo.protocol.hermes import format_tool_call
-from lfo.protocol.world_model import ObservedCall, WorldModelCodec, is_heard, observed_calls, render_state, state_of
+from lfo.protocol.world_model import (
+    TARGET_TOKENS,
+    ObservedCall,
+    WorldModelCodec,
+    is_heard,
+    observed_calls,
+    render_state,
+    state_of,
+)
 from lfo.rollout.certainty import certainty, sampled_replies
 from lfo.rollout.deliberation import Question
 from lfo.rollout.predictors import true_reply_predictor
@@ -89,7 +97,7 @@ class Examination:
         world = self._config.world_model
         heard = (turn for rollout in rollouts for turn in rollout.turns if is_heard(turn, predict))
         lengths = [self._codec.length(turn.observation) for turn in heard]
-        return lost_tokens(lengths, learned=max(world.target_tokens, world.reply_tokens), predicted=world.reply_tokens)
+        return lost_tokens(lengths, learned=max(TARGET_TOKENS, world.reply_tokens), predicted=world.reply_tokens)
 
     def run(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return the metrics for a row, and some predictions to read."""

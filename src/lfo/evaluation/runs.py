@@ -25,7 +25,7 @@ from lfo.env.interface import EnvironmentFactory, tasks_of
 from lfo.env.shipped import SHIPPED
 from lfo.env.tasks import Task
 from lfo.errors import EnvironmentFailed, LfoError
-from lfo.rollout.patience import call_all
+from lfo.rollout.runner import RunnerConfig
 from lfo.rundir import read_metrics
 from lfo.types import Message
 
@@ -157,12 +157,7 @@ def _openings(
     def opening(task: Any) -> Callable[[], Sequence[Message]]:
         return lambda: make_environment().reset(task)
 
-    answers = call_all(
-        [opening(task) for task in tasks],
-        timeout=config.rollout.environment_timeout,
-        retries=config.rollout.environment_retries,
-        workers=config.rollout.environment_workers,
-    )
+    answers = RunnerConfig.of_run(config).call_all([opening(task) for task in tasks])
     return [
         [] if isinstance(answer, EnvironmentFailed) else [asdict(message) for message in answer] for answer in answers
     ]

@@ -1,6 +1,6 @@
 """One optimizer update of the adapters from training samples. It knows no algorithm, environment or text.
 
-    total = policy_loss + weight * world_model_loss + internalise.weight * imitation_loss
+    total = policy_loss + weight * world_model_loss + imitation_loss
 
 It makes one backward pass, clips gradients per adapter, and uses one AdamW.
 
@@ -28,13 +28,10 @@ from lfo.model.adapters import DualAdapterModel
 from lfo.model.couplings import POLICY
 from lfo.objectives.losses import (
     clip_gradients_per_adapter,
-    entropy_bonus,
     fused_token_hits,
     fused_token_logprobs,
     imitation_loss,
-    kl_to_base,
     policy_loss,
-    top_entropy_mask,
     total_loss,
     weighted_mean,
     world_model_loss,
@@ -42,6 +39,9 @@ from lfo.objectives.losses import (
 from lfo.types import ReplyScore, TrainingSample
 
 LOGITS_AT_ONCE = 1 << 27  # predictions times vocabulary
+CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # of DAPO: the ratio to the policy that sampled is clipped to [1 - low, 1 + high]
+BETAS, WEIGHT_DECAY = (0.9, 0.95), 0.1  # of AdamW
+MAX_NORM = 1.0  # of each adapter's gradient
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,12 +147,7 @@ class Learner:
         }
         groups = [group for name in self.parameters for group in self._groups_of(name)]
         optimizer_config = config.optimizer
-        options = {
-            "lr": 0.0,
-            "betas": optimizer_config.betas,
-            "weight_decay": optimizer_config.weight_decay,
-            "fused": True,
-        }
+        options = {"lr": 0.0, "betas": BETAS, "weight_decay": WEIGHT_DECAY, "fused": True}
         parts = [self._groups_of(name) for name in self.parameters] if optimizer_config.separate else [groups]
         self.optimizers = [torch.optim.AdamW(part, **options) for part in parts]
         self._optimizer_of = {
@@ -201,7 +196,7 @@ class Learner:
             self._backward(batch, tokens, world_model_weight, sums)
         watched = {name: float(value) for name, value in sums.items()}
         self._gather(watched)
-        norms = clip_gradients_per_adapter(self.parameters, self.config.optimizer.clip)
+        norms = clip_gradients_per_adapter(self.parameters, MAX_NORM)
         if not all(map(math.isfinite, (*norms.values(), *watched.values()))):
             raise WorkError(
                 f"the loss or its gradient is not a finite number (gradient norms {norms}); continue in another folder "
@@ -245,8 +240,7 @@ class Learner:
         if batch.has_policy:
             policy = self._policy_loss(hidden_BTD, batch, tokens.policy, sums)
         if batch.has_imitation:
-            imitated = self._imitation_loss(hidden_BTD, batch, tokens.imitation, sums)
-            policy = policy + self.config.internalise.weight * imitated
+            policy = policy + self._imitation_loss(hidden_BTD, batch, tokens.imitation, sums)
         if has_world:
             world = self._world_model_loss(hidden_BTD, batch, tokens.world_model, sums)
         if has_policy and has_world and spared:
@@ -258,8 +252,7 @@ class Learner:
             total_loss(policy, world, weight=world_model_weight).backward()
 
     def _policy_loss(self, hidden_BTD: Tensor, batch: Batch, tokens: float, sums: dict[str, Any]) -> Tensor:
-        """Return the clipped loss, minus the entropy bonus, plus the KL divergence from the base, if configured."""
-        policy, weights_BT = self.config.policy, batch.policy_weights_BT
+        weights_BT = batch.policy_weights_BT
         # Log-probs of the policy use the sampling temperature; those of the world model always use 1.
         logprobs_BT, entropies_BT = fused_token_logprobs(
             hidden_BTD,
@@ -274,25 +267,15 @@ class Learner:
             batch.logprobs_BT,
             batch.advantages_BT,
             weights_BT,
-            clip_low=policy.clip_low,
-            clip_high=policy.clip_high,
+            clip_low=CLIP_LOW,
+            clip_high=CLIP_HIGH,
             normalizer=tokens,
         )
-        loss = result.loss
-        sums["policy_loss"] += loss.detach()
+        sums["policy_loss"] += result.loss.detach()
         sums["clip_fraction"] += result.clip_fraction
         sums["policy_kl"] += result.approx_kl
         sums["entropy"] += weighted_mean(entropies_BT.detach(), weights_BT, normalizer=tokens)
-        if policy.entropy:
-            chosen_BT = weights_BT * top_entropy_mask(entropies_BT, weights_BT, policy.entropy_share)
-            share = tokens * policy.entropy_share
-            loss = loss - policy.entropy * entropy_bonus(entropies_BT, chosen_BT, normalizer=share)
-        if policy.kl:
-            base_BT = self._base_logprobs(batch, weights_BT > 0)
-            kl = kl_to_base(logprobs_BT, base_BT, weights_BT, normalizer=tokens)
-            sums["base_kl"] += kl.detach()
-            loss = loss + policy.kl * kl
-        return loss
+        return result.loss
 
     def _world_model_loss(self, hidden_BTD: Tensor, batch: Batch, tokens: float, sums: dict[str, Any]) -> Tensor:
         weights_BT = batch.world_model_weights_BT
@@ -311,14 +294,6 @@ class Learner:
         sums["imitation_loss"] += loss.detach()
         sums["imitation_accuracy"] += weighted_mean(hits_BT, weights_BT, normalizer=tokens)
         return loss
-
-    @torch.no_grad()
-    def _base_logprobs(self, batch: Batch, positions_BT: Tensor) -> Tensor:
-        hidden_BTD = self.model.hidden(batch.tokens_BT, (), lengths=batch.lengths)
-        temperature = self.config.rollout.temperature
-        return fused_token_logprobs(
-            hidden_BTD, self.model.head, batch.tokens_BT, positions_BT=positions_BT, temperature=temperature
-        )[0]
 
     @torch.no_grad()
     def reply_scores(self, samples: Sequence[TrainingSample]) -> list[ReplyScore]:

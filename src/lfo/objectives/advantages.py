@@ -19,15 +19,13 @@ def group_advantages(
     rewards: Sequence[float],
     *,
     conditions: Sequence[Hashable] | None = None,
-    scale_by_std: bool = True,
     eps: float = 1e-6,
 ) -> tuple[float, ...]:
     """Return the advantage of each rollout over its peers: (reward - mean) / (std + eps).
 
     The peers are the whole group, or the rollouts with the same entry in `conditions`: a rollout that was shown more
     than others must not get an advantage for it. The standard deviation is the population's, so a group with half
-    successes gives +1 and -1, whatever its size. Without `scale_by_std`, hard and easy tasks keep their smaller
-    spread.
+    successes gives +1 and -1, whatever its size.
 
     >>> [round(advantage, 3) for advantage in group_advantages((1.0, 0.0, 0.0, 0.0))]
     [1.732, -0.577, -0.577, -0.577]
@@ -42,7 +40,7 @@ def group_advantages(
         mean = fmean(among)
         std = math.sqrt(fmean((reward - mean) ** 2 for reward in among))
         for index in indices:
-            advantages[index] = (rewards[index] - mean) / (std + eps if scale_by_std else 1.0)
+            advantages[index] = (rewards[index] - mean) / (std + eps)
     return tuple(advantages)
 
 

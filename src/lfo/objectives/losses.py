@@ -216,39 +216,6 @@ def total_loss(policy: Tensor, world_model: Tensor, *, weight: float) -> Tensor:
     return policy if weight == 0 else policy + weight * world_model
 
 
-def entropy_bonus(entropies: Tensor, weights: Tensor, *, normalizer: float) -> Tensor:
-    """Return the mean entropy of the policy; subtract a multiple of it from the loss to keep the policy exploring.
-
-    A bonus on every token destroys the syntax of tool calls: multiply the weights by a `top_entropy_mask`, and
-    normalise by the sum of the remaining weights.
-    """
-    return weighted_mean(entropies, weights, normalizer=normalizer)
-
-
-@torch.no_grad()
-def top_entropy_mask(entropies: Tensor, weights: Tensor, share: float) -> Tensor:
-    """Return True at the `share` of the weighted tokens with the highest entropy: those where the policy decides.
-
-    The share refers to the given tokens: with micro-batches, each ranks only its own tokens.
-    """
-    if not 0 < share <= 1:
-        raise ValueError(f"share must be above 0 and at most 1, not {share}")
-    weighted = weights != 0
-    total = int(weighted.sum())
-    count = min(total, max(1, round(share * total)))
-    highest = entropies.masked_fill(~weighted, -math.inf).flatten().topk(count).indices
-    return torch.zeros_like(weighted).flatten().index_fill(0, highest, True).view_as(weighted)
-
-
-def kl_to_base(logprobs: Tensor, base_logprobs: Tensor, weights: Tensor, *, normalizer: float) -> Tensor:
-    """Return the mean KL of the policy from the base on sampled tokens, by the estimator k3 (never negative).
-
-    k3 = base / policy - 1 - log(base / policy)
-    """
-    log_ratio = (base_logprobs - logprobs).masked_fill(weights == 0, 0.0)
-    return weighted_mean(log_ratio.expm1() - log_ratio, weights, normalizer=normalizer)
-
-
 def clip_gradients_per_adapter(groups: Mapping[str, Sequence[Tensor]], max_norm: float) -> dict[str, float]:
     """Clip the gradients of each adapter by its own norm; return the norms before clipping, by adapter.
 

@@ -11,8 +11,6 @@ from typing import Any, Literal, NamedTuple
 
 RATE_FLOOR = 0.1  # the cosine ends at this share of the learning rate
 
-Schedule = Literal["joint", "alternating", "world_model_first", "hierarchical"]
-
 
 class ActiveLosses(NamedTuple):
     """The losses that a step trains."""
@@ -21,24 +19,25 @@ class ActiveLosses(NamedTuple):
     world_model: bool
 
 
-def active_losses(schedule: Schedule, step: int, *, first_steps: int, every: int) -> ActiveLosses:
+def active_losses(schedule: str, step: int) -> ActiveLosses:
     """Return the losses that step `step` trains.
 
-    step                               0    1    2    3
-    joint                              pw   pw   pw   pw
-    alternating                        w    p    w    p      the world model first: it can learn from any reply
-    world_model_first, first_steps=2   w    w    pw   pw
-    hierarchical, every=3              pw   p    p    pw
+    step                  0    1    2    3
+    joint                 pw   pw   pw   pw
+    alternating           w    p    w    p      the world model first: it can learn from any reply
+    world_model_first:2   w    w    pw   pw
+    hierarchical:3        pw   p    p    pw
     """
-    match schedule:
+    name, _, number = schedule.partition(":")
+    match name:
         case "joint":
             return ActiveLosses(policy=True, world_model=True)
         case "alternating":
             return ActiveLosses(policy=step % 2 == 1, world_model=step % 2 == 0)
         case "world_model_first":
-            return ActiveLosses(policy=step >= first_steps, world_model=True)
+            return ActiveLosses(policy=step >= int(number), world_model=True)
         case "hierarchical":
-            return ActiveLosses(policy=True, world_model=step % every == 0)
+            return ActiveLosses(policy=True, world_model=step % int(number) == 0)
         case _:
             raise ValueError(f"unknown schedule: {schedule!r}")
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 REPLY_OPEN, REPLY_CLOSE = "<|csr|>", "<|/csr|>"
+TARGET_TOKENS = 512  # of a reply that are learned
 CUT_SHORT = " ... (cut short)"  # after a predicted reply that reached its token limit
 
 # Longer texts are cut first, so that a megabyte costs no more than a page.
@@ -158,7 +159,7 @@ class WorldModelCodec:
         *,
         state_tokens: int = 512,
         call_tokens: int = 512,
-        target_tokens: int = 512,
+        target_tokens: int = TARGET_TOKENS,
         question_tokens: int | None = None,
     ) -> None:
         self._chat = ChatCodec(tokenizer)

@@ -40,7 +40,7 @@ SPOKEN = {
     "lookahead_source=truth": "true look-ahead",
     "lookahead_source=shuffled": "shuffled look-ahead",
     "lookahead_source=memory": "look-ahead from a plain memory",
-    "feedback_source=other_task": "feedback of another task",
+    "feedback=other_task": "feedback of another task",
     "coupling=shared": "one shared adapter",
     "coupling=stacked": "stacked adapters",
 }
@@ -139,7 +139,7 @@ def is_control(group: Group) -> bool:
     config = group.runs[0].config
     if config is None:
         return False
-    other = config.lookahead_source in ("truth", "shuffled") or config.feedback_source == "other_task"
+    other = config.lookahead_source in ("truth", "shuffled") or config.feedback == "other_task"
     return other or config.policy.frozen
 
 

@@ -18,9 +18,6 @@ from lfo.env.interface import Environment, same_meaning
 
 SAMPLES = 8  # sampled replies for each certainty
 ROWS = 64  # replies sampled in one batch; `lfo plan` counts on it
-EXPECTED = "(expected) "  # the text before a predicted reply in the policy's context
-# (least certainty, words); a reply that is unsure is shown too, because it is still the most likely one.
-WORDS = ((0.85, "almost sure"), (0.5, "fairly sure"), (0.0, "unsure"))
 
 
 class Complete(Protocol):
@@ -55,15 +52,3 @@ def certainty(environment: Environment, predicted: str, sampled: Iterable[str]) 
     """Return the share of sampled replies with the meaning of `predicted`; None if the environment cannot tell."""
     agree = [same_meaning(environment, each, predicted) for each in sampled]
     return None if not agree or None in agree else fmean(map(bool, agree))
-
-
-def label_of(sure: float | None) -> str:
-    """Return the text before a predicted reply of this certainty; None: the certainty is unknown.
-
-    >>> label_of(1.0), label_of(0.5), label_of(0.1), label_of(None)
-    ('(expected, almost sure) ', '(expected, fairly sure) ', '(expected, unsure) ', '(expected) ')
-    """
-    if sure is None:
-        return EXPECTED
-    words = next(words for least, words in WORDS if sure >= least)
-    return f"{EXPECTED.rstrip(') ')}, {words}) "

@@ -29,10 +29,10 @@ from lfo.errors import EnvironmentFailed
 from lfo.protocol.chat import ChatCodec, Tokens
 from lfo.protocol.hermes import format_tool_call, read_tool_call
 from lfo.protocol.world_model import WorldModelState, state_of
-from lfo.rollout.certainty import EXPECTED
-from lfo.rollout.row import Dictated, Mark, Row, Rows, Speech
+from lfo.rollout.row import MOST_IMAGINED, Dictated, Mark, Row, Rows, Speech
 from lfo.types import Message, Origin, Rollout, StopReason, ToolCall, Turn
 
+EXPECTED = "(expected) "  # the text before a predicted reply in the policy's context
 MAX_IMAGINED = 8  # imagined exchanges before one turn, at most, for environments that never stop asking
 
 CallAll = Callable[[Sequence[Callable[[], Any]]], list[Any]]
@@ -58,13 +58,6 @@ class Question:
 
 
 Predictor = Callable[[Sequence[Question]], Sequence[str]]
-Labels = Callable[
-    [Sequence[Question], Sequence[str]], Sequence[str]
-]  # questions, replies -> the text before each reply
-
-
-def all_alike(questions: Sequence[Question], replies: Sequence[str]) -> list[str]:
-    return [EXPECTED] * len(questions)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,10 +65,9 @@ class LookAhead:
     """How the rollouts of a run look ahead."""
 
     predictor: Predictor
-    labels: Labels = all_alike  # the text before a predicted reply
     proposed_by: Literal["policy", "environment"] = "policy"
     tools: Container[str] | None = None  # the tools that the policy may imagine; None: all
-    most: int = 2  # imagined exchanges in one rollout, if the policy proposes them
+    most: int = MOST_IMAGINED  # imagined exchanges in one rollout, if the policy proposes them
     drafts: int = 1  # candidates for a turn; try the next until one is worth imagining
 
 
@@ -163,12 +155,12 @@ class Deliberation:
             for row, call in asking:
                 tried[row.index].append(call)
             questions = [_question(row, call) for row, call in asking if call is not None]
-            replies = self._predict(questions)
+            replies = self._lookahead.predictor(questions)
             marks = {row.index: row.mark() for row, _ in asking}
             shown = [
                 (row, call)
-                for (row, call), (reply, label) in zip(asking, replies, strict=True)
-                if call is not None and self._show(row, call, reply, label)
+                for (row, call), reply in zip(asking, replies, strict=True)
+                if call is not None and self._show(row, call, reply)
             ]
             speeches = self._decode([row for row, _ in shown], (turn, first + look), temperature)
             batch = []
@@ -183,11 +175,6 @@ class Deliberation:
                 if row.on_turn is not None:
                     row.on_turn(row.turns[-1])
         return unchanged
-
-    def _predict(self, questions: Sequence[Question]) -> list[tuple[str, str]]:
-        """Return the predicted reply and its label for each question."""
-        replies = self._lookahead.predictor(questions)
-        return list(zip(replies, self._lookahead.labels(questions, replies), strict=True))
 
     def _imaginable(self, row: Row) -> ToolCall | None:
         """Return the drafted call of a row if it may be imagined, else None."""
@@ -232,10 +219,10 @@ class Deliberation:
     def _calls(self, speech: Speech | None) -> tuple[ToolCall, ...]:
         return self._codec.read(speech.tokens).calls if speech is not None and speech.stopped else ()
 
-    def _show(self, row: Row, call: ToolCall, reply: str, label: str) -> bool:
+    def _show(self, row: Row, call: ToolCall, reply: str) -> bool:
         """Append the predicted reply to a row after its draft; return False, without a change, if there is no room."""
         assert row.speech is not None
-        said, observation = self._codec.read(row.speech.tokens), label + reply
+        said, observation = self._codec.read(row.speech.tokens), EXPECTED + reply
         piece = self._codec.after_action(observation, stopped=True, origin=Origin.PREDICTED)
         end = len(row.tokens)
         start = row.write(piece)
@@ -302,9 +289,9 @@ class Deliberation:
                     questions.append((row, outcome))
             if not questions:
                 return
-            replies = self._predict([question for _, question in questions])
-            for (row, question), (reply, label) in zip(questions, replies, strict=True):
-                if not show_exchange(row, self._codec, format_tool_call(question.call), reply, label=label):
+            replies = self._lookahead.predictor([question for _, question in questions])
+            for (row, question), reply in zip(questions, replies, strict=True):
+                if not show_exchange(row, self._codec, format_tool_call(question.call), reply):
                     row.stop = StopReason.CONTEXT_OVERFLOW
             asking = [row for row, _ in questions if row.stop is None]
 
@@ -337,14 +324,12 @@ def _words(*texts: str) -> set[str]:
     return {word for text in texts for word in re.findall(r"[^\W_]+", text.casefold())}
 
 
-def show_exchange(
-    row: Row, codec: ChatCodec, action: str, reply: str, *, label: str = EXPECTED, feedback: bool = False
-) -> bool:
+def show_exchange(row: Row, codec: ChatCodec, action: str, reply: str, *, feedback: bool = False) -> bool:
     """Append an exchange that did not happen in this rollout to a row; return False if there is no room.
 
     Feedback gets the same mark as a predicted reply: this rollout would hear it, but has not heard it.
     """
-    observation, call = label + reply, read_tool_call(action)
+    observation, call = EXPECTED + reply, read_tool_call(action)
     piece = codec.imagined(action, observation)
     start = row.write(piece)
     if start is None:

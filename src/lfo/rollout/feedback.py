@@ -29,7 +29,7 @@ def roll_out_in_waves(
     early = list(roll_out([request for group in groups for request in group[:first]]))
     waves = [early[index * first : (index + 1) * first] for index in range(len(groups))]
     heard = [told(wave, tools=tools) for wave in waves]
-    if config.feedback_source == "other_task":
+    if config.feedback == "other_task":
         heard = [*heard[1:], *heard[:1]]
     late = iter(
         roll_out(

@@ -13,6 +13,8 @@ from lfo.rollout.samples import ReplayBuffer, deal, inline_rows, policy_rows, wo
 from lfo.rollout.successes import SuccessBuffer, imitation_sample
 from lfo.types import Rollout, RolloutGroup, TrainingSample
 
+FIRST_TASKS = 24  # imitation begins when so many tasks have succeeded
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
@@ -42,13 +44,13 @@ class MiniBatches:
     def keep_to_imitate(self, rollouts: Sequence[Rollout]) -> None:
         """Store the rollouts that the policy should imitate."""
         self.successes.add(rollouts)
-        if self.config.internalise.hindsight:
+        if self.config.internalise.teacher == "hindsight":
             self.successes.add_in_hindsight(rollouts, self.predicted_tools)
 
     def phase(self, step: int) -> Phase:
         """Return the phase of a step, given the successes stored so far."""
         internalise = self.config.internalise
-        begun = internalise.rows > 0 and len(self.successes) >= internalise.first_tasks
+        begun = internalise.rows > 0 and len(self.successes) >= FIRST_TASKS
         return phase_of(step, begun=begun, until=internalise.until)
 
     def learns_by_dapo(self, step: int) -> bool:
@@ -57,7 +59,7 @@ class MiniBatches:
         Not while it imitates: with both losses in one step, blind success grew half as fast. Not while the base acts in
         its place: then it has no rollouts of its own."""
         internalise, phase = self.config.internalise, self.phase(step)
-        taught = phase == "internalise" or (phase == "ask" and internalise.rows > 0 and internalise.teacher == "base")
+        taught = phase == "internalise" or (phase == "ask" and internalise.rows > 0 and internalise.teacher != "policy")
         return not self.config.policy.frozen and not taught
 
     def update(
@@ -74,7 +76,7 @@ class MiniBatches:
         `world_model_weight` is used in steps that train the world model.
         """
         config, world, phase = self.config, self.config.world_model, self.phase(step)
-        active = active_losses(world.schedule, step, first_steps=world.first_steps, every=world.every)
+        active = active_losses(world.schedule, step)
         # An inline world model is trained on the rows of the policy.
         inline = self.predicted_tools if world.input == "inline" and world_model_weight else frozenset()
         trains_world = active.world_model and world.predict != "none" and phase != "reinforce"
@@ -106,8 +108,7 @@ class MiniBatches:
     def _policy_rows(
         self, kept: Mapping[int, RolloutGroup], inline: Collection[str] | None
     ) -> list[list[TrainingSample]]:
-        scale, adapters = self.config.policy.scale_by_std, self.policy_adapters
-        rows = [policy_rows(group, scale_by_std=scale, adapters=adapters, inline=inline) for group in kept.values()]
+        rows = [policy_rows(group, adapters=self.policy_adapters, inline=inline) for group in kept.values()]
         return deal(rows, self.count)
 
     def _world_rows(

@@ -13,12 +13,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lfo.config import RunConfig
-from lfo.env.interface import Environment, EnvironmentFactory, predicted_tools
+from lfo.env.interface import EnvironmentFactory, predicted_tools
 from lfo.errors import EnvironmentFailed
 from lfo.protocol.hermes import format_tool_call
-from lfo.protocol.world_model import CUT_SHORT, WorldModelCodec
-from lfo.rollout.certainty import Complete, certainty, label_of, sampled_replies
-from lfo.rollout.deliberation import Labels, LookAhead, Predictor, Question, all_alike
+from lfo.protocol.world_model import TARGET_TOKENS, WorldModelCodec
+from lfo.rollout.certainty import Complete
+from lfo.rollout.deliberation import LookAhead, Predictor, Question
 from lfo.rollout.reply_store import ReplyStore
 from lfo.rollout.runner import RunnerConfig
 
@@ -38,24 +38,12 @@ def make_lookahead(
     to find them out."""
     if config.lookahead == "off":
         return None
-    limit = config.world_model.reply_tokens
     return LookAhead(
         predictor=_predictor(config, make_environment, codec, complete, store),
-        labels=certainty_labels(make_environment(), codec, complete, limit=limit)
-        if config.imagine.certainty
-        else all_alike,
         proposed_by=config.lookahead,
-        tools=imagined_tools(make_environment(), config) if tools is None else tools,
-        most=config.imagine.most,
+        tools=predicted_tools(make_environment(), config.world_model.predict) if tools is None else tools,
         drafts=config.imagine.drafts,
     )
-
-
-def imagined_tools(environment: Environment, config: RunConfig) -> frozenset[str] | None:
-    """Return the tools that the policy may imagine; by default those that the world model predicts. None: all."""
-    if config.imagine.tools == "default":
-        return predicted_tools(environment, config.world_model.predict)
-    return predicted_tools(environment, config.imagine.tools, name_of_setting="imagine.tools")
 
 
 def _predictor(
@@ -79,7 +67,7 @@ def world_model_codec(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> 
     return WorldModelCodec(
         tokenizer,
         state_tokens=world.state_tokens,
-        target_tokens=max(world.target_tokens, world.reply_tokens),
+        target_tokens=max(TARGET_TOKENS, world.reply_tokens),
         question_tokens=context - world.reply_tokens,
     )
 
@@ -90,23 +78,6 @@ def world_model_predictor(codec: WorldModelCodec, complete: Complete) -> Predict
         return [codec.decode_for_policy(ids) for ids in complete(prompts)]
 
     return _each_once(answer)
-
-
-def certainty_labels(environment: Environment, codec: WorldModelCodec, complete: Complete, *, limit: int) -> Labels:
-    """Return labels that say in words how certain a prediction is, from sampled replies of at most `limit` tokens."""
-
-    def labels(questions: Sequence[Question], replies: Sequence[str]) -> list[str]:
-        keys = [question.key for question in questions]
-        distinct = dict(zip(keys, zip(questions, replies, strict=True), strict=True))
-        prompts = [codec.question_ids(question.state, question.call) for question, _ in distinct.values()]
-        drawn = sampled_replies(complete, prompts, limit=limit)
-        words = {
-            key: label_of(certainty(environment, reply.removesuffix(CUT_SHORT), map(codec.decode, some)))
-            for (key, (_, reply)), some in zip(distinct.items(), drawn, strict=True)
-        }
-        return [words[key] for key in keys]
-
-    return labels
 
 
 def reply_store_predictor(store: ReplyStore) -> Predictor:

@@ -24,6 +24,9 @@ class Speech(Protocol):
     def stopped(self) -> bool: ...
 
 
+MOST_IMAGINED = 2  # exchanges that stay in one rollout
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dictated:
     """Tokens that were said in place of the policy, or restored from a draft."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -31,19 +31,24 @@ from lfo.types import Message, ReplyFacts, Rollout, StepResult, StopReason, Tool
 BROKEN_OFF = frozenset({StopReason.ENVIRONMENT_ERROR, StopReason.ENVIRONMENT_TIMEOUT})  # the environment's fault
 
 
+RETRIES = 2  # retries of a call to an environment that raised; a call that timed out is not retried
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunnerConfig:
     max_turns: int = 16
     max_turn_tokens: int = 160
-    temperature: float = 1.0
     environment_timeout: float = 30.0
-    environment_retries: int = 2
-    environment_workers: int = 16
+    temperature: float = 1.0
+    environment_retries: int = RETRIES
+    environment_workers: int = 16  # environments that step at the same time
 
     @classmethod
     def of_run(cls, config: RunConfig, **others: Any) -> RunnerConfig:
         """Return the runner config of a run; `others` override single values."""
-        return cls(**({field.name: getattr(config.rollout, field.name) for field in fields(cls)} | others))
+        own = ("max_turns", "max_turn_tokens", "temperature", "environment_timeout")
+        values = {name: getattr(config.rollout, name) for name in own} | {"environment_retries": RETRIES}
+        return cls(**(values | others))
 
     def call_all(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
         """Run calls to environments in parallel; return each result, or an `EnvironmentFailed`, in order."""

@@ -88,10 +88,10 @@ def mark_imagined(group: RolloutGroup) -> RolloutGroup:
 
 
 def policy_rows(
-    group: RolloutGroup, *, scale_by_std: bool, adapters: tuple[str, ...], inline: Collection[str] | None
+    group: RolloutGroup, *, adapters: tuple[str, ...], inline: Collection[str] | None
 ) -> list[TrainingSample]:
     """Return the rows of a group, each with its group-relative advantage."""
-    advantages = group_advantages(group.rewards, conditions=group.conditions, scale_by_std=scale_by_std)
+    advantages = group_advantages(group.rewards, conditions=group.conditions)
     rows = (
         policy_sample(rollout, advantage, adapters=adapters, inline=inline)
         for rollout, advantage in zip(group.rollouts, advantages, strict=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from lfo.config import RunConfig
 from lfo.env.interface import Environment, tasks_of
-from lfo.rollout.row import RolloutRequest
+from lfo.rollout.row import MOST_IMAGINED, RolloutRequest
 
 BLIND: Mapping[str, Any] = {"blind": True}
 
@@ -17,7 +17,7 @@ BLIND: Mapping[str, Any] = {"blind": True}
 def draw_tasks(config: RunConfig, environment: Environment, step: int, draw: int) -> Sequence[Any]:
     """Return the tasks of one draw of a step. Environments with an endless stream never repeat a task."""
     count = config.rollout.prompts
-    first = (step * (config.policy.max_resamples + 1) + draw) * count
+    first = (step * config.policy.draws + draw) * count
     stream = getattr(environment, "stream", None)
     if stream is not None:
         tasks = stream("train", 1 + config.seed)
@@ -32,9 +32,9 @@ def draw_tasks(config: RunConfig, environment: Environment, step: int, draw: int
 def draw_requests(config: RunConfig, environment: Environment, step: int, draw: int) -> list[RolloutRequest]:
     """Return the requests of one draw: those of one task next to each other, its explorers first."""
     size = config.rollout.group_size
-    explorers, in_turns = round(size * config.exploration.blind_share), config.exploration.inquiries
+    explorers, in_turns = round(size * config.exploration.blind_share), True
     if step < config.exploration.blind_steps:  # all are blind; explorers that imagine would look ahead
-        explorers, in_turns = size, in_turns and config.lookahead == "environment"
+        explorers, in_turns = size, config.lookahead == "environment"
     sights = [_sight(config, member, explorers=explorers, in_turns=in_turns) for member in range(size)]
     return [
         RolloutRequest(
@@ -51,7 +51,7 @@ def draw_requests(config: RunConfig, environment: Environment, step: int, draw: 
 def first_wave(config: RunConfig) -> int:
     """Return the size of the first wave: the explorers; with feedback but no explorers, half of the group."""
     size = config.rollout.group_size
-    return round(size * config.exploration.blind_share) or (size // 2 if config.feedback else 0)
+    return round(size * config.exploration.blind_share) or (size // 2 if config.has_feedback else 0)
 
 
 def _acts_untrained(config: RunConfig, step: int, *, explores: bool) -> bool:
@@ -64,7 +64,7 @@ def _acts_untrained(config: RunConfig, step: int, *, explores: bool) -> bool:
     internalise = config.internalise
     if not internalise.rows or internalise.over(step):
         return False
-    return internalise.teacher == "base" or explores
+    return internalise.teacher != "policy" or explores
 
 
 def _sight(config: RunConfig, member: int, *, explorers: int, in_turns: bool) -> dict[str, Any]:
@@ -79,6 +79,6 @@ def _sight(config: RunConfig, member: int, *, explorers: int, in_turns: bool) ->
     if config.lookahead == "environment":
         return {"blind": True, "inquiry": member if in_turns else 0}
     # Advantages need peers with the same condition, so there are at least two of each kind.
-    kinds = max(1, min(config.imagine.most, explorers // 2))
+    kinds = max(1, min(MOST_IMAGINED, explorers // 2))
     imagined = member % kinds if in_turns else 0
     return {"blind": imagined == 0, "imagine": imagined or None, "picks": imagined == 0 and config.imagine.drafts > 1}

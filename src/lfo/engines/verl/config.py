@@ -33,6 +33,7 @@ from lfo.config import RunConfig
 from lfo.errors import ConfigError
 from lfo.loading import model_source, pick_device
 from lfo.model.couplings import coupling_of
+from lfo.model.learner import BETAS, CLIP_HIGH, CLIP_LOW, MAX_NORM, WEIGHT_DECAY
 from lfo.settings import dotted
 
 PLUGIN = "lfo.engines.verl.plugin"  # registers our parts wherever verl builds a model config
@@ -69,6 +70,17 @@ _FIXED: Mapping[str, Any] = {
     f"{_SAMPLING}.calculate_log_probs": True,
     f"{_SAMPLING}.agent.default_agent_loop": AGENT_LOOP,
     f"{_SAMPLING}.multi_turn.enable": True,
+    # DAPO and AdamW, as our learner has them
+    f"{_ACTOR}.clip_ratio": CLIP_LOW,
+    f"{_ACTOR}.clip_ratio_low": CLIP_LOW,
+    f"{_ACTOR}.clip_ratio_high": CLIP_HIGH,
+    f"{_ACTOR}.entropy_coeff": 0.0,
+    f"{_ACTOR}.use_kl_loss": False,
+    f"{_ACTOR}.optim.betas": list(BETAS),
+    f"{_ACTOR}.optim.weight_decay": WEIGHT_DECAY,
+    f"{_ACTOR}.grad_clip": MAX_NORM,
+    f"{_ACTOR}.optim.clip_grad": MAX_NORM,
+    "algorithm.norm_adv_by_std_in_grpo": True,
     # reward: the agent loop returns it
     "reward.num_workers": 0,
     "reward.reward_model.rollout.name": SAMPLER,
@@ -184,7 +196,7 @@ def _defaults() -> DictConfig:
 def _translated(config: RunConfig, tokenizer: str | None) -> dict[str, dict[str, Any]]:
     """Return our config in verl's keys: our name -> verl's dotted names with their values."""
     rollout, policy, optimizer = config.rollout, config.policy, config.optimizer
-    alpha = int(config.lora.alpha)  # verl needs an int; our config rejects other values
+    alpha = int(config.lora.alpha)  # verl needs an int
     return {
         "model": {f"{_MODEL}.path": model_source(config.model), f"{_MODEL}.tokenizer_path": tokenizer},
         "device": {"trainer.device": "cpu" if is_cpu(config) else "cuda"},
@@ -206,16 +218,17 @@ def _translated(config: RunConfig, tokenizer: str | None) -> dict[str, dict[str,
         "trackers": {"trainer.logger": []},  # our loop logs
         "lora.rank": {
             f"{_MODEL}.lora_rank": config.lora.rank,
-            f"{_MODEL}.lora.rank": config.lora.rank
-            * coupling_of(config.coupling).room,  # what a server must be able to load
+            # what a server must be able to load
+            f"{_MODEL}.lora.rank": config.lora.rank * coupling_of(config.coupling).room,
+            f"{_MODEL}.lora_alpha": alpha,
+            f"{_MODEL}.lora.alpha": alpha,
         },
-        "lora.alpha": {f"{_MODEL}.lora_alpha": alpha, f"{_MODEL}.lora.alpha": alpha},
         "lora.targets": {f"{_MODEL}.target_modules": config.lora.target_modules},
         "rollout.prompts": {"data.train_batch_size": rollout.prompts},
         "rollout.group_size": {f"{_SAMPLING}.n": rollout.group_size},
         "rollout.mini_batch_prompts": {f"{_ACTOR}.ppo_mini_batch_size": rollout.mini_batch_prompts},
-        "rollout.max_turns": {f"{_SAMPLING}.multi_turn.max_assistant_turns": rollout.max_turns},
         "rollout.temperature": {f"{_SAMPLING}.temperature": rollout.temperature},
+        "rollout.max_turns": {f"{_SAMPLING}.multi_turn.max_assistant_turns": rollout.max_turns},
         "rollout.max_context": {
             "data.max_prompt_length": rollout.max_context // 2,
             "data.max_response_length": rollout.max_context - rollout.max_context // 2,
@@ -224,16 +237,10 @@ def _translated(config: RunConfig, tokenizer: str | None) -> dict[str, dict[str,
             f"{_SAMPLING}.multi_turn.max_tool_response_length": rollout.max_context * 16,
         },
         "policy.learning_rate": {f"{_ACTOR}.optim.lr": policy.learning_rate},
-        "policy.clip_low": {f"{_ACTOR}.clip_ratio": policy.clip_low, f"{_ACTOR}.clip_ratio_low": policy.clip_low},
-        "policy.clip_high": {f"{_ACTOR}.clip_ratio_high": policy.clip_high},
-        "policy.entropy": {f"{_ACTOR}.entropy_coeff": policy.entropy},
-        "policy.kl": {f"{_ACTOR}.use_kl_loss": policy.kl > 0, f"{_ACTOR}.kl_loss_coef": policy.kl},
-        "policy.scale_by_std": {"algorithm.norm_adv_by_std_in_grpo": policy.scale_by_std},
-        "policy.dynamic_sampling": {"algorithm.filter_groups.enable": policy.dynamic_sampling},
-        "policy.max_resamples": {"algorithm.filter_groups.max_num_gen_batches": policy.max_resamples + 1},
-        "optimizer.betas": {f"{_ACTOR}.optim.betas": list(optimizer.betas)},
-        "optimizer.weight_decay": {f"{_ACTOR}.optim.weight_decay": optimizer.weight_decay},
-        "optimizer.clip": {f"{_ACTOR}.grad_clip": optimizer.clip, f"{_ACTOR}.optim.clip_grad": optimizer.clip},
+        "policy.max_resamples": {
+            "algorithm.filter_groups.enable": policy.max_resamples >= 0,
+            "algorithm.filter_groups.max_num_gen_batches": policy.draws,
+        },
         "optimizer.warmup_steps": {f"{_ACTOR}.optim.lr_warmup_steps": optimizer.warmup_steps},
         "optimizer.constant": {f"{_ACTOR}.optim.lr_scheduler_type": "constant" if optimizer.constant else "cosine"},
         "the run's own settings": {f"{_MODEL}.lora.run": dataclasses.asdict(config)},

@@ -92,7 +92,7 @@ class RankedLearner(Learner):
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.micro_batch_tokens = micro_batch_tokens
         # Whether some rank has such rows in the current round.
-        self._round_has_policy_loss = self._round_trains_policy = False
+        self._round_trains_policy = False
 
     def update(
         self, samples: Sequence[TrainingSample], *, world_model_weight: float, rate_factor: float
@@ -106,7 +106,6 @@ class RankedLearner(Learner):
         samples = without_both(samples) if self.model.policy_detached else samples
         for parts in rounds(samples, ranks=self.ranks, tokens=self.micro_batch_tokens):
             rows = [row for part in parts for row in part]
-            self._round_has_policy_loss = any(any(row.policy_weights) for row in rows)
             self._round_trains_policy = any(map(trains_the_policy, rows))
             yield collate(parts[self.rank], self.model.device)
 
@@ -117,8 +116,6 @@ class RankedLearner(Learner):
         # Make the same passes as the other ranks and spare the same adapters: AdamW treats zeros as a gradient.
         spared = self.model.policy_detached if self._round_trains_policy else ()
         hidden_BTD = self.model.hidden(batch.tokens_BT, batch.adapters, spared)
-        if self.config.policy.kl and self._round_has_policy_loss:
-            self._base_logprobs(batch, batch.policy_weights_BT > 0)
         (hidden_BTD.sum() * 0.0).backward()
 
     @torch.no_grad()
