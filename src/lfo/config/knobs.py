@@ -74,7 +74,7 @@ class PolicyConfig:
     learning_rate: Rate = knob(1e-4, "of the policy adapter; with `coupling=shared` of the one adapter", main=True)
     frozen: bool = knob(False, "train the world model alone: the control that shows what RL adds", main=True)
     max_resamples: int = knob(1, "draws of further tasks for groups that teach nothing; -1 uses such groups", ge=-1)
-    overlong_buffer: Whole = knob(0, "tokens before `rollout.max_context` over which reward is taken away; 0 is off")
+    overlong_buffer: Whole = knob(0, "tokens before `rollout.max_context` over which reward falls linearly; 0 is off")
 
     @property
     def draws(self) -> int:
@@ -94,7 +94,7 @@ class WorldModelConfig:
     replay: bool = knob(True, "keep every reply heard and train on it again")
     examples_per_mini_batch: Count = knob(32, "most world-model examples in one update, new and replayed", main=True)
     swap_names: Share = knob(0.0, "chance that a rare word of a state is swapped for another when it is practised")
-    wording: Share = knob(1.0, "weight of a reply's token that all replies hold, where one that few hold weighs 1")
+    wording: Share = knob(1.0, "weight of tokens that every reply contains; tokens that few replies contain weigh 1")
     schedule: str = knob("joint", "when each of the two learns: see Schedules", pattern=SCHEDULE)
     adaptive_weight: bool = knob(False, "let prediction accuracy and success set the weight: see Schedules")
     from_logs: str | None = knob(None, "with `policy.frozen`: a file of rollouts to learn from: see From logs")
@@ -104,7 +104,7 @@ class WorldModelConfig:
 class ImagineConfig:
     """Look-ahead that the policy proposes."""
 
-    drafts: int = knob(1, "candidates for a turn, until the expected reply to one changes what is said", ge=1, le=16)
+    drafts: int = knob(1, "drafts of a turn at most; sampling stops when a prediction changes the turn", ge=1, le=16)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)

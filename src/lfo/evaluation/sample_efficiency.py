@@ -169,7 +169,8 @@ def compare(runs: Sequence[RunRecord], *, baseline: str | None = None) -> Compar
     if len(often := sorted({config_of(run).eval.every for run in runs})) > 1:
         *others, last = map(str, often)
         notes.append(
-            f"runs were evaluated every {', '.join(others)} or {last} steps, and tasks are known only so exactly"
+            f"runs were evaluated every {', '.join(others)} or {last} steps: the tasks that they needed are "
+            "only as exact"
         )
     notes += [
         f"{run.path} reached {target:.0%} only at its last evaluation, which a second one must confirm, so it does not "
