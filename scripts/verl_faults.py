@@ -2,16 +2,19 @@
 """Test the faults of engine=verl: a worker or a server killed in a step, a full disk, Ctrl-C.
 
     scripts/verl_faults.py FOLDER                                        on a CPU, about five minutes on two cores
+    scripts/verl_faults.py FOLDER worker interrupt                       these alone, of: worker server disk interrupt
     scripts/verl_faults.py FOLDER device=cuda verl.actor_rollout_ref.rollout.name=vllm
 
 One run is broken by each fault in turn and resumed each time. For each fault, the script prints the exit code, the last
 line on stderr and the number of remaining processes. At the end it compares the metrics with those of an undisturbed
-run: equal with our own servers; with vLLM, which uses its own random numbers, only steps and tasks are compared. The
-full disk is a small tmpfs, which only root can mount; otherwise that fault is skipped.
+run: equal with our own servers. vLLM uses its own random numbers, so there only steps and tasks are compared: none is
+missing and none occurs twice. The full disk is a small tmpfs, which only root can mount; otherwise that fault is
+skipped. LIMIT sets the seconds that a start, a fault and an end may take each (600). FOLDER is emptied first.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shutil
@@ -19,7 +22,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +39,7 @@ SETTINGS = (
     "eval.every=0",
     "checkpoint_every=1",
 )
-PATIENCE = 600.0
+PATIENCE = float(os.environ.get("LIMIT", "600"))
 CLOSE = 1e-4
 
 
@@ -51,7 +54,11 @@ def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 def named(process: subprocess.Popen[str], *words: str) -> list[psutil.Process]:
-    return [each for each in family(process) if any(word in " ".join(each.cmdline()) for word in words)]
+    found = []
+    for each in family(process):
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            found += [each] if any(word in " ".join(each.cmdline()) for word in words) else []
+    return found
 
 
 def kill(*words: str) -> Callable[[subprocess.Popen[str], Path], None]:
@@ -76,10 +83,10 @@ def interrupt(process: subprocess.Popen[str], run: Path) -> None:
 
 
 FAULTS: dict[str, Callable[[subprocess.Popen[str], Path], None]] = {
-    "worker killed": kill("WorkerDict"),
-    "server killed": kill("SamplerServer", "DualLoraServer"),
-    "disk full": fill_the_disk,
-    "Ctrl-C": interrupt,
+    "worker": kill("WorkerDict"),
+    "server": kill("SamplerServer", "VllmServer"),
+    "disk": fill_the_disk,
+    "interrupt": interrupt,
 }
 
 
@@ -92,18 +99,36 @@ def left_behind(before: list[psutil.Process]) -> int:
 def broken(fault: str, run: Path, arguments: tuple[str, ...]) -> dict[str, Any]:
     """Start or resume the run, wait for a new checkpoint, and break it."""
     first = checkpoint.step if (checkpoint := latest_checkpoint(run)) else 0
-    process = lfo(*arguments)
-    deadline = time.monotonic() + PATIENCE
-    while process.poll() is None and time.monotonic() < deadline:
+    process, began = lfo(*arguments), time.monotonic()
+    while process.poll() is None and time.monotonic() < began + PATIENCE:
         if (checkpoint := latest_checkpoint(run)) and checkpoint.step > first:
             break
         time.sleep(0.1)
-    members = family(process)
-    FAULTS[fault](process, run)
-    _, error = process.communicate(timeout=PATIENCE)
+    else:
+        return {"code": None, "said": f"no checkpoint came: {ended(process)[-1]}", "left": 0}
+    members, started = family(process), time.monotonic()
+    try:
+        FAULTS[fault](process, run)
+    except (IndexError, psutil.Error):  # nobody there to be killed
+        process.terminate()
+    said = ended(process)
     left = left_behind(members)
     (run.parent / "ballast").unlink(missing_ok=True)
-    return {"fault": fault, "code": process.returncode, "said": error.strip().splitlines()[-1], "left": left}
+    times = f"started in {started - began:.0f} s, ended {time.monotonic() - started:.0f} s after the fault"
+    return {"code": process.returncode, "said": f"{said[-1]}\n    {times}", "left": left}
+
+
+def ended(process: subprocess.Popen[str]) -> list[str]:
+    """What it has said when it ends, which it is made to if it does not by itself."""
+    try:
+        _, error = process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        for each in (*family(process), psutil.Process(process.pid)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+        _, error = process.communicate()
+        error += f"\nstill running after {PATIENCE:.0f} s, and was killed"
+    return error.strip().splitlines() or [f"nothing, exit code {process.returncode}"]
 
 
 def same(one: Any, other: Any) -> bool:
@@ -112,46 +137,74 @@ def same(one: Any, other: Any) -> bool:
     return one == other
 
 
-def differences(run: Path, whole: Path, *, sampled_alike: bool) -> list[str]:
+def differences(run: Path, whole: Path) -> list[str]:
     """Return where the rows of the broken run differ from those of the undisturbed one."""
     rows, others = read_metrics(run), read_metrics(whole)
     found = [] if len(rows) == len(others) else [f"{len(rows)} rows instead of {len(others)}"]
     for row, other in zip(rows, others, strict=False):
-        names = [name for name in other if "second" not in name] if sampled_alike else ["step", "tasks_seen"]
+        names = [name for name in other if "second" not in name]
         found += [f"step {other['step']}: {name}" for name in names if not same(row.get(name), other[name])]
     return found
 
 
+def gaps(run: Path) -> list[str]:
+    """What is wrong with the order of the rows: a step that is missing or there twice, tasks that do not add up."""
+    rows = read_metrics(run)
+    steps, tasks = [row["step"] for row in rows], [row["tasks_seen"] for row in rows]
+    found = [] if steps == list(range(1, len(steps) + 1)) else [f"steps {steps}"]
+    return found + ([] if tasks == [tasks[0] * step for step in steps] else [f"tasks seen {tasks}"])
+
+
+def resumed(run: Path, folder: Path, arguments: tuple[str, ...], settings: tuple[str, ...]) -> list[str]:
+    """One step more, and where the run is not what it would have been without the faults."""
+    checkpoint = latest_checkpoint(run)
+    if checkpoint is None:
+        return ["no checkpoint to go on from"]
+    last = f"steps={checkpoint.step + 1}"
+    sampled_alike = not any("rollout.name=vllm" in each for each in settings)
+    commands = [(*arguments, last), (*settings, last, f"output_dir={folder / 'whole'}")]
+    for command in commands if sampled_alike else commands[:1]:
+        process = lfo(*command)
+        said = ended(process)
+        if process.returncode:
+            return [said[-1]]
+    return differences(run, folder / "whole") if sampled_alike else gaps(run)
+
+
+def break_and_resume(folder: Path, faults: Sequence[str], settings: tuple[str, ...], *, mounted: bool) -> int:
+    run, failed = folder / "small" / "run", False
+    arguments: tuple[str, ...] = (*settings, "steps=1000", f"output_dir={run}")
+    for fault in faults:
+        if fault == "disk" and not mounted:
+            print("disk: left out, only root can mount a small disk")
+            continue
+        if latest_checkpoint(run):
+            arguments = ("--resume", str(run))
+        else:
+            shutil.rmtree(run, ignore_errors=True)
+        seen = broken(fault, run, arguments)
+        failed |= seen["left"] > 0 or seen["code"] not in (1, 130)
+        print(f"{fault}: exit code {seen['code']}, {seen['left']} processes left\n    {seen['said']}", flush=True)
+    found = resumed(run, folder, ("--resume", str(run)), settings)
+    print("resumed: " + (", ".join(found[:8]) or "its metrics are those of an unbroken run"))
+    return int(failed or bool(found))
+
+
 def main() -> int:
-    folder, settings = Path(sys.argv[1]), (*SETTINGS, *sys.argv[2:])
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a script began this in the background
+    folder, given = Path(sys.argv[1]), sys.argv[2:]
+    faults = [each for each in given if each in FAULTS] or list(FAULTS)
+    settings = (*SETTINGS, *(each for each in given if each not in FAULTS))
+    if unknown := [each for each in settings if "=" not in each]:
+        sys.exit(f"{unknown[0]} is no setting, and none of the faults {', '.join(FAULTS)}")
     small = folder / "small"
+    subprocess.run(["umount", str(small)], capture_output=True)
+    shutil.rmtree(folder, ignore_errors=True)
     small.mkdir(parents=True)
     mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "lfo-faults", str(small)]
     mounted = subprocess.run(mount, capture_output=True).returncode == 0
-    run, failed = small / "run", False
     try:
-        arguments: tuple[str, ...] = (*settings, "steps=1000", f"output_dir={run}")
-        for fault in FAULTS:
-            if fault == "disk full" and not mounted:
-                print("disk full: left out, only root can mount a small disk")
-                continue
-            seen = broken(fault, run, arguments)
-            arguments = ("--resume", str(run))
-            failed |= seen["left"] > 0 or seen["code"] not in (1, 130)
-            print(f"{fault}: exit code {seen['code']}, {seen['left']} processes left\n    {seen['said']}", flush=True)
-        checkpoint = latest_checkpoint(run)
-        assert checkpoint is not None
-        last = f"steps={checkpoint.step + 1}"
-        for command in ((*arguments, last), (*settings, last, f"output_dir={folder / 'whole'}")):
-            process = lfo(*command)
-            _, error = process.communicate(timeout=PATIENCE)
-            if process.returncode:
-                print(error)
-                return 1
-        alike = not any("rollout.name=vllm" in each for each in settings)
-        found = differences(run, folder / "whole", sampled_alike=alike)
-        print(f"resumed to {last}: " + (", ".join(found[:8]) or "all metrics are those of an unbroken run"))
-        return int(failed or bool(found))
+        return break_and_resume(folder, faults, settings, mounted=mounted)
     finally:
         if mounted:
             shutil.copytree(small, folder / "kept", ignore_dangling_symlinks=True)

@@ -264,3 +264,19 @@ def test_the_scripts_of_the_documents_print_a_whole_config(script):
     assert tree["trainer"]["nnodes"] == 2
     assert run["algo"] == ("dapo" if "baseline" in script else "dual-lora")
     assert run["world_model"]["weight"] == (0.0 if "baseline" in script else 0.5)
+
+
+@pytest.mark.parametrize(
+    ("size", "executor"), [("tensor_model_parallel_size=1", "uni"), ("tensor_model_parallel_size=2", "mp")]
+)
+def test_vllm_starts_no_process_for_a_model_on_one_gpu(size: str, executor: str):
+    servers = "actor_rollout_ref.rollout"
+    config = load_config(["preset=tiny", "engine=verl", f"verl.{servers}.name=vllm", f"verl.{servers}.{size}"])
+    assert _chosen(config)[f"{servers}.engine_kwargs.vllm.distributed_executor_backend"] == executor
+
+
+def test_what_every_process_of_verls_imports_of_us_is_light():
+    """Its platform lies in this package; balancer and queue, and vLLM's engine, need nothing else of ours."""
+    code = "import sys, lfo.engines.verl; print(*sorted(name for name in sys.modules if name.startswith('lfo')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["lfo", "lfo.engines", "lfo.engines.verl"]

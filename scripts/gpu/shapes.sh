@@ -1,25 +1,30 @@
 #!/usr/bin/env bash
 # What a step costs at 1.7, 4 and 8 billion parameters on one GPU, with random weights that are built here.
-#   scripts/gpu/shapes.sh [SHAPE ...]
-# First the memory of an update by part against `lfo plan` (lfo bench memory), then real steps of verl with vLLM: real
-# tasks, prompts and replies, scripted calls, turns of fixed length, alternating rewards (lfo.env.scripted).
+#   scripts/gpu/shapes.sh [SHAPE ...] [VARIANT ...]
+# Shapes: qwen3-1.7b qwen3-4b qwen3-8b. Variants: off (no look-ahead), policy (with look-ahead), stacked (both adapters at
+# once). All, unless named. Real steps of verl with vLLM: real tasks, prompts and replies, scripted calls, turns of fixed
+# length, alternating rewards (lfo.env.scripted). MEMORY=1: first the memory of an update by part against `lfo plan`.
+export SHARE=${SHARE:-0.5} CACHE_GIB=${CACHE_GIB:-40}
 . "$(dirname "$0")/common.sh"
-shapes=("$@"); [ $# -gt 0 ] || shapes=(qwen3-1.7b qwen3-4b qwen3-8b)
-lfo bench memory
+all_shapes="qwen3-1.7b qwen3-4b qwen3-8b"; all_variants="off policy stacked"; known "$all_shapes $all_variants" "$@"
+shapes=(); variants=()
+for name; do if [[ $name == qwen* ]]; then shapes+=("$name"); else variants+=("$name"); fi; done
+[ -z "${MEMORY:-}" ] || lfo bench memory
 runs=()
-for shape in "${shapes[@]}"; do
+for shape in $all_shapes; do
+    chosen "$shape" "${shapes[@]}" || continue
     model="$out/random-$shape"
-    [ -f "$model/config.json" ] || python "$here/random_model.py" "$shape" "$model"
-    for variant in "separate off" "separate policy" "stacked policy"; do
-        read -r coupling lookahead <<< "$variant"
-        run="$out/$shape-$coupling-$lookahead"; runs+=("$run"); rm -rf "$run"
-        echo "== $shape, $coupling, look-ahead $lookahead"
-        lfo train "${vllm[@]}" model="$model" env=lfo.env.scripted:ScriptedCalls env_args.levels=[2] \
-            coupling="$coupling" lookahead="$lookahead" \
+    [ -f "$model/tokenizer_config.json" ] || python "$here/random_model.py" "$shape" "$model"
+    for variant in $all_variants; do
+        chosen "$variant" "${variants[@]}" || continue
+        coupling=separate lookahead=policy
+        [ "$variant" = off ] && lookahead=off
+        [ "$variant" = stacked ] && coupling=stacked
+        runs+=("$out/$shape-$variant")
+        train "$shape-$variant" "${vllm[@]}" model="$model" env=lfo.env.scripted:ScriptedCalls env_args.levels=[2] \
+            coupling=$coupling lookahead=$lookahead \
             rollout.max_turns=6 rollout.max_turn_tokens=64 rollout.max_context=4096 micro_batch_tokens=8192 \
-            policy.max_resamples=-1 steps="${STEPS:-4}" eval.every=0 checkpoint_every=100 \
-            verl.actor_rollout_ref.rollout.gpu_memory_utilization="${SHARE:-0.5}" output_dir="$run" \
-            > "$run.log" 2>&1 || tail -3 "$run.log"
+            policy.max_resamples=-1 steps="${STEPS:-3}" eval.every=0 checkpoint_every=100
     done
     rm -rf "$model"
 done

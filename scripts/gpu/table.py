@@ -2,7 +2,7 @@
 """Print a short table of runs: scripts/gpu/table.py RUN ...
 
 It shows medians over all steps but the first, the success of the last evaluation, and the largest and the mean log-prob
-gap between servers and trainer.
+gap between servers and trainer; below, for each run that did not finish, the last line of its log (RUN.log).
 """
 
 from __future__ import annotations
@@ -41,21 +41,31 @@ def figures(rows: list[dict[str, Any]]) -> list[str]:
     return [str(len(steps)), first, *found, f"{success[-1]:.1%}" if success else "-"]
 
 
+def last_words(run: Path) -> str:
+    """What a run that did not finish said last."""
+    log = run.with_name(f"{run.name}.log")
+    lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
+
+
 def main() -> None:
     lines = [["run", "steps", "first rollout s", *COLUMNS, "val"]]
     for run in map(Path, sys.argv[1:]):
         try:
             lines.append([run.name, *figures(read_metrics(run))])
-        except (LfoError, OSError) as error:
-            lines.append([run.name, f"no metrics: {error}"])
-    widths = [max(len(line[index]) for line in lines if index < len(line)) for index in range(len(lines[0]))]
+        except (LfoError, OSError, ValueError):  # none, or a line that was cut off
+            lines.append([run.name, *"-" * (len(lines[0]) - 1)])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         print(
             "  ".join(
                 cell.rjust(width) if index else cell.ljust(width)
-                for index, (cell, width) in enumerate(zip(line, widths, strict=False))
+                for index, (cell, width) in enumerate(zip(line, widths, strict=True))
             )
         )
+    for run in map(Path, sys.argv[1:]):
+        if not (run / "adapters").is_dir():
+            print(f"{run.name} did not finish: {last_words(run)}")
 
 
 if __name__ == "__main__":

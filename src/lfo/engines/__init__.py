@@ -3,6 +3,8 @@
     create_trainer(config, environment, tokenizer).fit()
 
 Each engine is a `Backend`. Run folders, metrics and checkpoints are the same for both.
+
+Every process of verl imports this package on its way to `lfo.engines.verl.platform`, so it imports nothing at the top.
 """
 
 from __future__ import annotations
@@ -11,19 +13,18 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from lfo.config import RunConfig
-from lfo.loading import environment_factory, load_tokenizer, naming_environment
-from lfo.preflight import check_run
-from lfo.training import Trainer
-
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from lfo.config import RunConfig
     from lfo.env.interface import EnvironmentFactory
+    from lfo.training import Trainer
 
 
 def train(config: RunConfig, *, resume: bool = False) -> dict[str, Any]:
     """Train the run of a config; called by `lfo train`."""
+    from lfo.loading import environment_factory, load_tokenizer
+
     return create_trainer(config, environment_factory(config), load_tokenizer(config.model)).fit(resume=resume)
 
 
@@ -40,6 +41,10 @@ def create_trainer(
     `environment` is an environment factory, such as a class: it makes one environment for each rollout. `base` is a
     loaded model for the local engine; without it, the engine loads the model of the config.
     """
+    from lfo.loading import naming_environment
+    from lfo.preflight import check_run
+    from lfo.training import Trainer
+
     config = naming_environment(replace(config, engine=engine or config.engine), environment)
     check_run(config, environment)
     backend = import_module(f"lfo.engines.{config.engine}").create_backend(config, environment, tokenizer, base=base)

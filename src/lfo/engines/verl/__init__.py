@@ -8,24 +8,22 @@
     worker.py       one rank's process              rollout.py      rollout servers made of our sampler
     agent_loop.py   our runner as an agent loop     vllm.py         both adapters in vLLM
     platform.py     a CPU as a platform of verl's   starting.py     what a run waits for while it starts
-    bare_vllm.py    vLLM by itself, for a bench
+    places.py       where the ranks lie             replicas.py     servers that start beside them
+    failures.py     what a user is told             bare_vllm.py    vLLM by itself, for a bench
 
-How the parts meet, and what is tested where: docs/VERL_INTEGRATION.md. Importing this package imports no verl.
+How the parts meet, and what is tested where: docs/VERL_INTEGRATION.md. Importing this package imports nothing: every
+process of verl's does, on its way to `platform.py`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import OmegaConf
-
-from lfo.engines.verl.backend import VerlBackend
-from lfo.engines.verl.config import verl_config
-
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from lfo.config import RunConfig
+    from lfo.engines.verl.backend import VerlBackend
     from lfo.env.interface import EnvironmentFactory
 
 
@@ -34,9 +32,15 @@ def create_backend(
 ) -> VerlBackend:
     if base is not None:
         raise ValueError("verl's processes load the base themselves: name it in the config")
+    from lfo.engines.verl.backend import VerlBackend
+
     return VerlBackend(config, make_environment, tokenizer)
 
 
 def config_text(config: RunConfig) -> str:
     """The whole config of verl's that a run would have, as YAML."""
+    from omegaconf import OmegaConf
+
+    from lfo.engines.verl.config import verl_config
+
     return OmegaConf.to_yaml(verl_config(config), resolve=True)

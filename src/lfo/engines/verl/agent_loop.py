@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 
 from lfo.config import RunConfig, from_mapping
-from lfo.engines.verl.config import AGENT_LOOP, SAMPLER, sampling_parameters
+from lfo.engines.verl.config import AGENT_LOOP, SAMPLER, run_name, sampling_parameters
 from lfo.env.interface import EnvironmentFactory
 from lfo.env.scripted import ScriptedCalls
 from lfo.loading import environment_factory
@@ -124,7 +124,7 @@ _parts: dict[str, _Parts] = {}
 
 
 def _parts_of(config: Any, tokenizer: Any) -> _Parts:
-    name = config.actor_rollout_ref.rollout.engine_kwargs[SAMPLER].servers
+    name = run_name(config.actor_rollout_ref.rollout)
     if name not in _parts:
         run = from_mapping(cast(Any, OmegaConf.to_container(config.actor_rollout_ref.model.lora.run, resolve=True)))
         make_environment = config.lfo.environment or environment_factory(run)

@@ -56,7 +56,7 @@ class VerlBackend:
             )
         # Raise for a bad config or chat template now, before a folder exists.
         verl_config(config)
-        ChatCodec(tokenizer, make_environment().tools(), thinking=config.rollout.thinking)
+        self._ends = ChatCodec(tokenizer, make_environment().tools(), thinking=config.rollout.thinking).ends
         self.config = config
         self.make_environment = make_environment
         self.tokenizer = tokenizer
@@ -73,10 +73,11 @@ class VerlBackend:
             config = runnable(verl_config(self.config, tokenizer=folder), self.config, self.make_environment)
             import ray  # verl and Ray are optional, and read environment variables when they are imported
 
-            from lfo.engines.verl.cluster import Cluster, in_one_sentence
+            from lfo.engines.verl.cluster import Cluster
+            from lfo.engines.verl.failures import in_one_sentence
 
             started_here = not ray.is_initialized()
-            with in_one_sentence(str(run)):
+            with in_one_sentence(str(run), lambda: Cluster.logs):
                 try:
                     if started_here:
                         stages.begin("Ray")
@@ -86,7 +87,7 @@ class VerlBackend:
                     stages.end()
                     yield
                 finally:
-                    stages.end()
+                    stages.end(failed=True)  # one that has not ended until here
                     if self.cluster is not None:
                         self.cluster.close()
                         self.cluster = None
@@ -104,7 +105,8 @@ class VerlBackend:
     def complete(
         self, prompts: Sequence[Sequence[int]], uniforms: Sequence[Sequence[float]] | None = None
     ) -> list[tuple[int, ...]]:
-        return self.cluster.complete(prompts, uniforms, limit=self.config.world_model.reply_tokens)
+        limit = self.config.world_model.reply_tokens
+        return self.cluster.complete(prompts, uniforms, limit=limit, ends=self._ends)
 
     def score(self, rows: Sequence[TrainingSample]) -> list[ReplyScore]:
         return self.cluster.reply_scores(rows) if rows else []
@@ -194,6 +196,8 @@ def start_ray(config: DictConfig) -> None:
     runtime = options.pop("runtime_env", None) or {}
     runtime["env_vars"] = variables | dict(runtime.get("env_vars", {}))
     options.setdefault("log_to_driver", False)
+    if not options.get("address") and "RAY_ADDRESS" not in os.environ:
+        options["address"] = "local"  # else Ray would join a cluster that somebody has started here
     try:
         ray.init(**{key: value for key, value in options.items() if value is not None}, runtime_env=runtime)
     except ConnectionError as error:

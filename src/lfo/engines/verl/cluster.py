@@ -13,17 +13,17 @@ import itertools
 import os
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from typing import Any, cast
 
 import msgspec
 import ray
 import transfer_queue as tq
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 from ray.util import remove_placement_group
-from safetensors import SafetensorError
+from verl.single_controller.ray import RayWorkerGroup
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ, PPOTrainerSync, trainer_base
 from verl.utils import tensordict_utils as tu
@@ -31,6 +31,8 @@ from verl.workers.rollout.llm_server import LLMServerClient, LLMServerManager
 from verl.workers.rollout.router import get_router_handle
 
 from lfo.engines.verl.config import BASE, sampling_parameters
+from lfo.engines.verl.failures import Lost, as_if_here
+from lfo.engines.verl.places import places_of
 from lfo.engines.verl.starting import stages
 from lfo.engines.verl.worker import DualLoraWorker
 from lfo.errors import WorkError
@@ -40,9 +42,7 @@ from lfo.types import ReplyScore, Rollout, TrainingSample
 
 POLL_SECONDS = 0.05
 RELEASE_SECONDS = 10.0  # Ray releases slots a little later than it reports
-LOGS = f"{os.environ.get('RAY_TMPDIR', '/tmp')}/ray/session_latest/logs"
-# The messages of torch, and of vLLM if less memory is free than configured or too little for its cache.
-OUT_OF_MEMORY = ("CUDA out of memory", "Free memory on device", "No available memory for the cache blocks")
+SERVERS = {"vllm": "rollout servers: vLLM loads the base, compiles and captures graphs"}
 ALIVE_SECONDS = 5.0  # how often to check, while waiting, that the processes are alive
 
 
@@ -57,7 +57,7 @@ class _Processes(PPOTrainerSync):
         for role in (Role.ActorRollout, Role.ActorRolloutRef, Role.Actor):
             if role in self.role_worker_mapping:
                 self.role_worker_mapping[role] = ray.remote(DualLoraWorker)
-        stages.begin("trainer ranks")
+        stages.begin("trainer ranks, and the processes of the servers")
 
     def on_init_end(self) -> None:
         stages.begin("weights for the servers")
@@ -67,21 +67,81 @@ class _Processes(PPOTrainerSync):
 class _Servers(LLMServerManager):
     """verl's servers, registered at a load balancer that was started before them: see `Cluster`."""
 
-    balancer: Any = None
+    balancer: Any
+    rollout_replicas: Sequence[Any] = ()
+
+    async def start(self) -> None:
+        await self._initialize_llm_servers()
+        await self._init_global_load_balancer()
 
     async def _init_global_load_balancer(self) -> None:
         self.global_load_balancer = self.balancer
         await self.balancer.add_servers.remote(dict(zip(self.server_addresses, self.server_handles, strict=True)))
 
 
+class _Together:
+    """Ranks and servers, which start at the same time; verl would start one after the other.
+
+    It stands where verl's trainer looks for the classes of both, and is asked for the ranks first.
+    """
+
+    def __init__(self, config: Any, balancer: Any) -> None:
+        self._config, self._balancer = config, balancer
+        self._ranks_loaded: Future[None] = Future()
+        self._servers: Any = None
+        self._servers_started: Future[None] = Future()
+        self.ranks: Sequence[Any] = ()
+
+    def begin(self, *, resource_pool: Any, ray_cls_with_init: Any, **options: Any) -> RayWorkerGroup:
+        """The processes of ranks and of servers."""
+        places = places_of(resource_pool, options["device_name"])
+        group: Any = RayWorkerGroup(
+            resource_pool=resource_pool,
+            ray_cls_with_init=ray_cls_with_init,
+            master_addr=places[0].address,  # verl would ask a process that imports all of verl before
+            master_port=places[0].port,
+            **options,
+        )
+        self.ranks = group.workers
+        group.places, group.loaded = places, self._ranks_loaded
+        self._servers = _Servers(self._config, worker_group=group)
+        self._servers.balancer = self._balancer
+        self._servers_started = _beside(asyncio.run, self._servers.start())
+        return group
+
+    def create(self, **_: Any) -> LLMServerManager:
+        """The servers, for which verl asks when the ranks have loaded their base."""
+        self._ranks_loaded.set_result(None)
+        stages.begin(SERVERS.get(self._config.actor_rollout_ref.rollout.name, "rollout servers"))
+        self._servers_started.result()
+        return self._servers
+
+    def servers(self) -> list[Any]:
+        replicas = () if self._servers is None else self._servers.rollout_replicas
+        return [server for replica in replicas for server in replica.servers]
+
+    def end(self) -> None:
+        """Also of a start that failed half-way, whose servers may wait for ranks that do not come."""
+        self._ranks_loaded.cancel()
+        for actor in (*self.servers(), *self.ranks):
+            ray.kill(actor)
+        if self._servers is not None:
+            wait([self._servers_started], RELEASE_SECONDS)
+            for late in self.servers():
+                ray.kill(late)
+
+
 class Cluster:
     """The operations of verl that the training loop needs.
 
     Every process needs seconds for its imports. So the parts without a model (the queue, the load balancer, the agent
-    loops) start in parallel with the trainer and its servers, not after them.
+    loops) start in parallel with the trainer and its servers, and these in parallel with each other.
     """
 
+    logs = f"{os.environ.get('RAY_TMPDIR', '/tmp')}/ray/session_latest/logs"  # of the session that ran last
+
     def __init__(self, config: Any) -> None:
+        Cluster.logs = _logs_of_this_session()
         self._config = config
         self._own_queue = not _queue_runs()
         options = config.actor_rollout_ref.rollout
@@ -89,19 +149,22 @@ class Cluster:
             servers={}, router_config_path=options.router_config_path, full_determinism=options.full_determinism
         )
         self._client: Any = LLMServerClient(config=config, load_balancer_handle=self._balancer)
-        beside = ThreadPoolExecutor(1)
-        loops = beside.submit(self._start_loops)
-        beside.shutdown(wait=False)
         self._processes: Any = cast(Any, _Processes)(config)  # the decorator makes verl's class concrete
-        _Servers.balancer = self._balancer
-        trainer_base.LLMServerManager = _Servers
+        self._together = _Together(config, self._balancer)
+        trainer_base.RayWorkerGroup, trainer_base.LLMServerManager = self._together.begin, self._together
+        self._loops_started: Future[Any] = _beside(self._start_loops)
         try:
             self._processes.init()
-        except ValueError as error:  # too few GPUs, mostly
-            raise WorkError(f"verl cannot start its processes: {error}") from error
-        self._workers = self._processes.actor_rollout_wg
-        stages.begin("agent loops")
-        self._loops: Any = loops.result()
+            self._workers = self._processes.actor_rollout_wg
+            stages.begin("agent loops")
+            self._loops: Any = self._loops_started.result()
+        except BaseException as error:
+            stages.end(failed=True)
+            with suppress(RayError):  # what failed first is told
+                self.close()
+            if isinstance(error, ValueError):  # too few GPUs, mostly
+                raise WorkError(f"verl cannot start its processes: {error}") from error
+            raise
 
     def _start_loops(self) -> Any:
         tq.init(self._config.transfer_queue)  # joins the queue of this Ray session, if there is one
@@ -112,22 +175,31 @@ class Cluster:
         return loops
 
     def close(self) -> None:
-        """End all processes and release their slots, so that another run can follow in the same Ray session."""
-        servers = [
-            server for replica in self._processes.llm_server_manager.get_replicas() for server in replica.servers
-        ]
-        for actor in (*self._loops.agent_loop_workers, self._balancer, *servers, *self._workers.workers):
+        """End all processes and release their slots, so that another run can follow in the same Ray session.
+
+        It also ends the processes of a start that failed half-way.
+        """
+        for actor in (self._balancer, *self._loop_workers()):
             ray.kill(actor)
-        pools = self._processes.resource_pool_manager.resource_pool_dict.values()
+        self._together.end()
+        manager = getattr(self._processes, "resource_pool_manager", None)
+        pools = () if manager is None else manager.resource_pool_dict.values()
         for pool in pools:
             for group in pool.pgs or ():
                 remove_placement_group(group)
         if self._own_queue:
             tq.close()
-        taken = sum(pool.world_size for pool in pools)
+        taken = sum(pool.world_size for pool in pools if pool.pgs)
         deadline = time.monotonic() + RELEASE_SECONDS
         while ray.available_resources().get("GPU", 0) < taken and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
+
+    def _loop_workers(self) -> Sequence[Any]:
+        """Those that are there, after a moment in which they may come."""
+        wait([self._loops_started], RELEASE_SECONDS)
+        if not self._loops_started.done() or self._loops_started.exception():
+            return ()
+        return self._loops_started.result().agent_loop_workers
 
     # --- rollouts ----------------------------------------------------------------------------------------------
 
@@ -192,9 +264,15 @@ class Cluster:
             time.sleep(POLL_SECONDS)
 
     def complete(
-        self, prompts: Sequence[Sequence[int]], uniforms: Sequence[Sequence[float]] | None, *, limit: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        uniforms: Sequence[Sequence[float]] | None,
+        *,
+        limit: int,
+        ends: Sequence[int],
     ) -> list[tuple[int, ...]]:
-        """Return what the world model writes after each prompt, greedy or sampled, in at most `limit` tokens."""
+        """Return what the world model writes after each prompt, greedy or sampled, up to one of the tokens `ends` or to
+        `limit` tokens."""
         server = self._config.actor_rollout_ref.rollout.name
 
         async def ask(prompt: Sequence[int], numbers: Sequence[float]) -> tuple[int, ...]:
@@ -203,6 +281,7 @@ class Cluster:
                 limit=limit,
                 temperature=float(bool(numbers)),
                 uniforms=numbers,
+                ends=ends,
                 repeatable=self._config.actor_rollout_ref.rollout.full_determinism,
             )
             output = await self._client.generate(
@@ -243,20 +322,32 @@ class Cluster:
         self._processes.checkpoint_manager.update_weights(step)
 
     def save(self, folder: str) -> None:
-        with _as_if_here():
+        with as_if_here():
             self._workers.save_checkpoint(folder)
 
     def save_adapters(self, folder: str) -> None:
-        with _as_if_here():
+        with as_if_here():
             self._workers.save_adapters(folder)
 
     def load(self, folder: str) -> None:
         self._workers.load_checkpoint(folder)
 
 
+def _beside(work: Any, *arguments: Any) -> Future[Any]:
+    """What this returns, when it is done; in a thread of its own."""
+    thread = ThreadPoolExecutor(1)
+    done = thread.submit(work, *arguments)
+    thread.shutdown(wait=False)
+    return done
+
+
 def _await_all(actors: Sequence[Any]) -> None:
     """Wait for the results; raise if a process is lost."""
     ray.get([actor.__ray_ready__.remote() for actor in actors])
+
+
+def _logs_of_this_session() -> str:
+    return cast(Any, ray)._private.worker.global_worker.node.get_logs_dir_path()
 
 
 def _queue_runs() -> bool:
@@ -265,42 +356,3 @@ def _queue_runs() -> bool:
     except ValueError:
         return False
     return True
-
-
-class Lost(WorkError):
-    """A process was lost; the run can be resumed from its last checkpoint."""
-
-
-@contextmanager
-def _as_if_here() -> Iterator[None]:
-    """Raise a disk error of another process here, where `lfo.rundir` turns it into one sentence."""
-    try:
-        yield
-    except RayTaskError as error:
-        if isinstance(error.cause, OSError | SafetensorError):
-            raise error.cause from error
-        raise
-
-
-@contextmanager
-def in_one_sentence(resume: str) -> Iterator[None]:
-    """Turn the exception of a lost or failed process into a `WorkError` that says how to continue."""
-    way_on = f"continue from the last checkpoint with: lfo train --resume {resume}"
-    try:
-        yield
-    except Lost as error:
-        raise WorkError(f"{error}; {way_on}") from error
-    except RayError as error:
-        cause = getattr(error, "cause", None)
-        if isinstance(cause, WorkError):
-            raise cause from error
-        if any(words in str(error) for words in OUT_OF_MEMORY):
-            raise WorkError(
-                "the GPU is out of memory: lower verl.actor_rollout_ref.rollout.gpu_memory_utilization or "
-                f"micro_batch_tokens (lfo plan counts what fits); {way_on} and the lower values"
-            ) from error
-        (reason, *_) = [*str(cause or error).strip().splitlines(), ""]
-        raise WorkError(
-            f"a process of the run was lost or failed ({type(cause or error).__name__}: {reason[:200]}); "
-            f"its log lies in {LOGS}; {way_on}"
-        ) from error

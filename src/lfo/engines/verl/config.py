@@ -43,7 +43,7 @@ AGENT_LOOP = "lfo"
 SAMPLER = "lfo"  # the rollout replica made of our own sampler
 BASE = "base"  # requests the base without an adapter from a server
 RATE_FLOOR = 0.1
-# Batch sizes for which vLLM captures graphs at start, four for each; its default is 51 sizes up to the same 512.
+# Batch sizes for which vLLM captures graphs at start; its default is 51 sizes up to the same 512.
 GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 _ACTOR, _SAMPLING, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
@@ -124,6 +124,11 @@ def sampling_parameters(
     return parameters
 
 
+def run_name(rollout: Any) -> str:
+    """What the servers of a run are named after: no other run's, on this machine or in this session of Ray."""
+    return str(rollout.engine_kwargs[SAMPLER]["servers"])
+
+
 def world_model_folder(output_dir: Path, step: int) -> Path:
     """Return the folder from which vLLM loads the world model of a step: see vllm.py."""
     return output_dir.absolute() / "servers" / f"world_model-{step:06d}"
@@ -195,7 +200,7 @@ def _translated(config: RunConfig, tokenizer: str | None) -> dict[str, dict[str,
     return {
         "model": {f"{_MODEL}.path": model_source(config.model), f"{_MODEL}.tokenizer_path": tokenizer},
         "device": {"trainer.device": "cpu" if is_cpu(config) else "cuda"},
-        "seed": {f"{_ACTOR}.fsdp_config.seed": config.seed},
+        "seed": {f"{_ACTOR}.fsdp_config.seed": config.seed, f"{_SAMPLING}.seed": config.seed},
         "steps": {
             f"{_ACTOR}.optim.total_training_steps": config.steps,
             "trainer.total_training_steps": config.steps,
@@ -259,6 +264,7 @@ def _chosen(config: RunConfig) -> dict[str, Any]:
         f"{_SAMPLING}.free_cache_engine": not cpu,
         f"{_SAMPLING}.dtype": "float32" if cpu else "bfloat16",
         f"{_SAMPLING}.cudagraph_capture_sizes": list(GRAPH_SIZES),
+        f"{_SAMPLING}.engine_kwargs.vllm.distributed_executor_backend": _executor(config),
         f"{_SAMPLING}.tensor_model_parallel_size": 1,
         f"{_SAMPLING}.agent.num_workers": 1 if cpu else 2,  # each runs many rollouts and needs seconds for its imports
         "trainer.nnodes": 1,
@@ -266,6 +272,16 @@ def _chosen(config: RunConfig) -> dict[str, Any]:
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
         "ray_kwargs.ray_init.include_dashboard": False,
     }
+
+
+def _executor(config: RunConfig) -> str:
+    """Where vLLM runs its model: in its engine's process if one GPU holds it all, which is a process less to start.
+
+    It is vLLM's own default there; verl asks for processes of their own (mp) in any case.
+    """
+    chosen = dict(dotted(config.verl))
+    parts = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
+    return "uni" if all(chosen.get(f"{_SAMPLING}.{part}", 1) == 1 for part in parts) else "mp"
 
 
 def _check_known(tree: DictConfig, name: str) -> None:
@@ -300,8 +316,8 @@ def _validate(tree: DictConfig) -> None:
     from verl.utils.config import validate_config
 
     checked: Any = tree
-    if tree.actor_rollout_ref.rollout.name == "vllm" and importlib.util.find_spec("vllm") is None:
-        # verl's validation imports vLLM; without vLLM, validate everything else.
+    if tree.actor_rollout_ref.rollout.name == "vllm":
+        # verl's validation imports vLLM to check the rank of the LoRA, which vLLM checks itself.
         checked = OmegaConf.merge(tree, {"actor_rollout_ref": {"rollout": {"name": SAMPLER}}})
     try:
         with contextlib.redirect_stdout(io.StringIO()):

@@ -21,16 +21,15 @@ from typing import Any
 
 import ray
 import torch
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from verl.utils.config import omega_conf_to_dataclass
-from verl.utils.device import get_resource_name, get_visible_devices_keyword
+from verl.utils.device import get_visible_devices_keyword
 from verl.workers.rollout import base as verl_rollouts
 from verl.workers.rollout.base import BaseRollout
-from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
+from verl.workers.rollout.replica import RolloutReplicaRegistry, TokenOutput
 
 from lfo.config import from_mapping
-from lfo.engines.verl.config import BASE, SAMPLER
-from lfo.engines.verl.starting import stages
+from lfo.engines.verl.config import BASE, SAMPLER, run_name
+from lfo.engines.verl.replicas import BesideRanks, VllmReplica
 from lfo.loading import load_base, pick_device
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.couplings import POLICY, WORLD_MODEL
@@ -153,33 +152,19 @@ class SamplerServer:
 
 
 def _server_name(config: Any, rank: int) -> str:
-    return f"{config.engine_kwargs[SAMPLER]['servers']}-{rank}"
+    return f"{run_name(config)}-{rank}"
 
 
-class SamplerReplica(RolloutReplica):
+class SamplerReplica(BesideRanks):
     """One server next to one trainer."""
 
     async def launch_servers(self) -> None:
-        stages.begin("rollout servers")
         model = omega_conf_to_dataclass(self.model_config)
-        worker: Any
-        (worker,) = self.workers
-        node, devices = await worker.__ray_call__.remote(
-            lambda self: (
-                ray.get_runtime_context().get_node_id(),
-                ray.get_runtime_context().get_accelerator_ids()[get_resource_name()],
-            )
-        )
-        server: Any = ray.remote(SamplerServer).options(
-            name=_server_name(self.config, self.replica_rank),
-            num_cpus=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
-            runtime_env={"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}},
-            max_concurrency=self.max_concurrency,
-        )
-        ends = ChatCodec(model.tokenizer).ends
-        handle: Any = server.remote(dict(model.lora["run"]), ends, ",".join(devices))
-        self._server_address = _server_name(self.config, self.replica_rank)
+        (place,) = self.places
+        name = _server_name(self.config, self.replica_rank)
+        server: Any = ray.remote(SamplerServer).options(name=name, **self.at(place.node))
+        handle: Any = server.remote(dict(model.lora["run"]), ChatCodec(model.tokenizer).ends, place.device)
+        self._server_address = name
         self._server_handle, self.servers = handle, [handle]
         await handle.ready.remote()
 
@@ -203,10 +188,4 @@ verl_rollouts._ROLLOUT_REGISTRY[SAMPLER, "async"] = f"{__name__}.{SamplerPort.__
 RolloutReplicaRegistry.register(SAMPLER, lambda: SamplerReplica)
 
 
-def _with_both_adapters() -> Any:
-    from lfo.engines.verl.vllm import DualLoraReplica
-
-    return DualLoraReplica
-
-
-RolloutReplicaRegistry.register("vllm", _with_both_adapters)
+RolloutReplicaRegistry.register("vllm", lambda: VllmReplica)

@@ -1,8 +1,8 @@
 """Report on stderr which part of a run is starting, and how long each took.
 
     stages.begin("Ray")
-    stages.begin("trainer ranks")           starting: Ray, 4.1 s
-    stages.end()                            starting: trainer ranks, 18.0 s
+    stages.begin("trainer ranks")           starting: Ray, done in 4.1 s
+    stages.end(failed=True)                 starting: trainer ranks, failed after 18.0 s
 
 The driver begins parts in several places: in the backend, in verl's trainer and in the replicas.
 """
@@ -34,14 +34,15 @@ class Stages:
         else:
             self._say(f"starting: {name} ...")
 
-    def end(self) -> None:
+    def end(self, *, failed: bool = False) -> None:
         """End the last part, because it is done or the start has failed."""
         if self._status is not None:
             self._status.stop()
             self._status = None
         if self._name:
             self.seconds[self._name] = time.monotonic() - self._started
-            self._say(f"starting: {self._name}, {self.seconds[self._name]:.1f} s")
+            outcome = "failed after" if failed else "done in"
+            self._say(f"starting: {self._name}, {outcome} {self.seconds[self._name]:.1f} s")
             self._name = ""
 
     def _say(self, line: str) -> None:

@@ -12,19 +12,20 @@ another adapter (`ByAdapter`).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-import ray
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout import vllm_async_server
 from verl.workers.rollout.vllm_rollout.utils import VLLM_LORA_INT_ID
 from vllm.lora.request import LoRARequest
+from vllm.model_executor.models import registry
+from vllm.sampling_params import RequestOutputKind
 
-from lfo.engines.verl.config import BASE, world_model_folder
-from lfo.engines.verl.starting import stages
+from lfo.engines.verl.config import BASE, run_name, world_model_folder
 from lfo.model.couplings import POLICY, coupling_of
 
 FIRST_ID = 1_000  # ids of the world models, one for each step; verl's LoRA has the id 123
@@ -38,6 +39,11 @@ def _with_room_for_both(arguments: Mapping[str, Any]) -> Any:
 
 
 vllm_async_server.build_cli_args_from_config = _with_room_for_both
+
+
+# vLLM looks at a model's class in a process of its own, which imports everything again for 17 s, lest CUDA be
+# initialised in this one. It may be: engines are spawned from here, never forked.
+registry._run_in_subprocess = lambda look: look()
 
 
 class ByAdapter:
@@ -55,8 +61,10 @@ class ByAdapter:
         this before every request, and weights are synced before the first rollout, so the policy is always loaded."""
         return {VLLM_LORA_INT_ID}
 
-    def generate(self, *arguments: Any, lora_request: Any = None, **options: Any) -> Any:
-        return self._engine.generate(*arguments, lora_request=self._lora(lora_request), **options)
+    def generate(self, *, sampling_params: Any, lora_request: Any = None, **options: Any) -> Any:
+        """verl reads the last answer and no text, so vLLM need not make an answer for each token, nor its text."""
+        sampling_params.output_kind, sampling_params.detokenize = RequestOutputKind.FINAL_ONLY, False
+        return self._engine.generate(sampling_params=sampling_params, lora_request=self._lora(lora_request), **options)
 
     def _lora(self, policy: Any) -> Any:
         adapter, run = _wanted.get(), self._server.model_config.lora["run"]
@@ -70,6 +78,10 @@ class ByAdapter:
 
 
 class DualLoraServer(vllm_async_server.vLLMHttpServer):
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        os.environ["VERL_RAY_JOB_ID"] = run_name(self.config)  # in the name of the socket: worker.py, `own_socket`
+
     async def run_server(self, args: Any) -> None:
         await super().run_server(args)
         self.engine: Any = ByAdapter(self.engine, self)
@@ -84,13 +96,3 @@ class DualLoraServer(vllm_async_server.vLLMHttpServer):
     ) -> TokenOutput:
         _wanted.set(adapter)  # valid in this asyncio task only, and each request is one task
         return await super().generate(prompt_ids, sampling_params, request_id, **options)
-
-
-class DualLoraReplica(vllm_async_server.vLLMReplica):
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.server_class = ray.remote(DualLoraServer)
-
-    async def launch_servers(self) -> None:
-        stages.begin("rollout servers: vLLM loads the base, compiles and captures graphs")
-        await super().launch_servers()

@@ -11,14 +11,25 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import ray
 import torch
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.device import get_device_name
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
+from lfo.engines.verl.config import run_name
 from lfo.types import ReplyScore, TrainingSample
 
 TO_ALL: Any = getattr(Dispatch, "ONE_TO_ALL")  # noqa: B009  made at run time, so no type checker knows it
+
+
+def own_socket(address: str, rollout: Any) -> str:
+    """verl's socket to vLLM, named after this run.
+
+    verl names it after the job of Ray, and the first job of every session has the same number: of two runs on one
+    machine, each with its own Ray, one would be sent the weights of the other.
+    """
+    return address.replace(ray.get_runtime_context().get_job_id(), run_name(rollout))
 
 
 class DualLoraWorker(ActorRolloutRefWorker):
@@ -37,6 +48,9 @@ class DualLoraWorker(ActorRolloutRefWorker):
             torch.set_num_threads(int(self.config.model.lora.run.threads) or 1)
         super().init_model()
         self._engine.rollout_name = self.config.rollout.name
+        if self.config.rollout.name == "vllm":
+            port: Any = self.rollout
+            port.zmq_handle = own_socket(port.zmq_handle, self.config.rollout)
 
     @register(dispatch_mode=TO_ALL, blocking=False)
     async def update_weights(self, global_steps: Any = None, mode: str = "auto") -> Any:
