@@ -137,7 +137,7 @@ def test_active_nests_and_restores_after_an_exception():
         assert state() == (("world_model", "policy"), {"policy": attached, "world_model": detached})
         raise ZeroDivisionError
     assert state() == before
-    with pytest.raises(KeyError, match="no adapter 'critic'"):
+    with pytest.raises(KeyError, match="unknown adapter 'critic'"):
         model.active(("critic",))
     with pytest.raises(TypeError):
         model.active("policy")

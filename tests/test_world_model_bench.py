@@ -178,7 +178,7 @@ def test_the_updates_are_those_of_the_loop(monkeypatch):
     ("settings", "points", "words"),
     [
         (["steps=2"], (40,), "steps=2 draws fewer than 40 tasks"),
-        ([], (12,), "which 12 is not"),
+        ([], (12,), "multiples of rollout.prompts=8, not 12"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_a_sentence(settings, points, words: str):

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from lfo.config import RunConfig, load_config
 from lfo.engines import create_trainer
-from lfo.engines.verl import settings
+from lfo.engines.verl import config as engine_config
 from lfo.errors import WorkError
 from lfo.protocol.world_model import WorldModelCodec
 from lfo.rollout.ending_tools import EndingTools
@@ -102,10 +102,10 @@ def rollouts_through_verls_tools(trainer: Any, cluster: Any) -> dict[str, list[d
     tree = cluster._config
     limits = {
         "ours": tree.actor_rollout_ref.rollout.multi_turn,
-        "verl's": settings._defaults().actor_rollout_ref.rollout.multi_turn,
+        "verl's": engine_config._defaults().actor_rollout_ref.rollout.multi_turn,
     }
     parts = agent_loop._parts_of(tree, tokenizer())
-    name = tree.actor_rollout_ref.rollout.engine_kwargs[settings.SAMPLER].servers
+    name = tree.actor_rollout_ref.rollout.engine_kwargs[engine_config.SAMPLER].servers
     found = {}
     for whose, limit in limits.items():
         agent_loop._parts[name] = replace(parts, make_environment=partial(ToolWorld, limit=limit))
@@ -165,13 +165,13 @@ def two_ranks_in_another_world() -> None:
 
 
 if __name__ == "__main__":
-    settings.prepare_environment(config())
+    engine_config.prepare_environment(config())
     import ray
     import transfer_queue
 
     from lfo.engines.verl.backend import start_ray
 
-    tree = settings.verl_config(config("verl.trainer.n_gpus_per_node=2"))
+    tree = engine_config.verl_config(config("verl.trainer.n_gpus_per_node=2"))
     start_ray(tree)
     transfer_queue.init(tree.transfer_queue)  # for both trainings
     for work in (steps_beside_the_local_engine, two_ranks_in_another_world):
