@@ -285,6 +285,19 @@ def test_at_the_first_update_the_ratio_is_one(groups):
     assert 0 < watched["entropy"] < math.log(len(tokenizer()))
 
 
+def test_rows_are_scored_at_the_temperature_they_were_sampled_with():
+    trainer = small_trainer("lookahead=false", "rollout.temperature=3", environment=fussy_calls)
+    group = trainer.collect(0).groups[0]
+
+    def policy_kl(temperature: float) -> float:
+        learner = fresh("separate", f"rollout.temperature={temperature}")
+        rows = policy_rows(learner.model, group)
+        return learner.update(rows, world_model_weight=0.0, rate_factor=0.0)["policy_kl"]
+
+    assert policy_kl(3.0) < 1e-6
+    assert policy_kl(1.0) > 1e-3
+
+
 def test_the_world_model_loss_is_the_mean_over_its_tokens_whatever_the_policy_rows(groups):
     learner = used("separate")
     model = learner.model
