@@ -52,7 +52,7 @@ def test_settings_accept_a_new_row_and_name_it(new: str):
     assert names_where(lambda row: row.reads_inline) == ["shared", "stacked", "joint"]
     with pytest.raises(ConfigError, match="stacked, joint, over, not 'jiont'; did you mean joint"):
         load_config(["coupling=jiont"])
-    with pytest.raises(ConfigError, match="needs coupling=shared or coupling=stacked or coupling=joint, and"):
+    with pytest.raises(ConfigError, match="needs coupling=shared or coupling=stacked or coupling=joint"):
         load_config(["world_model.input=inline"])
 
 
@@ -77,7 +77,8 @@ def test_each_loss_moves_the_adapters_of_its_row(new: str, tmp_path: Path):
 def test_servers_have_room_for_the_larger_of_two_sums(new: str):
     config = small_config(f"coupling={new}", "engine=verl", "lora.rank=4")
     ranks = _translated(config, None)["lora.rank"]
-    assert {name.rpartition("model.")[2]: rank for name, rank in ranks.items()} == {"lora_rank": 4, "lora.rank": 8}
+    found = {name.rpartition("model.")[2]: rank for name, rank in ranks.items() if name.endswith("rank")}
+    assert found == {"lora_rank": 4, "lora.rank": 8}
 
 
 @pytest.fixture(scope="module")

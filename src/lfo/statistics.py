@@ -38,7 +38,7 @@ def paired_difference(first: Sequence[bool], second: Sequence[bool], z: float = 
     return {
         "rate": sum(second) / len(pairs),
         "difference": surplus / len(pairs),
-        "interval": [surplus / n - margin, surplus / n + margin],
+        "interval": [max(-1.0, surplus / n - margin), min(1.0, surplus / n + margin)],
         "only_first": only_first,
         "only_second": only_second,
     }

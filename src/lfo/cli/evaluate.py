@@ -56,7 +56,7 @@ def evaluate(
 
     chosen = agent.tasks(split)[: tasks or agent.config.eval.tasks]
     other = common.open_agent(against, adapter=adapter, device=device) if against else None
-    if other and other.tasks(split)[: len(chosen)] != chosen:
+    if other and [task.id for task in other.tasks(split)[: len(chosen)]] != [task.id for task in chosen]:
         raise UsageError(f"{run} and {against} have different tasks in {split}: compare runs of one environment")
     lookahead = agent.lookahead is not None and not no_lookahead
     with common.progress_bar(f"{len(chosen)} tasks of {split}", len(chosen) * (1 + k), hidden=as_json) as advance:

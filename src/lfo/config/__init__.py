@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
 
 from lfo.config.knobs import KNOBS, PARTS, SHIPPED_ENVIRONMENTS, RunConfig, by_name, flatten, marked
-from lfo.config.older import GONE, OLD_NAMES, modern, unsaid
+from lfo.config.older import GONE, MERGED, OLD_NAMES, modern, unsaid
 from lfo.config.presets import ALGORITHMS, PRESETS
 from lfo.errors import ConfigError
 from lfo.settings import assign, did_you_mean, dotted, nearest, parse, read_yaml
@@ -46,9 +46,14 @@ def load_config(overrides: Sequence[str] = ()) -> RunConfig:
             files += [each for each in _read(Path(text)) if not each[0].startswith("older")]
         else:
             typed.append((name, parse(text, _type_of(name))))
+    for name, _ in typed:
+        if name.startswith("older"):
+            raise ConfigError(f"there is no setting {name!r}: only saved runs of older versions have it")
+        if name in MERGED:
+            raise ConfigError(f"{name} is no longer a setting: {MERGED[name]}")
     typed, lost = modern(typed)
     for name in lost:
-        raise ConfigError(f"{name} is no longer a setting; it is {GONE.get(name, 'made from others')} in every run")
+        raise ConfigError(f"{name} is no longer a setting; it is {GONE[name]} in every run")
     return _resolve(files, typed)
 
 
@@ -168,6 +173,12 @@ def _sentence(error: ValidationError) -> str:
     """`steps must be a valid integer, not 'abc'`"""
     first = error.errors(include_url=False)[0]
     name = ".".join(part for part in first["loc"] if isinstance(part, str))
+    if first["type"] == "json_invalid":
+        return "a setting holds text that is not valid Unicode"
+    if first["type"] == "string_pattern_mismatch":  # of the only knob with a pattern
+        return f"{name} must be joint, alternating, world_model_first:N or hierarchical:N, not {first['input']!r}"
+    if first["type"] == "too_short":
+        return f"{name} must name at least one"
     choices = re.findall(r"'([^']+)'", first.get("ctx", {}).get("expected", ""))
     words = re.sub(r"^\w+ should", f"{name} must", first["msg"]).replace("an object", "a mapping")
     words = words if words.startswith(name) else f"{name}: {words}"

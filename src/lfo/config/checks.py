@@ -69,6 +69,7 @@ def _of_the_world_model(c: RunConfig) -> Iterator[Relation]:
     yield first is None or int(first[1]) <= c.steps, f"world_model.schedule={w.schedule} needs at least so many steps"
     yield not w.adaptive_weight or c.eval.every > 0, "world_model.adaptive_weight=true needs eval.every above 0"
     yield not c.policy.frozen or w.weight > 0, "policy.frozen=true needs world_model.weight above 0"
+    yield not c.policy.frozen or w.predict != "none", "policy.frozen=true has nothing to learn with predict=none"
     yield not c.surprise or learns, "surprise needs world_model.weight above 0, input=state and predict other than none"
     if w.from_logs is not None:
         logs = "world_model.from_logs needs policy.frozen=true, world_model.replay=true and world_model.input=state"

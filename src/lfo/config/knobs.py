@@ -246,7 +246,8 @@ def flatten(config: RunConfig) -> dict[str, Any]:
     settings = dict(by_name(dataclasses.asdict(config)))
     settings |= dotted(settings.pop("older"))
     if "levels" in settings["env_args"]:
-        settings["levels"] = tuple(settings["env_args"].pop("levels"))
+        levels = settings["env_args"].pop("levels")  # of an environment of somebody else's they may be anything
+        settings["levels"] = tuple(levels) if isinstance(levels, list | tuple) else levels
     return settings
 
 

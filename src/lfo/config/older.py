@@ -29,11 +29,15 @@ GONE: Mapping[str, Any] = {
     "optimizer.weight_decay": 0.1,
     "optimizer.clip": 1.0,
 }
-# Knobs that became part of another.
-MERGED = (
-    *("lora.alpha", "feedback_source", "policy.dynamic_sampling"),
-    *("world_model.first_steps", "world_model.every", "internalise.hindsight"),
-)
+# Knobs that became part of another, and what to set instead.
+MERGED: Mapping[str, str] = {
+    "lora.alpha": "it is 2 * lora.rank",
+    "feedback_source": "set feedback=own or feedback=other_task",
+    "policy.dynamic_sampling": "policy.max_resamples=-1 uses groups that teach nothing",
+    "world_model.first_steps": "set world_model.schedule=world_model_first:N",
+    "world_model.every": "set world_model.schedule=hierarchical:N",
+    "internalise.hindsight": "set internalise.teacher=hindsight",
+}
 # Other names and values of knobs that there are.
 RENAMED: Mapping[str, str] = {"world_model.only": "policy.frozen"}
 OLD_VALUES: Mapping[str, Mapping[Any, str]] = {
@@ -65,8 +69,12 @@ def modern(settings: Iterable[tuple[str, Any]], *, saved: bool = False) -> tuple
         if found.get("world_model.schedule") == schedule:
             found["world_model.schedule"] = f"{schedule}:{found.get(number, 'N')}"
     if found.get("policy.dynamic_sampling") is False:
+        if found.get("policy.max_resamples", 1) > 0:  # tasks were numbered with room for redraws
+            lost["policy.dynamic_sampling"] = False
         found["policy.max_resamples"] = -1
-    if found.get("internalise.hindsight"):
+    if found.get("internalise.hindsight") is True:
+        if found.get("internalise.teacher") == "policy":  # there the policy acted
+            lost["internalise.teacher"] = "policy"
         found["internalise.teacher"] = "hindsight"
     return [(name, value) for name, value in found.items() if name not in OLD_NAMES], lost
 

@@ -362,9 +362,19 @@ class DualAdapterModel:
     def load(self, directory: Path | str) -> None:
         """Load what `save` wrote; nothing changes unless all files are valid."""
         loaded = {name: self._read(Path(directory) / name / WEIGHTS_FILE, name) for name in self.adapter_names}
+        for name in loaded:
+            self._refuse_other_scale(Path(directory) / name, name)
         for name, tensors in loaded.items():
             for parameter, tensor in zip(self.adapter_parameters(name), tensors, strict=True):
                 parameter.copy_(tensor)
+
+    def _refuse_other_scale(self, folder: Path, name: str) -> None:
+        """Runs of older versions could choose alpha; here the same tensors would act at another scale."""
+        saved = json.loads((folder / CONFIG_FILE).read_bytes()) if (folder / CONFIG_FILE).is_file() else {}
+        own: Any = self.peft_model.peft_config[name]
+        alpha, rank = saved.get("lora_alpha", own.lora_alpha), saved.get("r", own.r)
+        if alpha * own.r != own.lora_alpha * rank:
+            raise DataError(f"{folder} has lora_alpha={alpha} at rank {rank}; this version has 2 * rank only")
 
     @torch.no_grad()
     def load_policy(self, folder: Path | str) -> None:

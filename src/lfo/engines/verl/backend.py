@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -71,6 +72,8 @@ class VerlBackend:
         with tempfile.TemporaryDirectory() as folder:
             self.tokenizer.save_pretrained(folder)
             config = runnable(verl_config(self.config, tokenizer=folder), self.config, self.make_environment)
+            if config.actor_rollout_ref.rollout.name == "vllm" and find_spec("vllm") is None:
+                raise ConfigError("rollout.name=vllm needs vLLM: pip install 'learn-from-observation[vllm]'")
             import ray  # verl and Ray are optional, and read environment variables when they are imported
 
             from lfo.engines.verl.cluster import Cluster

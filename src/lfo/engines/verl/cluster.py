@@ -14,14 +14,13 @@ import os
 import time
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any, cast
 
 import msgspec
 import ray
 import transfer_queue as tq
-from ray.exceptions import RayError
 from ray.util import remove_placement_group
 from verl.single_controller.ray import RayWorkerGroup
 from verl.trainer.ppo.utils import Role
@@ -111,7 +110,8 @@ class _Together:
 
     def create(self, **_: Any) -> LLMServerManager:
         """The servers, for which verl asks when the ranks have loaded their base."""
-        self._ranks_loaded.set_result(None)
+        with suppress(InvalidStateError):  # a server has failed already; its error follows
+            self._ranks_loaded.set_result(None)
         stages.begin(SERVERS.get(self._config.actor_rollout_ref.rollout.name, "rollout servers"))
         self._servers_started.result()
         return self._servers
@@ -160,7 +160,7 @@ class Cluster:
             self._loops: Any = self._loops_started.result()
         except BaseException as error:
             stages.end(failed=True)
-            with suppress(RayError):  # what failed first is told
+            with suppress(Exception):  # the first error is reported
                 self.close()
             if isinstance(error, ValueError):  # too few GPUs, mostly
                 raise WorkError(f"verl cannot start its processes: {error}") from error

@@ -16,7 +16,12 @@ from safetensors import SafetensorError
 from lfo.errors import WorkError
 
 # As torch says it, and vLLM where it finds less free than it was promised or too little for its cache.
-OUT_OF_MEMORY = ("out of memory", "Free memory on device", "No available memory for the cache blocks")
+OUT_OF_MEMORY = (
+    "CUDA out of memory",
+    "torch.OutOfMemoryError",
+    "Free memory on device",
+    "No available memory for the cache blocks",
+)
 _ERROR = re.compile(r"(?:^|[\s\]])((?:\w+\.)*\w*(?:Error|Exception): \S.*)$")  # behind what vLLM puts before each line
 _TOLD_ABOVE = ("See root cause", "See stack trace")  # vLLM's words for a failure whose cause only its log tells
 
@@ -50,7 +55,9 @@ def in_one_sentence(resume: str, logs: Callable[[], str]) -> Iterator[None]:
             raise cause from error
         if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:  # while the world model goes to the servers
             raise WorkError(f"the disk is full: {cause}; {way_on}") from error
-        (reason, *_) = [*str(cause or error).strip().splitlines(), ""]
+        lines = str(cause or error).strip().splitlines() or [""]
+        # An actor that failed while it was made says why in its last line.
+        reason = lines[-1] if "creation task" in lines[0] else lines[0]
         told = f"{type(cause or error).__name__}: {reason}"
         if any(words in str(error) for words in _TOLD_ABOVE):
             told = last_error(Path(logs())) or told

@@ -101,7 +101,7 @@ class VllmReplica(BesideRanks):
         first: Any = self.servers[0]
         master = await first.get_master_address.remote()
         # vLLM measures the memory that is left, so nobody else may take or leave any meanwhile.
-        await asyncio.wrap_future(self.ranks_loaded)
+        await asyncio.shield(asyncio.wrap_future(self.ranks_loaded))
         await asyncio.gather(*(server.launch_server.remote(*master) for server in self.servers))
         address, port = await first.get_server_address.remote()
         self._server_handle = first
