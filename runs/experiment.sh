@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The comparison: plain DAPO, every coupling with and without look-ahead, and the controls, several seeds each. The tables of
-# docs/RESULTS.md that say so were made with EXTRA=lookahead=environment.
+# docs/RESULTS.md that say so were made with EXTRA=lookahead=environment, which only arms with a world model accept (ARMS).
 #   runs/experiment.sh tiny 2                     the embedded base on level 2: about 5 minutes a run on one CPU core
 #   runs/experiment.sh tiny 2,3,4                 on levels 2 to 4
 #   runs/experiment.sh smollm2-135m 2,3,4 5       on one GPU, five runs at a time

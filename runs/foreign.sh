@@ -36,6 +36,8 @@ for world in ${WORLDS:-lake secretary}; do
   of_pretrain=() of_train=()
   for argument in $arguments; do of_pretrain+=(--env-arg "$argument") of_train+=("env_args.$argument"); done
   export FOLDER=runs/foreign/$world
+  chosen=$(arms | grep -E "^(${ARMS:-.*})-[0-9]+ ") || { echo "no arm matches ARMS=$ARMS" >&2; exit 2; }
+  if [ -n "${DRY:-}" ]; then echo "$world:"; echo "$chosen"; continue; fi
   base=$FOLDER/base
   if [ ! -d "$base" ]; then
     rm -rf "$base-unchecked"
@@ -45,7 +47,6 @@ for world in ${WORLDS:-lake secretary}; do
   fi
   export COMMON="preset=tiny device=$device threads=1 model=$base env=$env ${of_train[*]} world_model.swap_names=0
     world_model.wording=1 world_model.state_tokens=384 world_model.examples_per_mini_batch=6 eval.every=10 eval.tasks=200 checkpoint_every=50 ${EXTRA:-}"
-  chosen=$(arms | grep -E "^(${ARMS:-.*})-[0-9]+ ") || { echo "no arm matches ARMS=$ARMS" >&2; exit 2; }
   xargs -P "${1:-2}" -L 1 runs/train_once.sh <<< "$chosen" || failed=1
 done
 exit "${failed:-0}"
