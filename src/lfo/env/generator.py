@@ -34,7 +34,7 @@ from lfo.env.tasks import LEVEL, LEVELS, SPLITS, Task, TaskStream
 from lfo.env.world import KIND_OF_SERVICE, UNSEEN, Company, company
 from lfo.errors import DataError, UsageError, WorkError
 
-GENERATOR_VERSION = 1  # raise it if the same options give other bytes
+GENERATOR_VERSION = 2  # raise it if the same options give other bytes
 MAX_COMPANIES = 5_000  # names stay unique
 MAX_TASKS = 1_000_000
 MANIFEST = "manifest.json"
