@@ -264,6 +264,13 @@ def test_a_wrong_or_damaged_folder_is_refused_and_changes_nothing(tmp_path: Path
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(DataError, match="damaged"):
         model.load(tmp_path / "cut")
+    DualAdapterModel.build(tiny_base(), coupling="separate", rank=4, alpha=2, seed=0).save(tmp_path / "alpha")
+    with pytest.raises(DataError, match=r"the scale 0\.5 "):
+        model.load(tmp_path / "alpha")
+    tiny_model("separate").save(tmp_path / "json")
+    (tmp_path / "json" / "policy" / "adapter_config.json").write_text("{")
+    with pytest.raises(DataError, match="not valid JSON"):
+        model.load(tmp_path / "json")
     assert all(torch.equal(p, q) for p, q in zip(model.adapter_parameters("policy"), before, strict=True))
 
 

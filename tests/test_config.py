@@ -163,6 +163,7 @@ def test_a_bad_setting_is_refused_in_one_sentence(override, words):
         (["lookahead=false", "lookahead_source=truth"], "lookahead_source=truth needs lookahead=policy or"),
         (["algo=dapo", "surprise=0.1"], "surprise=0.1 needs algo=dual-lora"),
         (["policy.frozen=true", "world_model.weight=0"], "needs world_model.weight above 0"),
+        (["policy.frozen=true", "world_model.predict=none", "lookahead=off"], "has nothing to learn"),
         (["eval.splits="], "eval.splits must name at least one"),
         (["eval.final_splits=test,val"], "eval names something twice: val, test, val"),
         (
@@ -469,3 +470,19 @@ def test_knobs_that_became_part_of_others(older: list[str], today: list[str], tm
     assert read == load_config(today) != load_config([])
     typed = [setting for setting in older if setting.split("=")[0] in MERGED]
     assert all("is no longer a setting: " in refused(setting) for setting in typed)
+
+
+def test_levels_of_another_environment_may_be_anything():
+    config = load_config(["env=my.world:World", "env_args.levels=3"])
+    assert experiment(config) != experiment(load_config(["env=my.world:World", "env_args.levels=4"]))
+
+
+def test_what_only_older_runs_have_cannot_be_typed():
+    assert "only saved runs of older versions" in refused("older.policy.kl=0.1")
+    assert "there is no setting 'olderly'; the nearest is" in refused("olderly=3")
+
+
+def test_an_old_run_whose_policy_acted_in_hindsight_keeps_that_apart(tmp_path: Path):
+    file = tmp_path / "config.yaml"
+    file.write_text("internalise: {rows: 2, hindsight: true, teacher: policy}")
+    assert from_yaml(file).older == {"internalise": {"teacher": "policy"}}

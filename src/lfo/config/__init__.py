@@ -43,11 +43,11 @@ def load_config(overrides: Sequence[str] = ()) -> RunConfig:
         if not equals or not name:
             raise ConfigError(f"a setting is written name=value, which {override!r} is not")
         if name == "config":  # what no run has today was told, and is left out
-            files += [each for each in _read(Path(text)) if not each[0].startswith("older")]
+            files += [each for each in _read(Path(text)) if not _is_older(each[0])]
         else:
             typed.append((name, parse(text, _type_of(name))))
     for name, _ in typed:
-        if name.startswith("older"):
+        if _is_older(name):
             raise ConfigError(f"there is no setting {name!r}: only saved runs of older versions have it")
         if name in MERGED:
             raise ConfigError(f"{name} is no longer a setting: {MERGED[name]}")
@@ -142,7 +142,7 @@ def _read(path: Path, *, known_only: bool = False) -> list[tuple[str, Any]]:
         logger.warning("%s: %s=%s is no longer a setting, and runs of today do without it", path, name, value)
         settings.append((f"older.{name}", value))
     if known_only:
-        settings = [each for each in settings if each[0] in KNOBS or each[0] == LEVELS or each[0].startswith("older")]
+        settings = [each for each in settings if each[0] in KNOBS or each[0] == LEVELS or _is_older(each[0])]
     else:  # settings of verl one by one, so that a file adds to those of its preset, as the command line does
         settings = [
             each for name, value in settings for each in (dotted({name: value}) if name == "verl" else [(name, value)])
@@ -156,12 +156,17 @@ def _read(path: Path, *, known_only: bool = False) -> list[tuple[str, Any]]:
     return [*unsaid(tree, {name for name, _ in settings}), *sorted(settings, key=lambda each: each[0] != LEVELS)]
 
 
+def _is_older(name: str) -> bool:
+    """Whether it is a value that only runs of older versions have."""
+    return name.partition(".")[0] == "older"
+
+
 def _type_of(name: str) -> Any:
     if name in KNOBS:
         return KNOBS[name].annotation
     if name == LEVELS:
         return tuple[int, ...]
-    if name in OLD_NAMES or name.startswith(("env_args.", "verl.", "older")):
+    if name in OLD_NAMES or name.startswith(("env_args.", "verl.")) or _is_older(name):
         return Any
     if name in PARTS:
         inner = ", ".join(leaf for leaf in KNOBS if leaf.startswith(f"{name}."))

@@ -40,7 +40,7 @@ from lfo.config import RunConfig
 from lfo.errors import ConfigError, DataError
 from lfo.model.couplings import POLICY, WORLD_MODEL, Coupling, coupling_of
 from lfo.model.lean import LeanForward
-from lfo.model.lora_folder import CONFIG_FILE, WEIGHTS_FILE, fitted, read_lora, refuse_misfit
+from lfo.model.lora_folder import CONFIG_FILE, WEIGHTS_FILE, fitted, read_lora, read_scale, refuse_misfit
 
 # Models that process the logits after the head; `head` alone would be wrong for them.
 _LOGIT_TRANSFORMS = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}
@@ -369,12 +369,14 @@ class DualAdapterModel:
                 parameter.copy_(tensor)
 
     def _refuse_other_scale(self, folder: Path, name: str) -> None:
-        """Runs of older versions could choose alpha; here the same tensors would act at another scale."""
-        saved = json.loads((folder / CONFIG_FILE).read_bytes()) if (folder / CONFIG_FILE).is_file() else {}
+        """Raise a `DataError` for an adapter of an older run with its own alpha: it would act at another scale here."""
         own: Any = self.peft_model.peft_config[name]
-        alpha, rank = saved.get("lora_alpha", own.lora_alpha), saved.get("r", own.r)
-        if alpha * own.r != own.lora_alpha * rank:
-            raise DataError(f"{folder} has lora_alpha={alpha} at rank {rank}; this version has 2 * rank only")
+        saved = read_scale(folder)
+        if not math.isclose(saved, own.lora_alpha / own.r):
+            raise DataError(
+                f"{folder} has the scale {saved:g} (lora_alpha / r), and this version loads adapters of scale "
+                f"{own.lora_alpha / own.r:g} only"
+            )
 
     @torch.no_grad()
     def load_policy(self, folder: Path | str) -> None:

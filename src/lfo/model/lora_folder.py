@@ -63,11 +63,23 @@ def read_lora(folder: Path | str) -> Lora:
     names = {key.removesuffix(".weight").removesuffix(".lora_A").removesuffix(".lora_B") for key in tensors}
     try:
         layers = {name: (tensors[f"{name}.lora_A.weight"], tensors[f"{name}.lora_B.weight"]) for name in sorted(names)}
-        rank, alpha = int(config["r"]), float(config["lora_alpha"])
-    except (KeyError, TypeError, ValueError) as error:
+    except KeyError as error:
         raise DataError(f"{folder} contains other tensors than those of a LoRA: {error}") from error
-    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    rank, scale = _rank_and_scale(folder, config)
     return Lora(folder=folder, rank=rank, scale=scale, layers=layers)
+
+
+def read_scale(folder: Path | str) -> float:
+    """Return the factor of `b @ a` in a folder of PEFT."""
+    return _rank_and_scale(Path(folder), _config(Path(folder)))[1]
+
+
+def _rank_and_scale(folder: Path, config: Mapping[str, Any]) -> tuple[int, float]:
+    try:
+        rank, alpha = int(config["r"]), float(config["lora_alpha"])
+        return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise DataError(f"{folder / CONFIG_FILE} has no valid r and lora_alpha: {error}") from error
 
 
 def _config(folder: Path) -> dict[str, Any]:
