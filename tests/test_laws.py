@@ -29,8 +29,9 @@ def visible(task: Task) -> tuple[Any, ...]:
     return task.company_name, task.goal, task.level, task.moved_kind, task.moved_number
 
 
-def test_law_0_writes_the_bytes_that_it_wrote_before_there_were_others() -> None:
+def test_law_0_writes_the_tasks_that_it_wrote_before_there_were_others() -> None:
     files = {name: hashlib.sha256(data).hexdigest()[:16] for name, data in render(Options()).items()}
+    files.pop("manifest.json")  # it names the generator's version, which other levels raise
     assert files == {
         "companies.jsonl": "631640efcd5d245c",
         "unseen_companies.jsonl": "e162afeadd79bc9f",
@@ -39,7 +40,6 @@ def test_law_0_writes_the_bytes_that_it_wrote_before_there_were_others() -> None
         "test_unseen_companies.jsonl": "c179eff1460dac1c",
         "test_unseen_rules.jsonl": "5a6a0ac0421e4eb7",
         "test_unseen_phrasing.jsonl": "d59f37aceea90a18",
-        "manifest.json": "67c2a9a864f1c2a3",
     }
 
 
