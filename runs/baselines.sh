@@ -13,7 +13,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 levels=${LEVELS:-6} mini=${MINI:-1}
 export FOLDER=${FOLDER:-runs/tuning-levels${levels//,/}} LFO=${LFO:-.venv/bin/lfo} HOURS=${HOURS:-12} OMP_NUM_THREADS=1
-export COMMON="preset=tiny device=${DEVICE:-cpu} threads=1 levels=$levels eval.tasks=200 eval.every=20 steps=${STEPS:-60} checkpoint_every=50 ${EXTRA:-}"
+export COMMON="preset=tiny device=${DEVICE:-cpu} levels=$levels eval.tasks=200 eval.every=20 steps=${STEPS:-60} checkpoint_every=50 ${EXTRA:-}"
 arms() {
   local shared="coupling=shared lookahead=off exploration.blind_share=0 optimizer.constant=true rollout.mini_batch_prompts=$mini"
   local imitate="algo=dapo internalise.rows=8"

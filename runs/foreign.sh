@@ -45,7 +45,7 @@ for world in ${WORLDS:-lake secretary}; do
     "$LFO" pretrain --env "$env" "${of_pretrain[@]}" --check --tasks "${CHECKED:-500}" --row 640 --model "$base-unchecked" --device "$device"
     mv "$base-unchecked" "$base"
   fi
-  export COMMON="preset=tiny device=$device threads=1 model=$base env=$env ${of_train[*]} world_model.swap_names=0
+  export COMMON="preset=tiny device=$device model=$base env=$env ${of_train[*]} world_model.swap_names=0
     world_model.wording=1 world_model.state_tokens=384 world_model.examples_per_mini_batch=6 eval.every=10 eval.tasks=200 checkpoint_every=50 ${EXTRA:-}"
   xargs -P "${1:-2}" -L 1 runs/train_once.sh <<< "$chosen" || failed=1
 done

@@ -8,7 +8,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export FOLDER=${FOLDER:-runs/internalise} LFO=${LFO:-.venv/bin/lfo} OMP_NUM_THREADS=1
-export COMMON="preset=tiny threads=1 levels=2 eval.every=20 eval.tasks=100 eval.splits=val,test_unseen_companies
+export COMMON="preset=tiny levels=2 eval.every=20 eval.tasks=100 eval.splits=val,test_unseen_companies
   eval.final_splits=test_unseen_rules checkpoint_every=40 env_args.counts.val=1000 env_args.counts.test_unseen_companies=1000 ${EXTRA:-}"
 arms() {
   local feedback="algo=dapo feedback=own internalise.rows=8"

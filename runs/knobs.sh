@@ -12,7 +12,7 @@ knobs() {
   cat <<'KNOBS'
 no-replay world_model.replay=false
 no-exploration exploration.blind_share=0
-blind-steps exploration.blind_share=0 exploration.blind_steps=30
+blind-steps exploration.blind_share=0 world_model.schedule=explore_first:30
 predict-all world_model.predict=all
 half-weight world_model.weight=0.5
 surprise surprise=0.1

@@ -17,7 +17,7 @@ cd "$(dirname "$0")/.."
 law=${LAW:-0} levels=${LEVELS:-6} rate=${RATE:-1e-3} mini=${MINI:-1}
 folder=runs/learnable; [ "$law-$levels" = 0-6 ] || folder=runs/learnable-law$law-levels${levels//,/}
 export FOLDER=${FOLDER:-$folder} LFO=${LFO:-.venv/bin/lfo} HOURS=${HOURS:-12} OMP_NUM_THREADS=1
-export COMMON="preset=tiny device=${DEVICE:-cpu} threads=1 levels=$levels env_args.law=$law eval.tasks=200 eval.splits=val,test_unseen_companies
+export COMMON="preset=tiny device=${DEVICE:-cpu} levels=$levels env_args.law=$law eval.tasks=200 eval.splits=val,test_unseen_companies
   eval.final_splits=test_unseen_rules checkpoint_every=50 ${EXTRA:-}"
 arms() {
   local dapo="algo=dapo optimizer.constant=true policy.learning_rate=$rate rollout.mini_batch_prompts=$mini"

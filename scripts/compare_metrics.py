@@ -34,7 +34,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "shuffled": ("lookahead_source=shuffled",),
     "truth": ("lookahead_source=truth",),
     "surprise": ("surprise=0.1", "levels=1"),
-    "no-replay": ("world_model.replay=false", "world_model.schedule=alternating", "world_model.adaptive_weight=true"),
+    "no-replay": ("world_model.replay=false", "world_model.schedule=alternating"),
     "frozen": ("world_model.only=true",),
     "oracle-codes": ("env=oracle-codes", "world_model.predict=all"),
     "internalise": ("lookahead_source=truth", "internalise.rows=2", "internalise.until=5"),

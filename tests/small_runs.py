@@ -32,7 +32,6 @@ SMALL = (
     "world_model.lora_plus=1",
     "world_model.examples_per_mini_batch=4",
     "exploration.blind_share=0.5",
-    "exploration.blind_steps=0",
     "optimizer.warmup_steps=0",
     "eval.every=0",
     "eval.tasks=3",

@@ -21,7 +21,7 @@ from lfo.config import (
     to_yaml,
 )
 from lfo.config.knobs import KNOBS, LoraConfig
-from lfo.config.older import MERGED
+from lfo.config.older import REPLACED
 from lfo.config.presets import ALGORITHMS, PRESETS
 from lfo.errors import ConfigError
 from lfo.settings import assign, dotted
@@ -150,21 +150,21 @@ def test_a_bad_setting_is_refused_in_one_sentence(override, words):
         (["world_model.weight=2.1"], "world_model.weight must be less than or equal to 2, not 2.1"),
         (["policy.learning_rate=0"], "policy.learning_rate must be greater than 0, not 0"),
         (["world_model.input=inline"], "needs coupling=shared or coupling=stacked"),
-        (["world_model.input=inline", "coupling=shared"], "trains nothing that look-ahead could ask"),
+        (["world_model.input=inline", "coupling=shared"], "trains no world model for look-ahead"),
         (["rollout.group_size=2"], "leaves one rollout with look-ahead"),
         (["rollout.group_size=3"], "leaves one rollout with look-ahead"),
         (["surprise=0.1", "world_model.weight=0"], "surprise needs world_model.weight above 0"),
         (["surprise=0.1", "world_model.predict=none"], "surprise needs world_model.weight above 0"),
-        (["world_model.adaptive_weight=true", "eval.every=0"], "needs eval.every above 0"),
+        (["world_model.schedule=adaptive", "eval.every=0"], "needs eval.every above 0"),
         (["rollout.max_turn_tokens=1024"], "must be below rollout.max_context=1024"),
         (["policy.overlong_buffer=1024"], "must be below rollout.max_context=1024"),
-        (["world_model.schedule=world_model_first:101"], "needs at least so many steps"),
+        (["world_model.schedule=world_model_first:101"], "world_model_first:101 needs steps=101 or more"),
         (["world_model.schedule=hierarchical"], "world_model.schedule must be joint, alternating"),
         (["lookahead=false", "lookahead_source=truth"], "lookahead_source=truth needs lookahead=policy or"),
         (["algo=dapo", "surprise=0.1"], "surprise=0.1 needs algo=dual-lora"),
         (["policy.frozen=true", "world_model.weight=0"], "needs world_model.weight above 0"),
         (["policy.frozen=true", "world_model.predict=none", "lookahead=off"], "has nothing to learn"),
-        (["eval.splits="], "eval.splits must name at least one"),
+        (["eval.splits="], "eval.splits must have at least one value"),
         (["eval.final_splits=test,val"], "eval names something twice: val, test, val"),
         (
             ["eval.final_splits=test", "eval.every=0"],
@@ -297,11 +297,11 @@ def test_plain_dapo_is_one_experiment_whatever_is_set_about_a_world_model():
 
 
 def test_looking_more_often_is_another_experiment_only_where_it_sets_the_weight():
-    def one(every: int, adaptive: bool) -> str:
-        return experiment(load_config([f"eval.every={every}", f"world_model.adaptive_weight={adaptive}"]))
+    def one(every: int, schedule: str) -> str:
+        return experiment(load_config([f"eval.every={every}", f"world_model.schedule={schedule}"]))
 
-    assert one(5, False) == one(10, False)
-    assert one(5, True) != one(10, True)
+    assert one(5, "joint") == one(10, "joint")
+    assert one(5, "adaptive") != one(10, "adaptive")
 
 
 def test_a_fingerprint_joins_runs_that_differ_by_seed_and_parts_all_others():
@@ -431,7 +431,7 @@ def test_every_committed_run_opens_and_says_only_what_no_run_has_today(caplog):
 def test_an_older_run_with_a_knob_that_is_gone_stays_an_experiment_of_its_own(tmp_path: Path, caplog):
     path = older_run(tmp_path, kl="0.01")
     config = from_yaml(path)
-    assert caplog.messages == [f"{path}: policy.kl=0.01 is no longer a setting, and runs of today do without it"]
+    assert caplog.messages == [f"{path}: policy.kl=0.01 is no longer a setting; new runs ignore it"]
     plain = from_yaml(RESULTS / "level2" / "dual-0" / "config.yaml")
     assert experiment(config) != experiment(plain)
     assert differences(config, plain) == {"policy.kl": (0.01, None)}
@@ -440,8 +440,7 @@ def test_an_older_run_with_a_knob_that_is_gone_stays_an_experiment_of_its_own(tm
     assert load_config([f"config={path}"]).older == {}, "a new run from that file does without it"
 
 
-def test_a_knob_that_is_gone_may_be_typed_with_the_value_that_every_run_has():
-    assert load_config(["policy.kl=0"]) == load_config([])
+def test_a_removed_setting_cannot_be_typed():
     assert refused("policy.kl=0.1") == "policy.kl is no longer a setting; it is 0.0 in every run"
     assert "lora.alpha is no longer a setting" in refused("lora.alpha=8")
 
@@ -458,6 +457,8 @@ def test_a_knob_that_is_gone_may_be_typed_with_the_value_that_every_run_has():
         ),
         (["internalise.rows=2", "internalise.hindsight=true"], ["internalise.rows=2", "internalise.teacher=hindsight"]),
         (["policy.dynamic_sampling=false"], ["policy.max_resamples=-1"]),
+        (["world_model.adaptive_weight=true"], ["world_model.schedule=adaptive"]),
+        (["exploration.blind_steps=3"], ["world_model.schedule=explore_first:3"]),
     ],
 )
 def test_knobs_that_became_part_of_others(older: list[str], today: list[str], tmp_path: Path):
@@ -468,8 +469,23 @@ def test_knobs_that_became_part_of_others(older: list[str], today: list[str], tm
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(tree))
     read = load_config([f"config={tmp_path / 'config.yaml'}"])
     assert read == load_config(today) != load_config([])
-    typed = [setting for setting in older if setting.split("=")[0] in MERGED]
+    typed = [setting for setting in older if setting.split("=")[0] in REPLACED]
     assert all("is no longer a setting: " in refused(setting) for setting in typed)
+
+
+def test_settings_that_changed_no_weights_are_dropped_without_a_word(tmp_path: Path, caplog):
+    file = tmp_path / "config.yaml"
+    file.write_text("threads: 4\noptimizer: {separate: true}\n")
+    assert load_config([f"config={file}"]) == load_config([])
+    assert caplog.messages == []
+
+
+def test_an_old_run_with_two_schedules_keeps_the_second_apart(tmp_path: Path):
+    file = tmp_path / "config.yaml"
+    file.write_text("world_model: {schedule: alternating, adaptive_weight: true}\nexploration: {blind_steps: 3}\n")
+    config = from_yaml(file)
+    assert config.world_model.schedule == "alternating"
+    assert config.older == {"world_model": {"adaptive_weight": True}, "exploration": {"blind_steps": 3}}
 
 
 def test_levels_of_another_environment_may_be_anything():
@@ -478,7 +494,7 @@ def test_levels_of_another_environment_may_be_anything():
 
 
 def test_what_only_older_runs_have_cannot_be_typed():
-    assert "only saved runs of older versions" in refused("older.policy.kl=0.1")
+    assert "only saved runs of earlier versions" in refused("older.policy.kl=0.1")
     assert "there is no setting 'olderly'; the nearest is" in refused("olderly=3")
 
 

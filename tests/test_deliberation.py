@@ -371,7 +371,7 @@ def test_explorers_stand_on_the_rungs_of_a_ladder():
     assert sights("lookahead=off") == [blind] * 8
     named = [(True, None, number) for number in range(4)]
     assert sights("lookahead=environment") == named + [sighted] * 4
-    assert sights("exploration.blind_steps=6") == [blind] * 8
+    assert sights("world_model.schedule=explore_first:6") == [blind] * 8
 
 
 def test_rollouts_are_compared_with_those_that_might_imagine_equally_much():

@@ -133,7 +133,9 @@ def test_a_finite_environment_shows_every_task_once_before_any_twice():
 
 
 def test_blind_rollouts_are_the_asked_share_and_all_in_the_first_steps():
-    trainer = small_trainer("exploration.blind_share=0.25", "exploration.blind_steps=1", environment=fussy_calls)
+    trainer = small_trainer(
+        "exploration.blind_share=0.25", "world_model.schedule=explore_first:1", environment=fussy_calls
+    )
     for step, expected in ((0, [True] * 4), (1, [True, False, False, False])):
         groups, *_ = trainer.collect(step)
         assert [rollout.blind for rollout in groups[0].rollouts] == expected
@@ -280,9 +282,9 @@ def test_overlong_shaping_takes_reward_from_long_rollouts_only():
 
 def test_an_evaluation_sets_the_weight_and_only_when_asked(tmp_path: Path, monkeypatch):
     settings = (*BLIND, "world_model.weight=0.5", "eval.every=1", "steps=2", "eval.tasks=3")
-    for adaptive, expected in (("true", 1.0), ("false", 0.5)):
-        run = f"output_dir={tmp_path / adaptive}"
-        trainer = small_trainer(*settings, f"world_model.adaptive_weight={adaptive}", run, environment=fussy_calls)
+    for schedule, expected in (("adaptive", 1.0), ("joint", 0.5)):
+        run = f"output_dir={tmp_path / schedule}"
+        trainer = small_trainer(*settings, f"world_model.schedule={schedule}", run, environment=fussy_calls)
         monkeypatch.setattr(trainer, "evaluate", lambda *_: {"world_model_eval/token_accuracy": 0.1})
         trainer.fit()
         assert trainer.state.weight == expected
@@ -394,7 +396,7 @@ def test_the_best_of_bad_rewards_is_kept_and_is_no_loss(tmp_path: Path):
 
 
 def test_what_is_heard_is_told_group_by_group():
-    trainer = small_trainer("rollout.prompts=4", "threads=0")
+    trainer = small_trainer("rollout.prompts=4")
     groups = trainer.collect(0).groups
     heard = trainer.hear(groups)
     assert len(groups) > 1

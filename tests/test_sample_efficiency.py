@@ -374,7 +374,7 @@ def test_groups_are_named_by_what_sets_them_apart():
     ],
 )
 def test_no_two_groups_have_one_name_and_no_group_is_left_out(one: str, other: str, names: list[str]):
-    runs = [reaching(80, "world_model.adaptive_weight=true", each, "threads=1") for each in (one, other)]
+    runs = [reaching(80, "world_model.schedule=adaptive", each) for each in (one, other)]
     comparison = compare(runs, baseline=names[1])
     assert [group.name for group in comparison.groups] == names
     assert [group.runs[0] for group in comparison.groups] == runs
@@ -382,8 +382,8 @@ def test_no_two_groups_have_one_name_and_no_group_is_left_out(one: str, other: s
 
 
 def test_machine_and_place_do_not_make_a_group_but_two_runs_of_one_seed_are_refused():
-    one = reaching(80, "seed=1", "output_dir=a", "threads=1")
-    other = reaching(80, "seed=2", "output_dir=b", "threads=2", "checkpoint_every=5")
+    one = reaching(80, "seed=1", "output_dir=a")
+    other = reaching(80, "seed=2", "output_dir=b", "checkpoint_every=5")
     assert len(compare([one, other]).groups) == 1
     with pytest.raises(UsageError, match="same config and the same seed"):
         compare([one, dataclasses.replace(one, path=Path("copy"))])

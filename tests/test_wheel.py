@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 MOST_BYTES = 5_000_000
 SHORT = (
     *("rollout.prompts=1", "rollout.group_size=4", "rollout.mini_batch_prompts=1", "rollout.max_context=420"),
-    *("eval.tasks=1", "eval.every=1", "eval.splits=val", "eval.final_splits=", "world_model.weight=0", "threads=1"),
+    *("eval.tasks=1", "eval.every=1", "eval.splits=val", "eval.final_splits=", "world_model.weight=0"),
 )
 MESSAGES = [
     {

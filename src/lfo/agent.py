@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from lfo.config import RunConfig, from_yaml
@@ -208,8 +207,6 @@ def load_agent(
     if levels is not None and "levels" in config.env_args:
         config = dataclasses.replace(config, env_args={**config.env_args, "levels": list(levels)})
     folder = checkpoint if checkpoint or adapter == "none" else adapters_of(run, adapter)
-    if config.threads:
-        torch.set_num_threads(config.threads)
     base = load_base(config.model, pick_device(device))
     environment = environment_factory(config) if environment is None else environment
     agent = build_agent(config, environment, load_tokenizer(config.model), base)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 import sys
 from functools import partial
 from importlib import resources
@@ -23,6 +24,7 @@ from lfo.model import catalog
 from lfo.settings import did_you_mean
 
 EMBEDDED = "tiny"
+ONE_THREAD_BELOW = 20_000_000  # parameters; for smaller bases, starting threads costs more than it saves
 
 
 def model_source(name: str) -> str:
@@ -49,7 +51,10 @@ def load_base(name: str, device: torch.device) -> Any:
     """Load the base model: fp32 on a CPU, bf16 on a GPU; the embedded base is always fp32."""
     disable_progress_bar()
     dtype = torch.float32 if device.type == "cpu" or name == EMBEDDED else torch.bfloat16
-    return _from_hub_or_folder(partial(AutoModelForCausalLM.from_pretrained, dtype=dtype), name).to(device)
+    base = _from_hub_or_folder(partial(AutoModelForCausalLM.from_pretrained, dtype=dtype), name)
+    if base.num_parameters() < ONE_THREAD_BELOW and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    return base.to(device)
 
 
 def _from_hub_or_folder(load: Any, name: str) -> Any:

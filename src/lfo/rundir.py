@@ -37,7 +37,7 @@ from lfo.errors import ConfigError, DataError, UsageError, WorkError
 # A resumed run keeps its config, except for keys that do not change the next step, and `steps`: a longer run is
 # allowed, and its learning rate then follows the schedule of the new length.
 CHANGEABLE_ON_RESUME = frozenset(
-    {"steps", "output_dir", "device", "threads", "micro_batch_tokens", "checkpoint_every", "trackers"}
+    {"steps", "output_dir", "device", "micro_batch_tokens", "checkpoint_every", "trackers"}
 )
 
 MANIFEST = "checkpoint.json"

@@ -1,9 +1,7 @@
-"""Settings as text: dotted names, and values as typed on a command line or written in a file.
+"""Read settings from command lines and files. This module knows no setting by name; `config` does.
 
-    parse("1e-4", float)                                -> 0.0001
-    dict(dotted({"rollout": {"prompts": 8}}))           -> {"rollout.prompts": 8}
-
-Knows no setting by name: which there are is said in `config`.
+parse("1e-4", float)                                -> 0.0001
+dict(dotted({"rollout": {"prompts": 8}}))           -> {"rollout.prompts": 8}
 """
 
 from __future__ import annotations
@@ -20,6 +18,8 @@ from yaml import YAMLError
 
 from lfo.errors import ConfigError
 
+Setting = tuple[str, Any]  # dotted name, value
+
 
 def did_you_mean(value: str, choices: Sequence[str]) -> str:
     close = get_close_matches(value, choices, n=1, cutoff=0.5)
@@ -27,7 +27,7 @@ def did_you_mean(value: str, choices: Sequence[str]) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """The dotted name that is most like this one, as a whole and in its last word."""
+    """Return the most similar dotted name; the part after the last dot counts twice."""
 
     def likeness(other: str) -> float:
         whole = SequenceMatcher(None, name, other).ratio()
@@ -36,8 +36,8 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return max(names, key=likeness)
 
 
-def dotted(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of a nested mapping by their dotted names.
+def dotted(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[Setting]:
+    """Return the values of a nested mapping by their dotted names.
 
     >>> list(dotted({"trainer": {"nnodes": 2, "logger": []}, "seed": 0}))
     [('trainer.nnodes', 2), ('trainer.logger', []), ('seed', 0)]
@@ -55,12 +55,12 @@ def assign(tree: dict[str, Any], name: str, value: Any) -> None:
     for key in path:
         tree = tree.setdefault(key, {})
         if not isinstance(tree, dict):
-            raise ConfigError(f"{name} cannot be set: {key} holds a value already")
+            raise ConfigError(f"{name} cannot be set: {key} is not a group of settings")
     tree[last] = value
 
 
 def read_yaml(path: Path) -> dict[Any, Any]:
-    """The mapping in a file, interpolations as they are written."""
+    """Return the mapping of a file, with interpolations unresolved."""
     try:
         tree = OmegaConf.to_container(OmegaConf.create(path.read_text(encoding="utf-8")))
     except OSError as error:
@@ -75,7 +75,7 @@ def read_yaml(path: Path) -> dict[Any, Any]:
 
 
 def parse(text: str, annotation: Any) -> Any:
-    """A value as typed on a command line. Text stays as it is, so that a folder named 1e5 keeps its name."""
+    """Return the value of command-line text. Text for a `str` stays as it is: a folder may be named 1e5."""
     origin = get_origin(annotation)
     if annotation is str or origin is Literal:
         return text
@@ -86,4 +86,4 @@ def parse(text: str, annotation: Any) -> Any:
     try:
         return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[index]
     except (YAMLError, OmegaConfBaseException):
-        return text  # the check of its type says what was expected
+        return text  # pydantic then reports the type

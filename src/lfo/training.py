@@ -243,7 +243,7 @@ class Trainer:
                 listener.hear(rollout for group in groups for rollout in group.rollouts)
         if not self.state.weight or self.config.world_model.input == "inline":
             return [[] for _ in groups]
-        heard = examples_of_groups(groups, self.codec, predict=self.predicted_tools, threads=self.config.threads)
+        heard = examples_of_groups(groups, self.codec, predict=self.predicted_tools)
         if self.config.world_model.replay:
             for examples in heard:
                 self.mini_batches.replay.add(examples)
@@ -312,7 +312,7 @@ class Trainer:
         config, state = self.config, self.state
         final = config.eval.final_splits if state.step == config.steps else ()
         row |= self.evaluate(run, (*config.eval.splits, *final))
-        if config.world_model.adaptive_weight:
+        if config.world_model.schedule == "adaptive":
             state.weight = adapted_weight(state.weight, row, best=state.best)
         tasks, success = evaluated_tasks(row, at_most=config.eval.tasks), row.get(self._judged_by, state.best)
         if state.best is not None and far_below(state.best, success, tasks=tasks):

@@ -1,10 +1,14 @@
-"""Everything that can be set about a run (`knobs`, `presets`), and how settings are read and checked (`checks`).
+"""Read, check and compare the settings of a run.
 
     load_config(["preset=tiny", "coupling=shared", "world_model.weight=0.5"]) -> RunConfig
 
-Later settings win over earlier ones: defaults, then the preset, then what the algorithm implies, then the
-file named by `config=FILE`, then the overrides in their order. OmegaConf parses and merges (so
-`output_dir=runs/${algo}-${seed}` works), pydantic checks types and ranges.
+Settings override each other in this order: defaults, preset, algorithm, the file of `config=FILE`, command line.
+OmegaConf parses and merges them, so `output_dir=runs/${algo}-${seed}` works. pydantic checks types and ranges.
+
+    knobs      every setting with its default, range and help
+    presets    the settings that `preset=` and `algo=` stand for
+    checks     what must hold between settings
+    older      settings of earlier versions
 """
 
 from __future__ import annotations
@@ -23,10 +27,10 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
 
 from lfo.config.knobs import KNOBS, PARTS, SHIPPED_ENVIRONMENTS, RunConfig, by_name, flatten, marked
-from lfo.config.older import GONE, MERGED, OLD_NAMES, modern, unsaid
+from lfo.config.older import OLD_NAMES, OLDER, modernise, newer_than, refuse_removed
 from lfo.config.presets import ALGORITHMS, PRESETS
 from lfo.errors import ConfigError
-from lfo.settings import assign, did_you_mean, dotted, nearest, parse, read_yaml
+from lfo.settings import Setting, assign, did_you_mean, dotted, nearest, parse, read_yaml
 
 logger = logging.getLogger(__name__)
 _RUN = TypeAdapter(RunConfig)
@@ -35,51 +39,44 @@ BESIDE_THE_EXPERIMENT = marked("beside")
 
 
 def load_config(overrides: Sequence[str] = ()) -> RunConfig:
-    """The config that `name=value` settings describe, checked; `preset=` and `config=FILE` may be among them."""
-    files: list[tuple[str, Any]] = []  # what they say gives way to what is typed beside them
-    typed: list[tuple[str, Any]] = []
+    """Return the checked config of `name=value` settings, which may include `preset=NAME` and `config=FILE`."""
+    files: list[Setting] = []
+    typed: list[Setting] = []
     for override in overrides:
         name, equals, text = override.partition("=")
         if not equals or not name:
-            raise ConfigError(f"a setting is written name=value, which {override!r} is not")
-        if name == "config":  # what no run has today was told, and is left out
-            files += [each for each in _read(Path(text)) if not _is_older(each[0])]
+            raise ConfigError(f"a setting is written name=value, not {override!r}")
+        if name == "config":  # a new run ignores removed settings of the file; `_read` has warned about them
+            files += [setting for setting in _read(Path(text)) if not _is_older(setting[0])]
         else:
             typed.append((name, parse(text, _type_of(name))))
-    for name, _ in typed:
-        if _is_older(name):
-            raise ConfigError(f"there is no setting {name!r}: only saved runs of older versions have it")
-        if name in MERGED:
-            raise ConfigError(f"{name} is no longer a setting: {MERGED[name]}")
-    typed, lost = modern(typed)
-    for name in lost:
-        raise ConfigError(f"{name} is no longer a setting; it is {GONE[name]} in every run")
-    return _resolve(files, typed)
+    refuse_removed(name for name, _ in typed)
+    return _resolve(files, modernise(typed)[0])
 
 
 def from_yaml(path: str | Path, *, known_only: bool = False) -> RunConfig:
-    """Read a saved or hand-written file; what it leaves out comes from its preset and the defaults.
+    """Read a config file; its preset and the defaults supply what it omits.
 
-    `known_only` passes over settings that there are not, for reading runs of an older version.
+    `known_only` skips unknown settings, so that runs of other versions can be read.
     """
     return _resolve(_read(Path(path), known_only=known_only))
 
 
 def from_mapping(settings: Mapping[str, Any]) -> RunConfig:
-    """The config whose `dataclasses.asdict` this is, checked."""
+    """Return the checked config of nested mappings: the inverse of `dataclasses.asdict`."""
     try:
-        return _RUN.validate_json(json.dumps(settings))  # in JSON a list is a tuple, and a mapping a group
+        return _RUN.validate_json(json.dumps(settings))  # strict validation accepts JSON lists as tuples
     except ValidationError as error:
         raise ConfigError(_sentence(error)) from error
 
 
 def to_yaml(config: RunConfig) -> str:
-    settings = {name: value for name, value in dataclasses.asdict(config).items() if name != "older" or value}
+    settings = {name: value for name, value in dataclasses.asdict(config).items() if name != OLDER or value}
     return OmegaConf.to_yaml(OmegaConf.create(settings))
 
 
 def differences(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """The settings in which two configs differ, by dotted name."""
+    """Return the settings in which two configs differ, by dotted name."""
     ones, others = flatten(one), flatten(other)
     return {
         name: (ones.get(name), others.get(name)) for name in {**ones, **others} if ones.get(name) != others.get(name)
@@ -87,35 +84,38 @@ def differences(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
 
 
 def fingerprint(config: RunConfig, without: Iterable[str] = BESIDE_THE_EXPERIMENT) -> str:
-    """16 hex digits that two configs share exactly when they agree in all settings but `without`.
+    """Return 16 hex digits that are equal if two configs agree in all settings except `without`.
 
-    The default leaves out what does not change the experiment, so runs that differ by seed alone belong together.
-    A part's name ("eval") leaves out all of it.
+    The default excludes settings that do not change the experiment, and the seed. A group's name ("eval") excludes
+    all of its settings.
     """
-    left_out = set(without)
-    for name in left_out - PARTS:
-        _type_of(name)  # refuses one that there is not
-    kept = {name: value for name, value in flatten(config).items() if not {name, name.partition(".")[0]} & left_out}
+    excluded = set(without)
+    for name in excluded - PARTS:
+        _type_of(name)  # raises a ConfigError if the name is unknown
+    kept = {name: value for name, value in flatten(config).items() if not {name, name.partition(".")[0]} & excluded}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def experiment(config: RunConfig) -> str:
-    """The fingerprint by which runs are one experiment; plain DAPO asks no world model, so its settings do not count,
-    and how often a run is evaluated counts only where that sets the world model's weight."""
+    """Return the fingerprint that the runs of one experiment share.
+
+    Settings of the world model do not count for plain DAPO, which has none. `eval.every` counts only if evaluations
+    change the world model's weight.
+    """
     without = {*BESIDE_THE_EXPERIMENT, *(("world_model",) if config.is_plain_dapo else ())}
-    return fingerprint(config, without - ({"eval.every"} if config.world_model.adaptive_weight else set()))
+    return fingerprint(config, without - ({"eval.every"} if config.world_model.schedule == "adaptive" else set()))
 
 
-def _resolve(files: Sequence[tuple[str, Any]], overrides: Sequence[tuple[str, Any]] = ()) -> RunConfig:
-    """Lay the settings over the tables that they choose, and check what comes out."""
+def _resolve(files: Sequence[Setting], overrides: Sequence[Setting] = ()) -> RunConfig:
+    """Apply the settings to the preset and algorithm that they choose, and check the result."""
     given = dict((*files, *overrides))
     arguments = SHIPPED_ENVIRONMENTS.get(str(given.get("env", RunConfig().env)), {})
-    if LEVELS not in arguments:  # older files name levels whatever their environment is
-        files = [each for each in files if each[0] != LEVELS]
+    if LEVELS not in arguments:  # files of earlier versions have levels for every environment
+        files = [setting for setting in files if setting[0] != LEVELS]
     tree = dataclasses.asdict(RunConfig(env_args=dict(arguments)))
     preset, algorithm = (str(given.get(name, KNOBS[name].default)) for name in ("preset", "algo"))
     tables = (*PRESETS.get(preset, {}).items(), *ALGORITHMS.get(algorithm, {}).items())
-    for name, value in (*tables, *_spelled_out((*files, *overrides))):
+    for name, value in (*tables, *_spell_out((*files, *overrides))):
         assign(tree, name, value)
     try:
         return from_mapping(OmegaConf.to_container(OmegaConf.create(tree), resolve=True))  # type: ignore[arg-type]
@@ -123,8 +123,8 @@ def _resolve(files: Sequence[tuple[str, Any]], overrides: Sequence[tuple[str, An
         raise ConfigError(f"a setting cannot be resolved: {str(error).splitlines()[0]}") from error
 
 
-def _spelled_out(settings: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """The long name of levels, and each argument of an environment by itself."""
+def _spell_out(settings: Iterable[Setting]) -> Iterator[Setting]:
+    """Replace `levels` by `env_args.levels`, and `env_args` by one setting for each argument."""
     for name, value in settings:
         if name == LEVELS:
             yield f"env_args.{LEVELS}", value if isinstance(value, list) else [value]
@@ -134,16 +134,16 @@ def _spelled_out(settings: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any
             yield name, value
 
 
-def _read(path: Path, *, known_only: bool = False) -> list[tuple[str, Any]]:
-    """The settings in a file, as they are called today."""
+def _read(path: Path, *, known_only: bool = False) -> list[Setting]:
+    """Return the settings of a file by their present names."""
     tree = read_yaml(path)
-    settings, lost = modern(by_name(tree), saved=True)
-    for name, value in lost.items():
-        logger.warning("%s: %s=%s is no longer a setting, and runs of today do without it", path, name, value)
-        settings.append((f"older.{name}", value))
+    settings, removed = modernise(by_name(tree), complete=True)
+    for name, value in removed.items():
+        logger.warning("%s: %s=%s is no longer a setting; new runs ignore it", path, name, value)
+        settings.append((f"{OLDER}.{name}", value))
     if known_only:
         settings = [each for each in settings if each[0] in KNOBS or each[0] == LEVELS or _is_older(each[0])]
-    else:  # settings of verl one by one, so that a file adds to those of its preset, as the command line does
+    else:  # split verl's settings, so that a file adds to those of its preset
         settings = [
             each for name, value in settings for each in (dotted({name: value}) if name == "verl" else [(name, value)])
         ]
@@ -152,13 +152,13 @@ def _read(path: Path, *, known_only: bool = False) -> list[tuple[str, Any]]:
             _type_of(name)
         except ConfigError as error:
             raise ConfigError(f"{error} (in {path})") from error
-    # Of levels and env_args.levels the long name wins, wherever it stands.
-    return [*unsaid(tree, {name for name, _ in settings}), *sorted(settings, key=lambda each: each[0] != LEVELS)]
+    # `levels` comes first, so that `env_args.levels` overrides it.
+    return [*newer_than(tree, {name for name, _ in settings}), *sorted(settings, key=lambda each: each[0] != LEVELS)]
 
 
 def _is_older(name: str) -> bool:
-    """Whether it is a value that only runs of older versions have."""
-    return name.partition(".")[0] == "older"
+    """Whether this is the value of a removed setting in a saved run."""
+    return name.partition(".")[0] == OLDER
 
 
 def _type_of(name: str) -> Any:
@@ -175,15 +175,16 @@ def _type_of(name: str) -> Any:
 
 
 def _sentence(error: ValidationError) -> str:
-    """`steps must be a valid integer, not 'abc'`"""
+    """Return pydantic's first error as one sentence, such as `steps must be a valid integer, not 'abc'`."""
     first = error.errors(include_url=False)[0]
     name = ".".join(part for part in first["loc"] if isinstance(part, str))
     if first["type"] == "json_invalid":
-        return "a setting holds text that is not valid Unicode"
+        return "a setting contains text that is not valid Unicode"
     if first["type"] == "string_pattern_mismatch":  # of the only knob with a pattern
-        return f"{name} must be joint, alternating, world_model_first:N or hierarchical:N, not {first['input']!r}"
+        numbered = "world_model_first:N, explore_first:N or hierarchical:N"
+        return f"{name} must be joint, alternating, adaptive, {numbered}, not {first['input']!r}"
     if first["type"] == "too_short":
-        return f"{name} must name at least one"
+        return f"{name} must have at least one value"
     choices = re.findall(r"'([^']+)'", first.get("ctx", {}).get("expected", ""))
     words = re.sub(r"^\w+ should", f"{name} must", first["msg"]).replace("an object", "a mapping")
     words = words if words.startswith(name) else f"{name}: {words}"

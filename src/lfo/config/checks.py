@@ -1,4 +1,4 @@
-"""What must hold between the knobs of a config, each with the sentence for a user whose config breaks it."""
+"""Check what must hold between settings. Each relation has the sentence that a user reads if it does not hold."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from lfo.settings import did_you_mean
 if TYPE_CHECKING:
     from lfo.config.knobs import RunConfig
 
-Relation = tuple[bool, str]  # what must hold, and the sentence where it does not
+Relation = tuple[bool, str]  # whether it holds, and the error message if not
 
 
 def check(config: RunConfig) -> None:
-    """Raise a ConfigError for the first thing that does not hold."""
+    """Raise a ConfigError for the first relation that does not hold."""
     for part in (_of_texts, _of_rollouts, _of_the_world_model, _of_lookahead, _of_internalising):
         for holds, sentence in part(config):
             if not holds:
@@ -30,7 +30,7 @@ def _of_texts(c: RunConfig) -> Iterator[Relation]:
     known = c.env in SHIPPED or adapter_word(c.env) is not None or re.fullmatch(r"[\w.]+:\w+", c.env) is not None
     words = f"{', '.join(SHIPPED)}, package.module:Class or one of {', '.join(ADAPTERS)} with a colon and a name"
     yield known, f"env must be {words}, not {c.env!r}{did_you_mean(c.env.partition(':')[0], (*SHIPPED, *ADAPTERS))}"
-    for name, text in (("model", c.model), ("output_dir", c.output_dir)):  # YAML would not give all line breaks back
+    for name, text in (("model", c.model), ("output_dir", c.output_dir)):  # YAML does not preserve every line break
         yield bool(text.strip()) and text.isprintable(), f"{name} must be printable text, not {text!r}"
     for name, text in (("lora.targets", c.lora.targets), ("world_model.predict", c.world_model.predict)):
         yield all(map(str.strip, text.split(","))), f"{name} must be a word or names with commas, not {text!r}"
@@ -60,14 +60,17 @@ def _of_the_world_model(c: RunConfig) -> Iterator[Relation]:
         (f"lookahead={c.lookahead}", c.looks_ahead),
         (f"world_model.weight={w.weight:g}", w.weight > 0),
         ("policy.frozen=true", c.policy.frozen),
-        ("world_model.adaptive_weight=true", w.adaptive_weight),
+        ("world_model.schedule=adaptive", w.schedule == "adaptive"),
         (f"surprise={c.surprise:g}", c.surprise > 0),
     ):
         yield c.has_world_model or not used, f"{name} needs algo=dual-lora or algo=internalise"
     yield coupling_of(c.coupling).reads_inline or not inline, f"world_model.input=inline needs {couplings}"
-    yield not (inline and asked), "world_model.input=inline trains nothing that look-ahead could ask: set lookahead=off"
-    yield first is None or int(first[1]) <= c.steps, f"world_model.schedule={w.schedule} needs at least so many steps"
-    yield not w.adaptive_weight or c.eval.every > 0, "world_model.adaptive_weight=true needs eval.every above 0"
+    yield not (inline and asked), "world_model.input=inline trains no world model for look-ahead: set lookahead=off"
+    yield (
+        first is None or int(first[1]) <= c.steps,
+        f"world_model.schedule={w.schedule} needs steps={first and first[1]} or more",
+    )
+    yield w.schedule != "adaptive" or c.eval.every > 0, "world_model.schedule=adaptive needs eval.every above 0"
     yield not c.policy.frozen or w.weight > 0, "policy.frozen=true needs world_model.weight above 0"
     yield not c.policy.frozen or w.predict != "none", "policy.frozen=true has nothing to learn with predict=none"
     yield not c.surprise or learns, "surprise needs world_model.weight above 0, input=state and predict other than none"
@@ -83,7 +86,7 @@ def _of_lookahead(c: RunConfig) -> Iterator[Relation]:
     yield (
         not c.looks_ahead or c.policy.frozen or group - round(group * share) != 1,
         f"rollout.group_size={group} with exploration.blind_share={share:g} leaves one rollout with look-ahead, "
-        "which has none to be compared with; use a larger group or a smaller share",
+        "which has no other to compare with; use a larger group or a smaller share",
     )
     source = f"lookahead_source={c.lookahead_source} needs lookahead=policy or lookahead=environment"
     yield c.looks_ahead or c.lookahead_source == "world_model", source

@@ -1,7 +1,7 @@
-"""Every knob of a run, in one place: its name, type, default, range and a line of help.
+"""Declare every setting of a run: name, type, default, range and one line of help.
 
-`scripts/knob_tables.py` makes the tables of docs/TRAINING.md from it. A config is data: nothing here looks at a model,
-a run, an environment or a device. Making one checks it, by types and ranges here and across knobs in `checks`.
+`scripts/knob_tables.py` writes the tables of docs/TRAINING.md from these declarations. A config is data: nothing here
+looks at a model, an environment or a device. The constructor checks types and ranges, then calls `checks`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from lfo.config import checks
 from lfo.env.shipped import SHIPPED
 from lfo.settings import dotted
 
-# The arguments that an environment of the package has where a config names none.
+# Default arguments of the environments in this package.
 SHIPPED_ENVIRONMENTS: Mapping[str, Mapping[str, Any]] = {name: each.arguments for name, each in SHIPPED.items()}
 
-SCHEDULE = r"^(joint|alternating|(world_model_first|hierarchical):[1-9]\d*)$"
+SCHEDULE = r"^(joint|alternating|adaptive|(world_model_first|explore_first|hierarchical):[1-9]\d*)$"
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 Count = Annotated[int, Field(ge=1)]
@@ -33,8 +33,11 @@ Above0 = Annotated[float, Field(gt=0)]
 
 
 def knob(default: Any, text: str, *, main: bool = False, beside: bool = False, **limits: Any) -> Any:
-    """One knob: `main` are those that people turn; `beside` the experiment are those that do not change what is found,
-    and the seed, over which experiments are repeated."""
+    """Declare a setting.
+
+    `main`: users often change it. `beside`: it does not distinguish experiments (it does not change results, or is the
+    seed).
+    """
     return Field(default, description=text, json_schema_extra={"main": main, "beside": beside}, **limits)
 
 
@@ -52,7 +55,7 @@ class LoraConfig:
 
     @property
     def target_modules(self) -> str | list[str]:
-        """`targets` as peft wants it."""
+        """`targets` in the form that peft expects."""
         return self.targets if self.targets == "all-linear" else [name.strip() for name in self.targets.split(",")]
 
 
@@ -78,7 +81,7 @@ class PolicyConfig:
 
     @property
     def draws(self) -> int:
-        """How often a step may draw tasks."""
+        """The largest number of draws in one step."""
         return max(1, self.max_resamples + 1)
 
 
@@ -95,8 +98,7 @@ class WorldModelConfig:
     examples_per_mini_batch: Count = knob(32, "most world-model examples in one update, new and replayed", main=True)
     swap_names: Share = knob(0.0, "chance that a rare word of a state is swapped for another when it is practised")
     wording: Share = knob(1.0, "weight of tokens that every reply contains; tokens that few replies contain weigh 1")
-    schedule: str = knob("joint", "when each of the two learns: see Schedules", pattern=SCHEDULE)
-    adaptive_weight: bool = knob(False, "let prediction accuracy and success set the weight: see Schedules")
+    schedule: str = knob("joint", "when policy and world model learn: see Schedules", pattern=SCHEDULE)
     from_logs: str | None = knob(None, "with `policy.frozen`: a file of rollouts to learn from: see From logs")
 
 
@@ -110,12 +112,11 @@ class ImagineConfig:
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
 class ExplorationConfig:
     blind_share: Share = knob(0.5, "share of each group that explores: imagines less than the others, or nothing")
-    blind_steps: Whole = knob(0, "first steps in which every rollout explores")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
 class InternaliseConfig:
-    """Successes become part of the policy's weights, with all that was shown to them cut out."""
+    """Imitation of successful rollouts, without the predictions or feedback that they were shown."""
 
     rows: Whole = knob(0, "successes in one mini-batch that the policy imitates; 0 is off: see Into the weights")
     learning_rate: Rate = knob(1e-3, "of the policy adapter in updates that imitate")
@@ -123,7 +124,7 @@ class InternaliseConfig:
     teacher: Literal["base", "policy", "hindsight"] = knob("base", "who gives what is imitated: see Into the weights")
 
     def over(self, step: int) -> bool:
-        """Whether DAPO alone goes on."""
+        """Whether DAPO alone trains in this step."""
         return 0 < self.until <= step
 
 
@@ -131,7 +132,6 @@ class InternaliseConfig:
 class OptimizerConfig:
     warmup_steps: Whole = knob(10, "linear; then a cosine to a tenth of the rate at `steps`")
     constant: bool = knob(False, "keep the rates after the warm-up, so that a run does not depend on `steps`")
-    separate: bool = knob(False, "one AdamW for each adapter instead of one for both")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
@@ -150,7 +150,7 @@ Tracker = Literal["tensorboard", "wandb"]
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
 class RunConfig:
-    """One run, completely: with this, the code and a machine, it can be repeated."""
+    """All settings of one run: enough to repeat it with the same code on the same machine."""
 
     preset: Preset = knob("default", "where the values start from: see Presets", main=True, beside=True)
     algo: Literal["dual-lora", "internalise", "dapo"] = knob("dual-lora", "what is trained: see Presets", main=True)
@@ -172,7 +172,6 @@ class RunConfig:
     output_dir: str = knob("runs/latest", "the run's folder", main=True, beside=True)
     init_from: str | None = knob(None, "a run whose adapters this one starts from, or a PEFT LoRA for the policy")
     device: Literal["auto", "cpu", "cuda"] = knob("auto", "where to train", beside=True)
-    threads: Whole = knob(0, "CPU threads; 0 lets torch decide", beside=True)
     micro_batch_tokens: Count = knob(
         16_384, "in one forward and backward: fewer take less memory", main=True, beside=True
     )
@@ -191,7 +190,7 @@ class RunConfig:
     eval: EvalConfig = EvalConfig()
     verl: dict[str, Any] = knob({}, "settings of verl itself, beside those made of these, as `verl.trainer.nnodes=2`")
 
-    older: dict[str, Any] = Field(default_factory=dict)  # what a run of an older version had and no run has today
+    older: dict[str, Any] = Field(default_factory=dict)  # removed settings of a saved run
 
     def __post_init__(self) -> None:
         checks.check(self)
@@ -210,17 +209,17 @@ class RunConfig:
 
     @property
     def leaves_policy_alone(self) -> bool:
-        """Whether the policy is to act without look-ahead in the end, and is judged by that."""
+        """Whether the trained policy acts without look-ahead, so that blind success is what counts."""
         return self.looks_ahead and (self.internalise.rows > 0 or self.internalise.until > 0)
 
     @property
     def is_plain_dapo(self) -> bool:
-        """The baseline: nothing beside DAPO."""
+        """Whether this is the baseline: DAPO and nothing else."""
         return not self.has_world_model and not self.has_feedback and not self.internalise.rows
 
     @property
     def looks_ahead_untrained(self) -> bool:
-        """Whether the base looks ahead, without the policy adapter: the policy learns to act without look-ahead."""
+        """Whether the base uses look-ahead in place of the policy, which learns to act without it."""
         return self.looks_ahead and self.internalise.rows > 0 and self.internalise.teacher != "policy"
 
 
@@ -237,22 +236,22 @@ PARTS = frozenset(name.partition(".")[0] for name in KNOBS if "." in name)
 
 
 def marked(mark: str) -> tuple[str, ...]:
-    """The knobs that are `main`, or `beside` the experiment."""
+    """Return the settings declared with `main` or with `beside`."""
     return tuple(name for name, info in KNOBS.items() if cast(dict[str, Any], info.json_schema_extra)[mark])
 
 
 def flatten(config: RunConfig) -> dict[str, Any]:
-    """Every setting under the dotted name that a user types, the short one where there is one."""
+    """Return every setting by the dotted name that a user types; `levels` has its short name."""
     settings = dict(by_name(dataclasses.asdict(config)))
     settings |= dotted(settings.pop("older"))
     if "levels" in settings["env_args"]:
-        levels = settings["env_args"].pop("levels")  # of an environment of somebody else's they may be anything
+        levels = settings["env_args"].pop("levels")  # another environment's levels may have any type
         settings["levels"] = tuple(levels) if isinstance(levels, list | tuple) else levels
     return settings
 
 
 def by_name(tree: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
-    """The settings of a config as nested mappings, by their dotted names."""
+    """Return the settings of nested mappings by their dotted names."""
     for name, value in tree.items():
         if name in PARTS and isinstance(value, Mapping):
             yield from ((f"{name}.{key}", inner) for key, inner in value.items())

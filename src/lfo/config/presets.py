@@ -11,7 +11,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "tiny": {
         "model": "tiny",
         "device": "cpu",
-        "threads": 1,
         "policy.learning_rate": 5e-4,
         "policy.max_resamples": 0,
         # Many small updates teach the world model most for the same work. A state without room for a whole directory

@@ -33,8 +33,6 @@ config_text = to_yaml
 def create_backend(
     config: RunConfig, make_environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase, *, base: Any = None
 ) -> LocalBackend:
-    if config.threads:
-        torch.set_num_threads(config.threads)
     if base is None:
         base = load_base(config.model, pick_device(config.device))
     agent = build_agent(config, make_environment, tokenizer, base)

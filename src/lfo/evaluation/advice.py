@@ -32,7 +32,7 @@ FEW_GROUPS = 0.1
 COLLAPSED = 0.02
 FLAT = 0.05  # relative change of a loss from the first third to the last
 # A world model below this share of replies understood is still poor, above it is good: the thresholds of
-# `world_model.adaptive_weight`. Token accuracy starts high (most of a reply is wording), so its bar is higher.
+# `world_model.schedule=adaptive`. Token accuracy starts high (most of a reply is wording), so its bar is higher.
 POOR_MEANING, GOOD_TOKENS = 0.3, 0.8
 POOR_TOKENS = 0.9
 # If both losses train one adapter, a weight of 0.2 was seen to destroy the policy; lower weights were not.
@@ -227,8 +227,8 @@ def _weight_too_high(run: _Run) -> Trouble | None:
         name="weight too high",
         figure=f"with weight {weight:g} the world model is right in {fmean(tokens):.0%} of tokens, while success on "
         f"val is {run.val[-1]:.0%} (best {max(run.val):.0%})",
-        knob="lower world_model.weight (0.01 to 0.05 where one adapter carries both losses), or let "
-        "world_model.adaptive_weight=true do it",
+        knob="lower world_model.weight (0.01 to 0.05 where one adapter carries both losses), or set "
+        "world_model.schedule=adaptive",
     )
 
 

@@ -146,16 +146,7 @@ class Learner:
             name: model.adapter_parameters(name) for name in model.adapter_names
         }
         groups = [group for name in self.parameters for group in self._groups_of(name)]
-        optimizer_config = config.optimizer
-        options = {"lr": 0.0, "betas": BETAS, "weight_decay": WEIGHT_DECAY, "fused": True}
-        parts = [self._groups_of(name) for name in self.parameters] if optimizer_config.separate else [groups]
-        self.optimizers = [torch.optim.AdamW(part, **options) for part in parts]
-        self._optimizer_of = {
-            parameter: optimizer
-            for optimizer in self.optimizers
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        }
+        self.optimizer = torch.optim.AdamW(groups, lr=0.0, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True)
 
     def _groups_of(self, adapter: str) -> list[dict[str, Any]]:
         """Return the parameter groups of an adapter, with the learning rate for normal and for imitation updates."""
@@ -190,8 +181,7 @@ class Learner:
         if not samples:
             return {}
         sums: dict[str, Any] = defaultdict(float)  # on the device, to avoid a sync
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         for batch in self._micro_batches(samples):
             self._backward(batch, tokens, world_model_weight, sums)
         watched = {name: float(value) for name, value in sums.items()}
@@ -203,11 +193,10 @@ class Learner:
                 f"with init_from={self.config.output_dir} and a lower policy.learning_rate, world_model.learning_rate "
                 "or, if the policy imitates, internalise.learning_rate"
             )
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                rate = group["imitation_rate"] if tokens.imitation else group["rate"]
-                group["lr"] = rate * rate_factor
-            optimizer.step()
+        for group in self.optimizer.param_groups:
+            rate = group["imitation_rate"] if tokens.imitation else group["rate"]
+            group["lr"] = rate * rate_factor
+        self.optimizer.step()
         return {**watched, **{f"gradient_norm/{name}": norm for name, norm in norms.items()}}
 
     # Two hooks for a distributed learner: see engines/verl/learner.py.
@@ -320,7 +309,7 @@ class Learner:
         tensors = {}
         for name, parameters in self.parameters.items():
             for index, parameter in enumerate(parameters):
-                for key, value in self._optimizer_of[parameter].state.get(parameter, {}).items():
+                for key, value in self.optimizer.state.get(parameter, {}).items():
                     tensors[f"{name}.{index}.{key}"] = value.detach().cpu().contiguous().clone()
         save_file(tensors, path)
 
@@ -332,4 +321,4 @@ class Learner:
                 state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
                 if state:
                     moved = {key: value.to(parameter) for key, value in state.items()}
-                    self._optimizer_of[parameter].state[parameter] = moved
+                    self.optimizer.state[parameter] = moved

@@ -23,14 +23,14 @@ def active_losses(schedule: str, step: int) -> ActiveLosses:
     """Return the losses that step `step` trains.
 
     step                  0    1    2    3
-    joint                 pw   pw   pw   pw
+    joint                 pw   pw   pw   pw     so do adaptive (the weight changes) and explore_first (rollouts do)
     alternating           w    p    w    p      the world model first: it can learn from any reply
     world_model_first:2   w    w    pw   pw
     hierarchical:3        pw   p    p    pw
     """
     name, _, number = schedule.partition(":")
     match name:
-        case "joint":
+        case "joint" | "adaptive" | "explore_first":
             return ActiveLosses(policy=True, world_model=True)
         case "alternating":
             return ActiveLosses(policy=step % 2 == 1, world_model=step % 2 == 0)
@@ -40,6 +40,12 @@ def active_losses(schedule: str, step: int) -> ActiveLosses:
             return ActiveLosses(policy=True, world_model=step % int(number) == 0)
         case _:
             raise ValueError(f"unknown schedule: {schedule!r}")
+
+
+def exploring_steps(schedule: str) -> int:
+    """Return the number of first steps in which every rollout explores: N of `explore_first:N`."""
+    name, _, number = schedule.partition(":")
+    return int(number) if name == "explore_first" else 0
 
 
 Phase = Literal["ask", "internalise", "reinforce"]

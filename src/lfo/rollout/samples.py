@@ -130,11 +130,11 @@ def deal(parts: Sequence[Sequence[T]], count: int) -> list[list[T]]:
 
 
 def examples_of_groups(
-    groups: Sequence[RolloutGroup], codec: WorldModelCodec, *, predict: Collection[str] | None, threads: int
+    groups: Sequence[RolloutGroup], codec: WorldModelCodec, *, predict: Collection[str] | None
 ) -> list[list[WorldModelExample]]:
-    """Return the distinct world-model examples of each group; `threads=0`: one for each core."""
+    """Return the distinct world-model examples of each group."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    with ThreadPoolExecutor(min(MOST_ENCODERS, threads or os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(MOST_ENCODERS, os.cpu_count() or 1)) as pool:
         examples = pool.map(partial(codec.examples_of, predict=predict), rollouts)
     heard = []
     for group in groups:

@@ -9,6 +9,7 @@ import numpy as np
 
 from lfo.config import RunConfig
 from lfo.env.interface import Environment, tasks_of
+from lfo.objectives.schedule import exploring_steps
 from lfo.rollout.row import MOST_IMAGINED, RolloutRequest
 
 BLIND: Mapping[str, Any] = {"blind": True}
@@ -33,7 +34,7 @@ def draw_requests(config: RunConfig, environment: Environment, step: int, draw: 
     """Return the requests of one draw: those of one task next to each other, its explorers first."""
     size = config.rollout.group_size
     explorers, in_turns = round(size * config.exploration.blind_share), True
-    if step < config.exploration.blind_steps:  # all are blind; explorers that imagine would look ahead
+    if step < exploring_steps(config.world_model.schedule):  # all are blind; explorers that imagine would look ahead
         explorers, in_turns = size, config.lookahead == "environment"
     sights = [_sight(config, member, explorers=explorers, in_turns=in_turns) for member in range(size)]
     return [

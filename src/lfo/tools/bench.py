@@ -35,7 +35,7 @@ from lfo.training import Collected, Trainer
 from lfo.types import RolloutGroup, ToolCall
 
 # The overrides of each variant; only look-ahead has different rollouts.
-_NO_WORLD_MODEL = ("world_model.weight=0", "policy.frozen=false", "world_model.adaptive_weight=false", "surprise=0")
+_NO_WORLD_MODEL = ("world_model.weight=0", "policy.frozen=false", "world_model.schedule=joint", "surprise=0")
 VARIANTS: dict[str, tuple[str, ...]] = {
     "dapo": ("algo=dapo", "lookahead=off", *_NO_WORLD_MODEL),
     "dual": ("algo=dual-lora", "lookahead=off", "world_model.input=state"),
@@ -75,8 +75,7 @@ def bench_step(
     overrides: Sequence[str] = (), *, device: str = "cpu", repeats: int = 5, replayed_batches: int = 3
 ) -> dict[str, Any]:
     """Return the cost of a step (rollouts, examples, update) of each variant, and its ratio to plain DAPO."""
-    index = [f"device={device}", *(["threads=1"] if device == "cpu" else [])]
-    variants = {name: _variant([*overrides, *index, *added]) for name, added in VARIANTS.items()}
+    variants = {name: _variant([*overrides, f"device={device}", *added]) for name, added in VARIANTS.items()}
     for variant in variants.values():
         _fill_replay(variant.trainer, replayed_batches)
     for repeat in range(repeats + 1):  # the first one is a warm-up

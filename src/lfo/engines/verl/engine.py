@@ -116,11 +116,10 @@ class DualLoraEngine(FSDPEngine):
 
     def _place_optimizer(self, *, on_device: bool) -> None:
         if self._is_offload_optimizer:
-            for optimizer in self.learner.optimizers:
-                if on_device:
-                    load_fsdp_optimizer(optimizer, self.model.device)
-                else:
-                    offload_fsdp_optimizer(optimizer)
+            if on_device:
+                load_fsdp_optimizer(self.learner.optimizer, self.model.device)
+            else:
+                offload_fsdp_optimizer(self.learner.optimizer)
 
     # --- weights out and in ------------------------------------------------------------------------------------
 

@@ -55,7 +55,7 @@ class SamplerServer:
     def __init__(self, run: dict[str, Any], ends: Sequence[int], visible_devices: str) -> None:
         os.environ[get_visible_devices_keyword()] = visible_devices
         config = from_mapping(run)
-        torch.set_num_threads(config.threads or 1)
+        torch.set_num_threads(1)  # one server has one core
         self._model = DualAdapterModel.of_run(load_base(config.model, pick_device(config.device)), config)
         self._sampler = Sampler(self._model, max_context=config.rollout.max_context, eos_ids=ends)
         self._waiting: list[_Request] = []

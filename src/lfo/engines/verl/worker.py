@@ -45,7 +45,7 @@ class DualLoraWorker(ActorRolloutRefWorker):
                 world_size=int(os.environ["WORLD_SIZE"]),
                 init_method=os.environ.get("DIST_INIT_METHOD"),
             )
-            torch.set_num_threads(int(self.config.model.lora.run.threads) or 1)
+            torch.set_num_threads(1)  # one rank has one core
         super().init_model()
         self._engine.rollout_name = self.config.rollout.name
         if self.config.rollout.name == "vllm":
