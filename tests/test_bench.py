@@ -53,7 +53,7 @@ def test_repetitions_leave_the_adapters_as_they_were():
     before = [weight.detach().clone() for weight in parameters]
     bench._train(variant)
     assert all(bool((one == other).all()) for one, other in zip(parameters, before, strict=True))
-    moments = [state["exp_avg"] for each in variant.trainer.backend.learner.optimizers for state in each.state.values()]
+    moments = [state["exp_avg"] for state in variant.trainer.backend.learner.optimizer.state.values()]
     assert any(bool(moment.any()) for moment in moments), "the update did not run"
 
 
