@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What look-ahead achieves becomes part of the policy's weights: the tables of docs/LOG.md, sections 31 and 34. Level 2, embedded base.
+# What look-ahead achieves becomes part of the policy's weights: the tables of docs/LOG.md, sections 31 and 36. Level 2, embedded base.
 #   runs/internalise.sh              every arm, seeds 0 to 4, two runs at a time: about 20 minutes a run on a core of its own
 #   ARMS='lookahead|imitation' SEEDS='0 1' runs/internalise.sh 4
 # Runs land in runs/internalise/ARM-SEED; those that have ended are kept, started ones are resumed. Then, for each seed, whether
