@@ -163,6 +163,22 @@ def test_a_saved_base_loads_from_its_folder(tmp_path: Path):
     assert {parameter.dtype for parameter in again.parameters()} == {torch.float32}
 
 
+@pytest.mark.parametrize(("variable", "threads"), [(None, 1), ("2", 2)])
+def test_a_small_base_runs_on_one_thread_unless_the_user_says_otherwise(
+    monkeypatch, variable: str | None, threads: int
+):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if variable:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        load_base("tiny", torch.device("cpu"))
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_run_names_the_environment_that_it_was_given():
     """So that its folder can be evaluated later, by name alone."""
     config = load_config([])
