@@ -169,6 +169,6 @@ def test_bench_env_has_its_keys(lfo: Any, monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_examples_of_the_documentation_run() -> None:
     text = (ROOT / "docs" / "ENVIRONMENT.md").read_text()
     blocks = [block.partition("```")[0] for block in text.split("```python\n")[1:]]
-    assert len(blocks) == 3
+    assert len(blocks) == 2
     for block in blocks:
         exec(compile(block, "docs/ENVIRONMENT.md", "exec", dont_inherit=True), {"__name__": __name__})

@@ -45,7 +45,7 @@ def knob(default: Any, text: str, *, main: bool = False, beside: bool = False, *
 class LoraConfig:
     """Both adapters have the same shape. There is no dropout: sampled and trained log-probs would not agree."""
 
-    rank: Count = knob(16, "rank of each adapter", main=True)
+    rank: Count = knob(16, "rank of each adapter; alpha is twice the rank", main=True)
     targets: str = knob("all-linear", "which layers have adapters: `all-linear`, or names with commas")
 
     @property
@@ -76,7 +76,7 @@ class RolloutConfig:
 class PolicyConfig:
     learning_rate: Rate = knob(1e-4, "of the policy adapter; with `coupling=shared` of the one adapter", main=True)
     frozen: bool = knob(False, "train the world model alone: the control that shows what RL adds", main=True)
-    max_resamples: int = knob(1, "draws of further tasks for groups that teach nothing; -1 uses such groups", ge=-1)
+    max_resamples: int = knob(1, "most redraws of tasks in a step if groups teach nothing; -1 keeps such groups", ge=-1)
     overlong_buffer: Whole = knob(0, "tokens before `rollout.max_context` over which reward falls linearly; 0 is off")
 
     @property
@@ -91,12 +91,14 @@ class WorldModelConfig:
     learning_rate: Rate = knob(5e-4, "of the world-model adapter", main=True)
     lora_plus: Above0 = knob(1.0, "LoRA+: B matrices of its adapter learn at so many times the rate of A matrices")
     input: Literal["state", "inline"] = knob("state", "rows of their own, or the observation tokens of the rollout")
-    predict: str = knob("default", "whose replies: what the environment says, `all`, `none`, or tools with commas")
-    state_tokens: int = knob(512, "a larger state is cut to what concerns the call, then further", ge=32)
-    reply_tokens: Count = knob(96, "a predicted reply ends there at the latest: see Long replies")
-    replay: bool = knob(True, "keep every reply heard and train on it again")
+    predict: str = knob("default", "tools whose replies it learns: as the environment says, `all`, `none`, or names")
+    state_tokens: int = knob(
+        512, "tokens of a state; a longer one is cut to what concerns the call, then further", ge=32
+    )
+    reply_tokens: Count = knob(96, "tokens of a predicted reply at most: see Long replies")
+    replay: bool = knob(True, "keep every reply received and train on it again")
     examples_per_mini_batch: Count = knob(32, "most world-model examples in one update, new and replayed", main=True)
-    swap_names: Share = knob(0.0, "chance that a rare word of a state is swapped for another when it is practised")
+    swap_names: Share = knob(0.0, "chance that a rare word of a state is swapped for another in training")
     wording: Share = knob(1.0, "weight of tokens that every reply contains; tokens that few replies contain weigh 1")
     schedule: str = knob("joint", "when policy and world model learn: see Schedules", pattern=SCHEDULE)
     from_logs: str | None = knob(None, "with `policy.frozen`: a file of rollouts to learn from: see From logs")
@@ -164,11 +166,13 @@ class RunConfig:
     )
     coupling: str = knob("separate", "how the adapters meet: `separate`, `shared` or `stacked`", main=True)
     lookahead: Literal["policy", "environment", "off"] = knob("policy", "who proposes what to imagine", main=True)
-    lookahead_source: Source = knob("world_model", "who answers what is imagined; all but world_model are controls")
-    feedback: Feedback = knob("off", "show half of each group what the others heard; `other_task` is a control")
+    lookahead_source: Source = knob("world_model", "who predicts replies; the others are controls: docs/EVALUATION.md")
+    feedback: Feedback = knob(
+        "off", "show half of each group a reply that the others received; `other_task` is a control"
+    )
     surprise: Factor = knob(0.0, "coefficient of a reward for prediction error, relative to the group")
     steps: Count = knob(100, "steps to train", main=True)
-    seed: int = knob(0, "names all random numbers of the run", main=True, beside=True, ge=0, le=2**32 - 1)
+    seed: int = knob(0, "of all random numbers of the run", main=True, beside=True, ge=0, le=2**32 - 1)
     output_dir: str = knob("runs/latest", "the run's folder", main=True, beside=True)
     init_from: str | None = knob(None, "a run whose adapters this one starts from, or a PEFT LoRA for the policy")
     device: Literal["auto", "cpu", "cuda"] = knob("auto", "where to train", beside=True)
@@ -176,9 +180,7 @@ class RunConfig:
         16_384, "in one forward and backward: fewer take less memory", main=True, beside=True
     )
     checkpoint_every: Count = knob(10, "steps between checkpoints", beside=True)
-    trackers: tuple[Tracker, ...] = knob(
-        (), "who is told of every row of metrics beside the file, with commas", beside=True
-    )
+    trackers: tuple[Tracker, ...] = knob((), "where metrics go beside the run's folder, with commas", beside=True)
     lora: LoraConfig = LoraConfig()
     rollout: RolloutConfig = RolloutConfig()
     policy: PolicyConfig = PolicyConfig()
