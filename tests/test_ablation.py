@@ -66,6 +66,7 @@ def test_a_value_may_stand_for_several_settings():
 
     assert config("rank", "64").lora.alpha == 128
     assert config("schedule", "world_model_first").world_model.schedule == "world_model_first:12"
+    assert config("schedule", "explore_first").world_model.schedule == "explore_first:12"
     assert config("schedule", "hierarchical").world_model.schedule == "hierarchical:2"
     for value in ("make_phone_call+auth_info_form", "phone_form"):  # as it is written today, and as it was
         assert config("predict", value).world_model.predict == "make_phone_call,auth_info_form"

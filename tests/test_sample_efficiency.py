@@ -13,6 +13,7 @@ import pytest
 from lfo.cli import main
 from lfo.config import load_config, to_yaml
 from lfo.errors import DataError, UsageError
+from lfo.evaluation.alone import blind_rows
 from lfo.evaluation.comparison_text import (
     as_json,
     conclusions,
@@ -401,7 +402,7 @@ def test_the_baseline_is_plain_dapo_unless_another_is_named():
         compare([*runs, reaching(800, "algo=dapo", "policy.learning_rate=0.1")])
     without = compare(runs[1:])
     assert without.baseline is None
-    assert "no plain DAPO" in without.notes[-1]
+    assert "--baseline names another" in without.notes[-1]
     assert all(group.ratio.value is None for group in without.groups)
 
 
@@ -411,6 +412,19 @@ def test_runs_that_were_looked_at_more_or_less_often_are_compared_and_it_is_said
     assert len(comparison.groups) == 1
     assert "evaluated every 5 or 20 steps" in comparison.notes[-1]
     assert not any("evaluated" in note for note in compare(runs[:1]).notes)
+
+
+def test_policies_that_internalised_are_compared_without_look_ahead_when_asked():
+    with_lookahead = reaching(80, "algo=internalise", "seed=0")
+    rows = [{**row, f"{VAL}_blind": row[VAL] / 2} for row in with_lookahead.rows]
+    trained = dataclasses.replace(with_lookahead, rows=rows)
+    plain = reaching(160, "algo=dapo")
+    sighted = compare([trained, plain])
+    assert sighted.groups[0].by_seed == {0: Reached(tasks=80)}
+    assert any("--blind measures their policies" in note for note in sighted.notes)
+    blind = compare([dataclasses.replace(run, rows=blind_rows(run.rows)) for run in (trained, plain)])
+    assert [group.by_seed for group in blind.groups] == [{0: Reached(tasks=81, censored=True)}, {0: Reached(tasks=160)}]
+    assert not any("--blind" in note for note in blind.notes)
 
 
 def test_a_world_without_a_ceiling_is_compared_by_success_itself():

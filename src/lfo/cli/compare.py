@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +18,9 @@ def compare(
     baseline: Annotated[
         str | None, typer.Option(metavar="NAME", help="The baseline group of the ratios; the default is plain DAPO.")
     ] = None,
+    blind: Annotated[
+        bool, typer.Option("--blind", help="Count success without look-ahead: what the policies do alone.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Compare how many tasks runs needed to a target, grouped by their config: lfo compare runs/level2/*
@@ -24,10 +28,14 @@ def compare(
     A target counts as reached at the first of two consecutive evaluations at or above it.
     """
     from lfo.evaluation import comparison_text
+    from lfo.evaluation.alone import blind_rows
     from lfo.evaluation.runs import find_runs, read_run
     from lfo.evaluation.sample_efficiency import compare as compare_runs
 
-    comparison = compare_runs([read_run(path) for path in find_runs(runs)], baseline=baseline)
+    records = [read_run(path) for path in find_runs(runs)]
+    if blind:
+        records = [dataclasses.replace(run, rows=blind_rows(run.rows)) for run in records]
+    comparison = compare_runs(records, baseline=baseline)
     if as_json:
         typer.echo(json.dumps(comparison_text.as_json(comparison), indent=2))
         return
@@ -47,6 +55,6 @@ def compare(
     for title, rows in tables.items():
         if rows:
             console.print(figures_table(title, rows, min_width=12, overflow="fold"))
-    blind = [comparison_text.BLIND] if any(group.blind for group in comparison.groups) else []
-    for line in (*blind, *comparison_text.conclusions(comparison), *comparison.notes):
+    about_blind = [comparison_text.BLIND] if any(group.blind for group in comparison.groups) else []
+    for line in (*about_blind, *comparison_text.conclusions(comparison), *comparison.notes):
         console.print(line, highlight=False, markup=False)

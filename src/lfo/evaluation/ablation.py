@@ -8,7 +8,8 @@ A study varies one idea, which may need more than one config key:
                which has no look-ahead
     predict    which replies the world model learns (tools joined by +); `none` is an untrained world model again
     rank       lora.rank; alpha is 2 * rank, so the scale of an update stays the same
-    schedule   when the world model learns: world_model_first for a fifth of the steps, hierarchical every second step
+    schedule   when the world model learns: world_model_first and explore_first for a fifth of the steps, hierarchical
+               every second step
     coupling   each coupling without and with look-ahead; `separate` without look-ahead is the negative control
 
 Every value has the seeds 0, 1, ..., so values are compared on the same tasks in the same order. The folder of a study
@@ -52,7 +53,8 @@ def _rank(value: str, steps: int) -> Sequence[str]:
 
 
 def _schedule(value: str, steps: int) -> Sequence[str]:
-    numbers = {"world_model_first": f":{max(1, steps // 5)}", "hierarchical": ":2"}
+    first = f":{max(1, steps // 5)}"
+    numbers = {"world_model_first": first, "explore_first": first, "hierarchical": ":2"}
     return (f"world_model.schedule={value}{numbers.get(value, '')}",)
 
 

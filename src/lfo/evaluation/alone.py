@@ -42,3 +42,15 @@ def policy_alone(rows: Sequence[Mapping[str, Any]], *, step: int | None = None) 
     judged = [row for row in judged if step is None or row["step"] <= step]
     sighted = [row["eval/val/success"] for row in judged if row.get("phase") != "reinforce"]
     return Alone(blind=judged[-1]["eval/val/success_blind"], sighted=sighted[-1]) if sighted else None
+
+
+def blind_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows of metrics in which success is that without look-ahead; runs without look-ahead stay as they are.
+
+    >>> blind_rows([{"eval/val/success": 0.8, "eval/val/success_blind": 0.1}, {"eval/val/success": 0.3}])
+    [{'eval/val/success': 0.1}, {'eval/val/success': 0.3}]
+    """
+    return [
+        {name: row.get(f"{name}_blind", value) for name, value in row.items() if not name.endswith("_blind")}
+        for row in rows
+    ]

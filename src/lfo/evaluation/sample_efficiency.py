@@ -36,6 +36,7 @@ from lfo.evaluation.runs import NO_METRICS, RunRecord
 SHARES = (0.5, 0.7, 0.9)  # of 1 and of the ceiling: the targets
 TARGET_SHARE = 0.7  # of the ceiling: the target at which groups are compared
 LEVELS = "eval/val/success_by_level"
+BLIND = f"{VAL}_blind"
 
 Curve = Mapping[int, float]  # tasks seen -> success, at each evaluation
 
@@ -165,7 +166,9 @@ def compare(runs: Sequence[RunRecord], *, baseline: str | None = None) -> Compar
     target = TARGET_SHARE * (1.0 if ceiling is None else ceiling)
     notes = [run.note for run in runs if run.note] + [f"{run.problem} and is left out" for run in waiting]
     if baseline is None:
-        notes.append("there is no plain DAPO among these runs, so there are no ratios")
+        notes.append("there are no ratios without plain DAPO; --baseline names another baseline")
+    if any(config_of(run).leaves_policy_alone and any(BLIND in row for row in run.rows) for run in runs):
+        notes.append("runs that internalise are measured with look-ahead by the base; --blind measures their policies")
     if len(often := sorted({config_of(run).eval.every for run in runs})) > 1:
         *others, last = map(str, often)
         notes.append(
