@@ -25,6 +25,7 @@ from lfo.tools.pretrain.corpus import CorpusRows, converse, practice_task
 from lfo.tools.pretrain.recipe import (
     PretrainConfig,
     Recipe,
+    _encode_part,
     build_corpus,
     build_model,
     pack,
@@ -95,11 +96,27 @@ def test_too_few_conversations_for_one_batch_are_refused():
 
 
 def test_packing_keeps_documents_whole():
-    documents = [np.full(size, size, dtype=np.uint16) for size in (3, 4, 5, 6, 2, 7)]
+    documents = [np.full(size, size, dtype=np.int32) for size in (3, 4, 5, 6, 2, 7)]
     rows = pack(documents, row=10, end=0, seed=1)
     for row in rows:
         values, counts = np.unique(row[row > 0], return_counts=True)
         assert (values == counts).all()
+
+
+def test_packing_keeps_ids_of_a_large_vocabulary():
+    documents = [np.full(6, 151_000 + index, dtype=np.int32) for index in range(4)]
+    rows = pack(documents, row=8, end=151_643, seed=0)
+    assert {int(value) for value in rows.flat} <= {151_643, *range(151_000, 151_004)}
+    assert len(rows) == 3
+
+
+def test_documents_of_a_large_vocabulary_keep_their_ids():
+    tokenizer = load_tokenizer("tiny")
+    tokenizer.add_tokens([f"<extra-{number}>" for number in range(65_536)])
+    tokenizer.add_special_tokens({"eos_token": "<end-of-turn>"})
+    tokenizer.chat_template = tokenizer.chat_template.replace("<|im_end|>", "<end-of-turn>")
+    documents = _encode_part(range(1), tokenizer=tokenizer)
+    assert tokenizer.convert_tokens_to_ids("<end-of-turn>") in documents[0].tolist()
 
 
 def test_practice_shows_no_look_ahead_and_is_the_same_every_time():

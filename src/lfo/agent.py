@@ -207,7 +207,7 @@ def load_agent(
     config = saved_config(run)
     if levels is not None and "levels" in config.env_args:
         config = dataclasses.replace(config, env_args={**config.env_args, "levels": list(levels)})
-    folder = checkpoint if checkpoint or adapter == "none" else adapters_of(run, adapter)
+    folder = None if adapter == "none" else checkpoint or adapters_of(run, adapter)
     if config.threads:
         torch.set_num_threads(config.threads)
     base = load_base(config.model, pick_device(device))

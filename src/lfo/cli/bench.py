@@ -146,7 +146,7 @@ def _points(text: str, option: str = "--tasks") -> list[int]:
     >>> _points("40,80")
     [40, 80]
     """
-    points = [int(part) for part in text.split(",") if part.strip().isdigit()]
+    points = [int(part) for part in text.split(",") if part.strip().isdecimal()]
     if not points or len(points) != len(text.split(",")) or points != sorted(set(points)) or points[0] < 1:
         raise UsageError(f"{option} must be increasing numbers separated by commas, such as 40,80,160, not {text!r}")
     return points

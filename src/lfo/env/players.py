@@ -27,6 +27,7 @@ from functools import lru_cache
 
 from lfo.env.ceiling import best_form, industry_of
 from lfo.env.fields import ALTERNATIVE, FIELDS, REFERENCE
+from lfo.env.interface import FAREWELL
 from lfo.env.phone_calls import PhoneCalls, World
 from lfo.env.reps import describe
 from lfo.env.seeds import stream
@@ -76,7 +77,7 @@ class PlayerView:
 
     def end(self) -> float:
         if not (self.result and self.result.done):
-            self.result = self.environment.step("I am done.")
+            self.result = self.environment.step(FAREWELL)
         return self.result.reward
 
 

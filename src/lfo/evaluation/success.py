@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from lfo.env.interface import MEASURES
-from lfo.rollout.runner import BROKEN_OFF
+from lfo.rollout.runner import ENVIRONMENT_FAILURES
 from lfo.types import Rollout
 
 BROKEN_ROLLOUTS = "the environment failed in some rollouts: `stops` counts them, and lfo rollouts shows the reason"
@@ -65,7 +65,7 @@ def step_metrics(rollouts: Sequence[Rollout], tools: Collection[str]) -> tuple[d
     if rollouts:
         metrics["stops"] = rollout_metrics(rollouts)["stops"]  # of all rollouts
     metrics["sampled_tokens"] = sum(rollout.sampled_count for rollout in rollouts)
-    warnings = [BROKEN_ROLLOUTS] if any(rollout.stop in BROKEN_OFF for rollout in rollouts) else []
+    warnings = [BROKEN_ROLLOUTS] if any(rollout.stop in ENVIRONMENT_FAILURES for rollout in rollouts) else []
     calls = (turn.call for rollout in own for turn in rollout.turns if not turn.predicted)
     if own and not any(call is not None and call.name in tools for call in calls):
         warnings.append(NO_CALLS)

@@ -20,7 +20,7 @@ from lfo.objectives.advantages import group_advantages
 from lfo.protocol.world_model import WorldModelCodec, WorldModelExample
 from lfo.rollout.deliberation import asked_at, imagined
 from lfo.rollout.records import read_rollouts
-from lfo.rollout.runner import BROKEN_OFF
+from lfo.rollout.runner import ENVIRONMENT_FAILURES
 from lfo.types import Origin, Rollout, RolloutGroup, TrainingSample
 
 MOST_ENCODERS = 4  # threads that tokenise replies; more would wait for the interpreter lock
@@ -64,7 +64,7 @@ def policy_sample(
 def is_the_policys(rollout: Rollout) -> bool:
     """Whether a rollout is the policy's own: its environment did not fail, no call was made for it, and the base did
     not act in its place."""
-    return rollout.stop not in BROKEN_OFF and not rollout.inquired and not rollout.untrained
+    return rollout.stop not in ENVIRONMENT_FAILURES and not rollout.inquired and not rollout.untrained
 
 
 def mark_imagined(group: RolloutGroup) -> RolloutGroup:
