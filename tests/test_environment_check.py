@@ -335,7 +335,7 @@ def test_which_replies_are_worth_predicting():
     assert rows["law"]["by_frequency"] < 0.7
     assert rows["same"]["verdict"] == "no: it nearly always says the same"
     assert rows["echo"]["verdict"] == "no: it says nothing that was not said before"
-    assert rows["dice"]["verdict"] == "unclear: what was heard before does not foretell it"
+    assert rows["dice"]["verdict"] == "unclear: earlier replies do not help to predict it"
     assert (rows["law"]["replies"], rows["law"]["distinct"], rows["law"]["constant"]) == (60, 3, pytest.approx(1 / 3))
     few = predictability(rollouts[:10])["tools"]["law"]
     assert few["verdict"] == "unknown: fewer than 20 replies"

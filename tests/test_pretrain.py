@@ -20,7 +20,7 @@ from lfo.env.tasks import LEVEL
 from lfo.errors import ConfigError
 from lfo.loading import load_tokenizer, model_source
 from lfo.rollout.deliberation import EXPECTED
-from lfo.tools.pretrain.check import BlindForm, broken_promises, rule_knowledge
+from lfo.tools.pretrain.check import BlindForm, rule_knowledge, violated_conditions
 from lfo.tools.pretrain.corpus import CorpusRows, converse, practice_task
 from lfo.tools.pretrain.recipe import (
     PretrainConfig,
@@ -184,12 +184,12 @@ def test_promises():
         "information_on_department": blind,
         "information_on_industry": blind,
     }
-    assert broken_promises(levels, knowledge) == []
+    assert violated_conditions(levels, knowledge) == []
     levels["3"]["alone_sampled"] = {"success": 0.2}
-    assert broken_promises(levels, knowledge) == ["level 3 alone, sampled: success 20%, expected at most 2%"]
+    assert violated_conditions(levels, knowledge) == ["level 3 alone, sampled: success 20%, expected at most 2%"]
     knowledge["entropy_share"] = 0.5
     knowledge["information_on_industry"] = {"p": 0.0004}
-    assert len(broken_promises(levels, knowledge)) == 3
+    assert len(violated_conditions(levels, knowledge)) == 3
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ def test_the_world_model_over_training_by_category_and_in_examples(payload):
         "perplexity",
     ]
     first = payload["categories"][0]["rows"][0]
-    assert (first["label"], first["note"], first["marks"][0]["mean"]) == ("wrong department", "26 heard", 0.9)
+    assert (first["label"], first["note"], first["marks"][0]["mean"]) == ("wrong department", "26 replies", 0.9)
     assert [(example["step"], example["predicted"], example["same_meaning"]) for example in payload["examples"]] == [
         (100, "a pin", False)
     ] * 3
@@ -331,7 +331,7 @@ def test_drafts_are_charted_and_rollouts_tell_which_were_taken_back(tmp_path: Pa
     write_run(tmp_path / "run", extra=lambda step: figures if step % 10 == 0 else {}, rollouts={20: [record]})
     payload = payload_of(tmp_path)
     assert [chart["title"] for chart in payload["training"]][-3:] == [
-        "imagined calls a rollout",
+        "imagined calls per rollout",
         "imagined calls that were kept",
         "rollouts with informative calls, val",
     ]

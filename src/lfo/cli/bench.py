@@ -116,7 +116,7 @@ def bench_world_model(
         return
     for split in result["calls"]:
         rows = [(name, *map(bench.percent, shares[split])) for name, shares in result["mean"].items()]
-        title = f"Right predictions on {split} after so many tasks, percent, mean of {seeds}"
+        title = f"Right predictions on {split} by number of tasks, percent, mean of {seeds}"
         Console().print(figures_table(title, [("", *map(str, points)), *rows]))
     typer.echo(f"the updates of one step take {result['seconds_a_step']:.2f} s of processor time")
     typer.echo(

@@ -114,7 +114,7 @@ def _environment_fails(run: _Run) -> Trouble | None:
         return None
     return Trouble(
         name="environment errors",
-        figure=f"the environment broke off {broken} of the last {count} rollouts ({broken / count:.0%})",
+        figure=f"the environment failed in {broken} of the last {count} rollouts ({broken / count:.0%})",
         knob="look at `error` in rollouts/*.jsonl; raise rollout.environment_timeout where it is slow",
     )
 

@@ -21,7 +21,7 @@ import numpy as np
 from lfo.config import RunConfig
 from lfo.env.interface import Environment, EnvironmentFactory, describe_with
 from lfo.errors import EnvironmentFailed, WorkError
-from lfo.protocol.chat import ChatCodec, Said, Tokens
+from lfo.protocol.chat import ChatCodec, ParsedMessage, Tokens
 from lfo.protocol.hermes import read_tool_call
 from lfo.rollout.deliberation import Deliberation, LookAhead, is_asked, show_exchange
 from lfo.rollout.patience import call_all
@@ -191,7 +191,7 @@ class Runner:
         result = checked_step(row.environment, message)
         return result, describe_with(row.environment, result.observation), asked
 
-    def _append_replies(self, row: Row, said: Said, exchanges: Sequence[_Exchange]) -> None:
+    def _append_replies(self, row: Row, said: ParsedMessage, exchanges: Sequence[_Exchange]) -> None:
         """Append all replies to one message to the row, and the prompt for the next message."""
         replies = [exchange.result.observation for exchange in exchanges if exchange.result is not None]
         if row.stop is StopReason.DONE and not replies[-1]:
@@ -210,7 +210,7 @@ class Runner:
         self._record_turns(row, said, exchanges, None if written is None or piece is None else (written, piece))
 
     def _record_turns(
-        self, row: Row, said: Said, exchanges: Sequence[_Exchange], written: tuple[int, Tokens] | None
+        self, row: Row, said: ParsedMessage, exchanges: Sequence[_Exchange], written: tuple[int, Tokens] | None
     ) -> None:
         """Record the turns of one message; `written` is where its observations start in the row, and their tokens."""
         assert row.speech is not None

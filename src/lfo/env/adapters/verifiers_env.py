@@ -85,7 +85,7 @@ class LibraryEnvironment(ForeignEnvironment):
         return reaction if reaction.done else Reaction(observation="", reward=self._score(), done=True)
 
     def _turn(self, **said: Any) -> Reaction:
-        """Make one turn like `MultiTurnEnv.rollout`, with our message in place of a model's."""
+        """Make one turn like `MultiTurnEnv.rollout`, with our message instead of a model's."""
         library, state = self._library, self._state
         message = ResponseMessage(finish_reason="stop", is_truncated=False, **said)
         response = Response(id="lfo", created=int(time.time()), model="lfo", message=message)
