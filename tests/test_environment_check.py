@@ -333,8 +333,8 @@ def test_which_replies_are_worth_predicting():
     assert result["worth_predicting"] == ["law"]
     assert rows["law"]["by_memory"] == 1.0
     assert rows["law"]["by_frequency"] < 0.7
-    assert rows["same"]["verdict"] == "no: it nearly always says the same"
-    assert rows["echo"]["verdict"] == "no: it says nothing that was not said before"
+    assert rows["same"]["verdict"] == "no: nearly all replies are the same"
+    assert rows["echo"]["verdict"] == "no: replies only repeat the transcript"
     assert rows["dice"]["verdict"] == "unclear: earlier replies do not help to predict it"
     assert (rows["law"]["replies"], rows["law"]["distinct"], rows["law"]["constant"]) == (60, 3, pytest.approx(1 / 3))
     few = predictability(rollouts[:10])["tools"]["law"]
@@ -366,7 +366,7 @@ def lfo(monkeypatch, capsys):
 def test_check_env_takes_any_environment(lfo):
     code, out, _ = lfo("check-env", "env=oracle-codes", "--episodes", "4")
     assert code == 0
-    assert "It can be trained in." in out
+    assert "It is fit for training." in out
     code, out, _ = lfo("check-env", "env=test_environment_check:Twins", "--episodes", "2", "--json")
     result = json.loads(out)
     assert (code, result["ok"]) == (1, False)

@@ -307,8 +307,8 @@ def test_a_target_met_at_the_last_evaluation_only_is_not_reached_and_it_is_said(
     write_run(tmp_path / "late", success=lambda step: 0.8 * (step >= 20))
     table = payload_of(tmp_path)["comparison"][0]
     assert table["rows"][0]["cells"][1] == {"text": "> 160", "note": "not reached"}
-    assert table["words"][-1].startswith("At 70 % of the ceiling at the last evaluation only, which a second one would")
-    assert table["words"][-1].endswith("not counted as there: late.")
+    assert table["words"][-1].startswith("These runs reached 70 % of the ceiling only at the last evaluation")
+    assert table["words"][-1].endswith("they do not count as having reached it: late.")
 
 
 def test_blind_success_stands_beside_success(tmp_path: Path):

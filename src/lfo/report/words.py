@@ -213,7 +213,7 @@ def _bound_words(ratio: Ratio) -> str:
         return ""
     few = "" if ratio.interval else ", too few for an interval"
     return (
-        f"That is {ratio.bound} {ratio.value:.1f} times fewer tasks: only a bound, because some runs ended before the "
+        f"That is {ratio.bound} {ratio.value:.1f} times fewer tasks: a bound, because some runs ended before the "
         f"target ({_seeds(len(ratio.seeds), 'paired ')}{few})."
     )
 
