@@ -501,7 +501,9 @@ def test_a_group_that_does_what_the_baseline_does_cannot_be_told_from_it(own: tu
     assert gap is not None
     assert (gap.tasks, gap.points.mean) == (160, pytest.approx(-0.89)), "never at different numbers of tasks"
     two = compare([*base[:2], *runs[:2]])
-    assert not any("cannot be distinguished" in line for line in conclusions(two)), "two seeds hardly ever tell anything"
+    assert not any("cannot be distinguished" in line for line in conclusions(two)), (
+        "two seeds hardly ever tell anything"
+    )
 
 
 def test_a_group_that_does_exactly_what_the_baseline_does_is_said_to():
