@@ -155,8 +155,8 @@ def test_commands_become_tool_calls() -> None:
 def test_bench_env_has_its_keys(lfo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from lfo.env import bench
 
-    few = bench.tool_calls_per_second
-    monkeypatch.setattr(bench, "tool_calls_per_second", lambda: few(tasks=100, repeats=2))
+    monkeypatch.setattr(bench, "TASKS", 100)
+    monkeypatch.setattr(bench, "REPEATS", 2)
     code, out, _ = lfo("bench", "env", "--json")
     result = json.loads(out)
     assert code == 0
