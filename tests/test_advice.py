@@ -352,7 +352,7 @@ def test_an_imbalance_that_comes_from_having_nothing_to_learn_is_not_told_twice(
 def test_rollouts_that_the_environment_broke_off_are_counted():
     trouble = only(changed(stops={"done": 48, "environment_error": 12, "environment_timeout": 4}))
     assert trouble.name == "environment errors"
-    assert trouble.figure == "the environment broke off 320 of the last 1280 rollouts (25%)"
+    assert trouble.figure == "the environment failed in 320 of the last 1280 rollouts (25%)"
     assert names(changed(stops={"done": 62, "environment_error": 2})) == []
     assert names(changed(stops={"max_turns": 64})) == []
 
@@ -381,7 +381,7 @@ def written(folder: Path, rows: list[dict[str, Any]], config: Any = DUAL) -> str
 
 def test_the_command_says_what_it_sees(lfo, tmp_path: Path):
     config = load_config(["preset=tiny", "steps=60"])
-    assert lfo(written(tmp_path / "good", healthy(), config)) == (0, "No trouble seen in 60 steps.\n", "")
+    assert lfo(written(tmp_path / "good", healthy(), config)) == (0, "No known problem in 60 steps.\n", "")
     run = written(tmp_path / "bad", changed(groups_kept=0, groups_all_failed=8))
     code, out, _ = lfo(run)
     assert code == 0

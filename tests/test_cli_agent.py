@@ -189,6 +189,8 @@ def test_one_checkpoint_can_be_named(run: Path):
     named = load_agent(run / "checkpoints" / "step-000001")
     assert named.adapters_folder == run / "checkpoints" / "step-000001"
     assert named.config.output_dir == str(run)
+    bare = load_agent(run / "checkpoints" / "step-000001", adapter="none")
+    assert bare.adapters_folder is None
 
 
 # --- rollouts and run ------------------------------------------------------------------------------------------------

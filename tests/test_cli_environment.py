@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lfo.cli import main
-from lfo.cli.play import to_message, told
+from lfo.cli.play import to_message, values_in
 from lfo.env import check as check_module
 from lfo.env.generator import load
 from lfo.env.phone_calls import PhoneCalls
@@ -147,16 +147,16 @@ def test_commands_become_tool_calls() -> None:
     )
     assert to_message("call", known) is not None
     assert to_message("dance", known) is None
-    assert told('{"account_number": "1", "unavailable": ["billing_zip"]}') == {"account_number": "1"}
-    assert told("Good. Your reference number is R1234.") == {"reference_number": "R1234"}
-    assert told("[1]") == told("hello") == {}
+    assert values_in('{"account_number": "1", "unavailable": ["billing_zip"]}') == {"account_number": "1"}
+    assert values_in("Good. Your reference number is R1234.") == {"reference_number": "R1234"}
+    assert values_in("[1]") == values_in("hello") == {}
 
 
 def test_bench_env_has_its_keys(lfo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from lfo.env import bench
 
-    few = bench.tool_calls_per_second
-    monkeypatch.setattr(bench, "tool_calls_per_second", lambda: few(tasks=100, repeats=2))
+    monkeypatch.setattr(bench, "TASKS", 100)
+    monkeypatch.setattr(bench, "REPEATS", 2)
     code, out, _ = lfo("bench", "env", "--json")
     result = json.loads(out)
     assert code == 0

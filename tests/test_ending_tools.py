@@ -46,7 +46,7 @@ def rollout(*names: str, stop: StopReason = StopReason.DONE, imagined: str = "")
 
 def tools_after(*rollouts: Rollout) -> list[str] | None:
     tools = EndingTools()
-    tools.hear(rollouts)
+    tools.observe(rollouts)
     for name in ("look", "open", "pay"):
         assert (name in tools) == (tools.names is None or name in tools.names)
     return tools.names
@@ -77,10 +77,10 @@ def test_where_there_is_one_tool_its_calls_may_be_imagined_however_many_a_task_t
 
 def test_it_is_kept_and_an_older_run_may_imagine_every_call(tmp_path: Path):
     tools, again = EndingTools(), EndingTools()
-    tools.hear([rollout("look", "open")] * 3)
+    tools.observe([rollout("look", "open")] * 3)
     tools.save(tmp_path / ending_tools.FILE)
     again.load(tmp_path / ending_tools.FILE)
-    again.hear([rollout("look")])
+    again.observe([rollout("look")])
     assert again.names == ["look", "open"]  # one of four calls: the three were kept
     again.load(tmp_path / "none.json")
     assert again.names is None

@@ -96,6 +96,20 @@ def test_an_environment_that_keeps_the_globals_costs_a_sentence(monkeypatch):
         GlobalState(1).entered().__enter__()
 
 
+def test_a_removed_working_directory_does_not_keep_the_globals(tmp_path, monkeypatch):
+    monkeypatch.setattr("lfo.env.adapters.foreign.LONGEST_WAIT", 0.01)
+    monkeypatch.chdir(tmp_path)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(FileNotFoundError):
+        GlobalState(0).entered().__enter__()
+    os.chdir(tmp_path)
+    with GlobalState(1).entered():
+        pass
+
+
 @pytest.mark.parametrize(
     ("reward_range", "rewards", "paid"),
     [

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +85,23 @@ class Wandering(Lamps):
     def start(self, task):
         os.chdir("/")
         return super().start(task)
+
+
+class Homeless(Lamps):
+    def start(self, task):
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+        return super().start(task)
+
+
+class Empty(Lamps):
+    def tasks(self, split):
+        return []
+
+
+class LikeGymnasium(Lamps):
+    def step(self, message):
+        return "a lamp", 0.0, False, {}
 
 
 class Gambling(Lamps):
@@ -168,9 +186,11 @@ def test_figures_of_a_world_that_can_be_computed_by_hand():
     [
         (Raising, "the environment raised OSError: no bulb (in 2 of 12 rollouts)"),
         (NeverOpens, "its first task cannot be opened: the environment raised OSError: no bulb"),
-        (Speaking, "it answers a special token of the model: '<|im_end|>'"),
-        (Fragile, "a message that cannot be read is not answered: the environment raised "),
+        (Speaking, "its text contains a special token of the model: '<|im_end|>'"),
+        (Fragile, "it fails on the invalid message '<tool_call>"),
         (Twins, "two tasks of train have the same id"),
+        (Empty, "it has no tasks in its split train"),
+        (LikeGymnasium, "step must return a StepResult whose observation is text"),
         (Twins, "1 tasks are in train and in val, such as same"),
     ],
 )
@@ -185,9 +205,10 @@ def test_what_makes_runs_fail_is_a_problem(factory, words):
     [
         (Printing, "it prints: 'hello from inside'"),
         (Wandering, "it changes the working directory of the process"),
+        (Homeless, "it changes the working directory of the process"),
         (Gambling, "it draws from the global random state"),
-        (Forgetful, "the same calls are answered differently the second time (task train-0)"),
-        (Leaking, "two rollouts side by side disturb each other (tasks train-0 and train-1)"),
+        (Forgetful, "the same calls get other replies the second time (task train-0)"),
+        (Leaking, "two parallel rollouts affect each other (tasks train-0 and train-1)"),
         (Generous, "doing nothing is rewarded with 1 on average"),
         (Endless, "it does not end when the policy writes a message without a call"),
     ],
@@ -211,7 +232,7 @@ def test_flaws_of_schemas_are_named():
     schema = {"properties": {"x": {}, "y": {"type": "string"}, "z": {"enum": [1]}}, "required": ["q"]}
     tools = [{"type": "function", "function": {"name": "do it", "description": " ", "parameters": schema}}]
     assert schema_flaws(tools) == [
-        "the tool name 'do it' is not letters, digits, _ and - alone, as chat templates expect",
+        "the tool name 'do it' may only have letters, digits, _ and -, as chat templates expect",
         "tool do it has no description",
         "argument x of do it has no type",
         "argument y of do it has no description",
@@ -240,13 +261,29 @@ def test_random_calls_fit_their_schema():
         "$defs": {"inner": inner},
     }
     tools = [{"type": "function", "function": {"name": "go", "parameters": schema}}]
-    calls = [random_call(tools, heard="Take the [left] way.", random=stream(seed)) for seed in range(200)]
+    calls = [random_call(tools, transcript="Take the [left] way.", random=stream(seed)) for seed in range(200)]
     for call in calls:
         jsonschema.validate(call.arguments, schema)
     assert {call.arguments["way"] for call in calls} == {"up", "down"}
-    assert calls[3] == random_call(tools, heard="Take the [left] way.", random=stream(3)), "a function of its seed"
+    assert calls[3] == random_call(tools, transcript="Take the [left] way.", random=stream(3)), "a function of its seed"
     move = ToolCall(name="act", arguments={"action": "up"})
-    assert random_call(tools, heard="", random=stream(0), moves=[move]) == move
+    assert random_call(tools, transcript="", random=stream(0), moves=[move]) == move
+
+
+def test_random_values_follow_references_and_limits_inside_alternatives():
+    schema = {
+        "type": "object",
+        "properties": {
+            "colour": {"anyOf": [{"$ref": "#/$defs/Colour"}, {"type": "null"}]},
+            "debt": {"type": "integer", "maximum": -5},
+        },
+        "required": ["colour", "debt"],
+        "$defs": {"Colour": {"type": "string", "enum": ["red", "blue"]}},
+    }
+    tools = [{"type": "function", "function": {"name": "paint", "parameters": schema}}]
+    calls = [random_call(tools, transcript="green", random=stream(seed)) for seed in range(50)]
+    assert {call.arguments["colour"] for call in calls} == {"red", "blue", None}
+    assert all(call.arguments["debt"] <= -5 for call in calls)
 
 
 def test_words_are_those_that_were_heard():
@@ -296,9 +333,9 @@ def test_which_replies_are_worth_predicting():
     assert result["worth_predicting"] == ["law"]
     assert rows["law"]["by_memory"] == 1.0
     assert rows["law"]["by_frequency"] < 0.7
-    assert rows["same"]["verdict"] == "no: it nearly always says the same"
-    assert rows["echo"]["verdict"] == "no: it says nothing that was not said before"
-    assert rows["dice"]["verdict"] == "unclear: what was heard before does not foretell it"
+    assert rows["same"]["verdict"] == "no: nearly all replies are the same"
+    assert rows["echo"]["verdict"] == "no: replies only repeat the transcript"
+    assert rows["dice"]["verdict"] == "unclear: earlier replies do not help to predict it"
     assert (rows["law"]["replies"], rows["law"]["distinct"], rows["law"]["constant"]) == (60, 3, pytest.approx(1 / 3))
     few = predictability(rollouts[:10])["tools"]["law"]
     assert few["verdict"] == "unknown: fewer than 20 replies"
@@ -329,7 +366,7 @@ def lfo(monkeypatch, capsys):
 def test_check_env_takes_any_environment(lfo):
     code, out, _ = lfo("check-env", "env=oracle-codes", "--episodes", "4")
     assert code == 0
-    assert "It can be trained in." in out
+    assert "It is fit for training." in out
     code, out, _ = lfo("check-env", "env=test_environment_check:Twins", "--episodes", "2", "--json")
     result = json.loads(out)
     assert (code, result["ok"]) == (1, False)

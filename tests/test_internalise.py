@@ -17,9 +17,9 @@ from lfo.env.phone_calls import PhoneCalls
 from lfo.errors import ConfigError
 from lfo.evaluation.alone import Alone, policy_alone
 from lfo.objectives.schedule import phase_of, rate_of
-from lfo.rollout.feedback import roll_out_in_waves, told
+from lfo.rollout.feedback import feedback_from, roll_out_in_waves
 from lfo.rollout.row import Feedback, RolloutRequest
-from lfo.rollout.samples import is_the_policys
+from lfo.rollout.samples import acted_by_policy
 from lfo.rollout.tasks import draw_requests
 from lfo.rundir import latest_checkpoint, read_metrics
 from lfo.training import Trainer
@@ -67,8 +67,8 @@ def test_afterwards_the_policy_acts_alone_and_all_can_be_compared(settings: tupl
 
 def test_the_policy_is_not_judged_by_what_the_base_did():
     rollout = play(A, blind=True).rollout
-    assert is_the_policys(rollout)
-    assert not is_the_policys(replace(rollout, untrained=True))
+    assert acted_by_policy(rollout)
+    assert not acted_by_policy(replace(rollout, untrained=True))
 
 
 def test_the_phases_and_their_rates():
@@ -95,11 +95,11 @@ def failed(*said: str, **changes: Any) -> Rollout:
 
 def test_the_earliest_call_of_a_failed_rollout_is_told():
     late, early = failed(say("x", "look"), A), failed(B, A)
-    assert told([late, early], tools=("say",)) == Feedback(after=0, action=B, observation="Reply 1.")
-    assert told([late], tools=("say",)) == Feedback(after=1, action=A, observation="Reply 2.")
-    assert told([late], tools=None) == Feedback(after=0, action=say("x", "look"), observation="Reply 1.")
-    assert told([replace(early, reward=1.0)], tools=("say",)) is None
-    assert told([failed(say("x", "look"))], tools=("say",)) is None
+    assert feedback_from([late, early], tools=("say",)) == Feedback(after=0, action=B, observation="Reply 1.")
+    assert feedback_from([late], tools=("say",)) == Feedback(after=1, action=A, observation="Reply 2.")
+    assert feedback_from([late], tools=None) == Feedback(after=0, action=say("x", "look"), observation="Reply 1.")
+    assert feedback_from([replace(early, reward=1.0)], tools=("say",)) is None
+    assert feedback_from([failed(say("x", "look"))], tools=("say",)) is None
 
 
 def test_what_is_told_stands_where_it_happened_and_reaches_no_environment_and_no_loss():

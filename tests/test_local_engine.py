@@ -366,7 +366,7 @@ def test_inline_an_inquiry_teaches_the_world_model_and_not_the_policy():
         environment=partial(FussyCalls, levels=(3,)),
     )
     collected = trainer.collect(0)
-    plan = trainer.rows(0, collected, trainer.hear(collected.groups))
+    plan = trainer.rows(0, collected, trainer.store_replies(collected.groups))
     rows = [row for mini_batch in plan.mini_batches for row in mini_batch]
     inquired = sum(rollout.inquired for rollout in collected.rollouts)
     assert inquired > 0
@@ -398,7 +398,7 @@ def test_the_best_of_bad_rewards_is_kept_and_is_no_loss(tmp_path: Path):
 def test_what_is_heard_is_told_group_by_group():
     trainer = small_trainer("rollout.prompts=4")
     groups = trainer.collect(0).groups
-    heard = trainer.hear(groups)
+    heard = trainer.store_replies(groups)
     assert len(groups) > 1
     for group, examples in zip(groups, heard, strict=True):
         own = [each for rollout in group.rollouts for each in trainer.codec.examples_of(rollout, predict=None)]

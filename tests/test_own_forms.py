@@ -18,7 +18,7 @@ from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import WorldModelCodec, observed_calls
 from lfo.rollout.deliberation import EXPECTED, LookAhead, Question
-from lfo.rollout.feedback import told
+from lfo.rollout.feedback import feedback_from
 from lfo.rollout.records import rollout_record
 from lfo.rollout.row import RolloutRequest
 from lfo.rollout.runner import Runner, RunnerConfig
@@ -256,7 +256,7 @@ def test_each_call_is_an_exchange_for_the_world_model_and_for_feedback():
         (seen.state.step, seen.call.arguments["colour"], len(seen.state.actions)) for seen in observed_calls(rollout)
     ]
     assert steps == [(1, "red", 0), (2, "blue", 1), (3, "green", 2)]
-    feedback = told([rollout], tools=None)
+    feedback = feedback_from([rollout], tools=None)
     assert feedback is not None
     shown = play("mistral", [[[door("white")]]], feedback=feedback)
     (turn, _), codec = shown.rollouts[0].turns, shown.codec

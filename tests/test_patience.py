@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
@@ -113,3 +114,18 @@ def test_a_call_that_hangs_blocks_nobody_and_is_not_tried_again():
     time.sleep(0.05)
     assert [type(outcome) for outcome in outcomes[:3]] == [EnvironmentTimedOut] * 3, "a late answer must not count"
     assert len(tries) == 3
+
+
+def test_a_call_may_remove_the_folder_that_it_works_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = os.getcwd()
+
+    def call() -> str:
+        work = tmp_path / "work"
+        work.mkdir()
+        os.chdir(work)
+        work.rmdir()
+        return "done"
+
+    assert run([call]) == ["done"]
+    assert os.getcwd() == folder

@@ -187,6 +187,12 @@ def test_advice_leads_to_a_plan_that_fits(model: str, gpus: str):
         assert parts.pop("total") == sum(parts.values()) <= second["gpus"]["usable"]
 
 
+def test_a_server_never_gets_more_gpus_than_there_are():
+    result = plan(SHAPES["qwen3-8b"], Gpus.parse("3x24GB"), Work())
+    assert "split each rollout server over 2 GPUs (--tensor-parallel 2)" in result["advice"]
+    assert not any("4 GPUs" in sentence for sentence in result["advice"])
+
+
 def test_what_no_knob_can_help_is_said():
     result = plan(SHAPES["qwen3-8b"], Gpus.parse("16GB"), Work())
     assert not result["fits"]

@@ -20,11 +20,12 @@ from lfo.env.tasks import LEVEL
 from lfo.errors import ConfigError
 from lfo.loading import load_tokenizer, model_source
 from lfo.rollout.deliberation import EXPECTED
-from lfo.tools.pretrain.check import BlindForm, broken_promises, rule_knowledge
+from lfo.tools.pretrain.check import BlindForm, rule_knowledge, violated_conditions
 from lfo.tools.pretrain.corpus import CorpusRows, converse, practice_task
 from lfo.tools.pretrain.recipe import (
     PretrainConfig,
     Recipe,
+    _encode_part,
     build_corpus,
     build_model,
     pack,
@@ -95,11 +96,27 @@ def test_too_few_conversations_for_one_batch_are_refused():
 
 
 def test_packing_keeps_documents_whole():
-    documents = [np.full(size, size, dtype=np.uint16) for size in (3, 4, 5, 6, 2, 7)]
+    documents = [np.full(size, size, dtype=np.int32) for size in (3, 4, 5, 6, 2, 7)]
     rows = pack(documents, row=10, end=0, seed=1)
     for row in rows:
         values, counts = np.unique(row[row > 0], return_counts=True)
         assert (values == counts).all()
+
+
+def test_packing_keeps_ids_of_a_large_vocabulary():
+    documents = [np.full(6, 151_000 + index, dtype=np.int32) for index in range(4)]
+    rows = pack(documents, row=8, end=151_643, seed=0)
+    assert {int(value) for value in rows.flat} <= {151_643, *range(151_000, 151_004)}
+    assert len(rows) == 3
+
+
+def test_documents_of_a_large_vocabulary_keep_their_ids():
+    tokenizer = load_tokenizer("tiny")
+    tokenizer.add_tokens([f"<extra-{number}>" for number in range(65_536)])
+    tokenizer.add_special_tokens({"eos_token": "<end-of-turn>"})
+    tokenizer.chat_template = tokenizer.chat_template.replace("<|im_end|>", "<end-of-turn>")
+    documents = _encode_part(range(1), tokenizer=tokenizer)
+    assert tokenizer.convert_tokens_to_ids("<end-of-turn>") in documents[0].tolist()
 
 
 def test_practice_shows_no_look_ahead_and_is_the_same_every_time():
@@ -167,12 +184,12 @@ def test_promises():
         "information_on_department": blind,
         "information_on_industry": blind,
     }
-    assert broken_promises(levels, knowledge) == []
+    assert violated_conditions(levels, knowledge) == []
     levels["3"]["alone_sampled"] = {"success": 0.2}
-    assert broken_promises(levels, knowledge) == ["level 3 alone, sampled: success 20%, expected at most 2%"]
+    assert violated_conditions(levels, knowledge) == ["level 3 alone, sampled: success 20%, expected at most 2%"]
     knowledge["entropy_share"] = 0.5
     knowledge["information_on_industry"] = {"p": 0.0004}
-    assert len(broken_promises(levels, knowledge)) == 3
+    assert len(violated_conditions(levels, knowledge)) == 3
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import torch
 from lfo.cli import main
 from lfo.env.oracle import OracleCodes
 from lfo.errors import ConfigError, WorkError
-from lfo.evaluation.environment_check import Story
+from lfo.evaluation.environment_check import Playthrough
 from lfo.loading import load_base, load_tokenizer
 from lfo.model.catalog import PROVENANCE
 from lfo.protocol.hermes import parse_tool_call
@@ -119,18 +119,18 @@ def _rollout(reward: float, *calls: ToolCall | None) -> Rollout:
     return Rollout(task_id="t", turns=turns, reward=reward, stop=StopReason.DONE, **parts)
 
 
-def _story(reward: float) -> Story:
-    return Story(replies=[("", "", reward, True)])
+def _played(reward: float) -> Playthrough:
+    return Playthrough(replies=[("", "", reward, True)])
 
 
 def test_a_base_that_cannot_call_or_knows_too_much_is_told():
     good, unknown = ToolCall(name="act", arguments={}), ToolCall(name="fly", arguments={})
     names = {"act"}
-    fine = _verdict("m", [_rollout(0, good, good)] * 50, [_story(0)] * 50, names)
+    fine = _verdict("m", [_rollout(0, good, good)] * 50, [_played(0)] * 50, names)
     assert (fine["ok"], fine["readable"], fine["problems"]) == (True, 1.0, [])
-    mute = _verdict("m", [_rollout(0, good, unknown, None, good)] * 50, [_story(0)] * 50, names)
-    assert mute["problems"] == ["50% of its turns are calls that can be read, fewer than 90%"]
-    knowing = _verdict("m", [_rollout(1, good)] * 50, [_story(0)] * 45 + [_story(1)] * 5, names)
+    mute = _verdict("m", [_rollout(0, good, unknown, None, good)] * 50, [_played(0)] * 50, names)
+    assert mute["problems"] == ["50% of its turns are valid calls, fewer than 90%"]
+    knowing = _verdict("m", [_rollout(1, good)] * 50, [_played(0)] * 45 + [_played(1)] * 5, names)
     assert knowing["problems"] == ["it succeeds in 100.0%, above the 10.0% of random play"]
 
 

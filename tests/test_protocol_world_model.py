@@ -285,7 +285,7 @@ def test_a_prompt_that_is_asked_for_again_is_not_made_again_and_nobody_can_spoil
     assert [codec.prompt_ids(*pair) for pair in pairs] == expected
     assert len(made) == 2 * (len(pairs) - 2)
     codec.forget()
-    monkeypatch.setattr(world_model, "_REMEMBERED", 3)
+    monkeypatch.setattr(world_model, "_CACHED", 3)
     assert [codec.prompt_ids(*pair) for pair in pairs * 2] == expected * 2
     assert len(codec._prompts) <= 3
 

@@ -205,7 +205,7 @@ def test_groups_that_the_policy_cannot_learn_from_are_remembered_too():
     groups, kept, _ = trainer.collect(0)
     dropped = [group for place, group in enumerate(groups) if place not in kept]
     assert dropped, "an untrained policy fails at level 2"
-    trainer.hear(dropped)
+    trainer.store_replies(dropped)
     store = trainer.backend.agent.reply_store
     assert store is not None
     asked = [turn for group in dropped for each in group.rollouts for turn in each.turns if turn.asked]
@@ -213,7 +213,7 @@ def test_groups_that_the_policy_cannot_learn_from_are_remembered_too():
     imagined = [turn for group in dropped for each in group.rollouts for turn in each.turns if turn.predicted]
     assert {turn.observation for turn in imagined} <= {""}, "nothing was heard before"
     size = len(store)
-    trainer.hear(dropped)
+    trainer.store_replies(dropped)
     assert len(store) == size, "each once"
 
 
@@ -226,7 +226,7 @@ def test_what_was_heard_is_what_look_ahead_shows_next(lookahead: str):
         return {task: {turn.observation for name, turn in turns if name == task and which(turn)} for task, _ in turns}
 
     groups, *_ = trainer.collect(0)
-    trainer.hear(groups)
+    trainer.store_replies(groups)
     heard = said(groups, lambda turn: turn.asked)
     shown = said(trainer.draw(0, 0), lambda turn: turn.predicted)
     assert any(heard.values())

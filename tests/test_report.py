@@ -203,7 +203,7 @@ def test_the_world_model_over_training_by_category_and_in_examples(payload):
         "perplexity",
     ]
     first = payload["categories"][0]["rows"][0]
-    assert (first["label"], first["note"], first["marks"][0]["mean"]) == ("wrong department", "26 heard", 0.9)
+    assert (first["label"], first["note"], first["marks"][0]["mean"]) == ("wrong department", "26 replies", 0.9)
     assert [(example["step"], example["predicted"], example["same_meaning"]) for example in payload["examples"]] == [
         (100, "a pin", False)
     ] * 3
@@ -307,8 +307,8 @@ def test_a_target_met_at_the_last_evaluation_only_is_not_reached_and_it_is_said(
     write_run(tmp_path / "late", success=lambda step: 0.8 * (step >= 20))
     table = payload_of(tmp_path)["comparison"][0]
     assert table["rows"][0]["cells"][1] == {"text": "> 160", "note": "not reached"}
-    assert table["words"][-1].startswith("At 70 % of the ceiling at the last evaluation only, which a second one would")
-    assert table["words"][-1].endswith("not counted as there: late.")
+    assert table["words"][-1].startswith("These runs reached 70 % of the ceiling only at the last evaluation")
+    assert table["words"][-1].endswith("they do not count as having reached it: late.")
 
 
 def test_blind_success_stands_beside_success(tmp_path: Path):
@@ -331,7 +331,7 @@ def test_drafts_are_charted_and_rollouts_tell_which_were_taken_back(tmp_path: Pa
     write_run(tmp_path / "run", extra=lambda step: figures if step % 10 == 0 else {}, rollouts={20: [record]})
     payload = payload_of(tmp_path)
     assert [chart["title"] for chart in payload["training"]][-3:] == [
-        "imagined calls a rollout",
+        "imagined calls per rollout",
         "imagined calls that were kept",
         "rollouts with informative calls, val",
     ]

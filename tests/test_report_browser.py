@@ -217,7 +217,7 @@ def test_rollouts_are_filtered(page: Page):
     assert texts(page, ".list button span + span") == ["val-1", "val-3", "val-5"]
     choose(page, "reply", "auth_failure")
     assert texts(page, "#rollout-count") == ["0 of 11 rollouts"]
-    assert texts(page, ".stage") == ["No rollout fits these filters."]
+    assert texts(page, ".stage") == ["No rollout matches these filters."]
     choose(page, "outcome", "failed")
     choose(page, "level", "2")
     assert texts(page, ".list button span + span") == ["val-0", "val-2", "val-4"]

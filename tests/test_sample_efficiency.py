@@ -492,7 +492,7 @@ def test_success_at_the_end_is_told_for_every_split_and_level_with_its_interval(
 def test_a_difference_has_no_interval_beyond_what_is_possible():
     runs = [run_of({0: 0.0, 80: 0.0}, "algo=dapo", f"seed={seed}") for seed in range(3)]
     runs += [run_of({0: 0.0, 80: success}, f"seed={seed}") for seed, success in enumerate((0.8, 0.1, 0.9))]
-    (line,) = (line for line in conclusions(compare(runs)) if "cannot be told" in line)
+    (line,) = (line for line in conclusions(compare(runs)) if "cannot be distinguished" in line)
     assert line.endswith("+60.0 points (95%: -48.3 to +100.0).")
 
 
@@ -505,20 +505,25 @@ def test_a_group_that_does_what_the_baseline_does_cannot_be_told_from_it(own: tu
     assert difference is not None
     assert difference.tasks == 80, "where both have been"
     assert difference.points.mean == pytest.approx(sum(own) / 3 - 0.01)
-    assert any("cannot be told from dapo on val after 80 tasks" in line for line in conclusions(comparison)) != told
+    assert (
+        any("cannot be distinguished from dapo on val after 80 tasks" in line for line in conclusions(comparison))
+        != told
+    )
     assert comparison.groups[0].difference is None
     elsewhere = [run_of({0: 0.0, 90: 0.5, 160: 0.01}, "lookahead=false", f"seed={seed}") for seed in range(3)]
     gap = compare([*base, *elsewhere]).groups[1].difference
     assert gap is not None
     assert (gap.tasks, gap.points.mean) == (160, pytest.approx(-0.89)), "never at different numbers of tasks"
     two = compare([*base[:2], *runs[:2]])
-    assert not any("cannot be told" in line for line in conclusions(two)), "two seeds hardly ever tell anything"
+    assert not any("cannot be distinguished" in line for line in conclusions(two)), (
+        "two seeds hardly ever tell anything"
+    )
 
 
 def test_a_group_that_does_exactly_what_the_baseline_does_is_said_to():
     base = [run_of({0: 0.0, 80: 0.0}, "algo=dapo", f"seed={seed}") for seed in range(3)]
     runs = [run_of({0: 0.0, 80: 0.0}, "lookahead=false", f"seed={seed}") for seed in range(3)]
-    said = "did exactly what dapo did on val after 80 tasks, seed by seed."
+    said = "equals dapo exactly on val after 80 tasks, for every seed."
     assert any(said in line for line in conclusions(compare([*base, *runs])))
 
 

@@ -240,7 +240,7 @@ def test_a_server_that_holds_both_adapters_can_stand_in_for_the_sampler(agent: A
                     {"role": "tool", "tool_call_id": next(iter(reply.calls), ""), "content": turn.observation},
                 ]
         upstream.shutdown()
-    with pytest.raises(WorkError, match=f"{url}/v1/models cannot be asked: .*refused"):
+    with pytest.raises(WorkError, match=f"{url}/v1/models cannot be reached: .*refused"):
         upstream_speaker(tmp_path, url)
 
 
@@ -331,8 +331,8 @@ def test_many_conversations_are_answered_in_few_batches(agent: Agent):
 
 
 def test_conversations_that_were_kept_too_long_are_forgotten(agent: Agent, monkeypatch):
+    monkeypatch.setattr("lfo.serving.conversations.KEPT", 2)
     with Batcher(local_speaker(agent)) as batcher:
-        batcher._conversations._kept = 2
         for place in range(4):
             batcher.submit(request(opening(agent, place), temperature=0)).result()
         assert len(batcher._conversations) == 2
@@ -350,7 +350,7 @@ def test_nothing_is_told_without_the_token(server: Server):
     with pytest.raises(openai.PermissionDeniedError):
         openai.OpenAI(base_url=server.url, api_key="wrong", max_retries=0).models.list()
     assert [model.id for model in server.client.models.list()] == [MODEL]
-    with pytest.raises(openai.NotFoundError, match="there is nothing here but"):
+    with pytest.raises(openai.NotFoundError, match="this server only has"):
         server.client.files.list()
 
 

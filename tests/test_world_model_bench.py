@@ -191,7 +191,7 @@ def test_a_world_that_nobody_can_record_is_refused():
         bench._kind(cast(Any, Elsewhere))
 
 
-@pytest.mark.parametrize("text", ["", "80,40", "40,x", "0,8", "8,8"])
+@pytest.mark.parametrize("text", ["", "80,40", "40,x", "0,8", "8,8", "²"])
 def test_points_are_rising_numbers(text: str):
     assert commands._points("8, 16") == [8, 16]
     with pytest.raises(UsageError, match="increasing numbers"):

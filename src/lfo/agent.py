@@ -40,7 +40,7 @@ from lfo.rundir import best_checkpoint, latest_checkpoint
 from lfo.types import Rollout, ToolCall, Turn
 
 BATCH = 64  # rollouts that run at the same time
-REPLY_STORE_FILE = "memory.json"  # beside the adapters, where a reply store answers look-ahead; old runs have this name
+REPLY_STORE_FILE = "memory.json"  # next to the adapters; the name is older than the class
 
 T = TypeVar("T")
 AdapterChoice = Literal["best", "last", "none"]
@@ -58,8 +58,8 @@ class Agent:
     model: DualAdapterModel
     sampler: Sampler
     runner_config: RunnerConfig
-    lookahead: LookAhead | None = None  # None: the run has none
-    reply_store: ReplyStore | None = None  # where it answers look-ahead in place of a world model
+    lookahead: LookAhead | None = None  # None: the run has no look-ahead
+    reply_store: ReplyStore | None = None  # set if it answers look-ahead instead of the world model
     ending_tools: EndingTools | None = None  # set if the run finds out itself which tools look-ahead may imagine
     adapters_folder: Path | None = None  # the folder of the loaded adapters; None: they are untrained
 
@@ -206,7 +206,7 @@ def load_agent(
     config = saved_config(run)
     if levels is not None and "levels" in config.env_args:
         config = dataclasses.replace(config, env_args={**config.env_args, "levels": list(levels)})
-    folder = checkpoint if checkpoint or adapter == "none" else adapters_of(run, adapter)
+    folder = None if adapter == "none" else checkpoint or adapters_of(run, adapter)
     base = load_base(config.model, pick_device(device))
     environment = environment_factory(config) if environment is None else environment
     agent = build_agent(config, environment, load_tokenizer(config.model), base)
@@ -247,13 +247,13 @@ def start_from(model: DualAdapterModel, init_from: str) -> None:
     model.load_policy(folder)
 
 
-def batches(things: Sequence[T], size: int = BATCH) -> Iterator[Sequence[T]]:
-    """Yield parts of at most `size`, as even as possible, so that the shuffled control always has several tasks.
+def batches(things: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Yield parts of at most `BATCH`, as even as possible, so that the shuffled control always has several tasks.
 
     >>> [len(part) for part in batches(range(65))]
     [32, 33]
     """
-    count = -(-len(things) // size)
+    count = -(-len(things) // BATCH)
     for index in range(count):
         yield things[index * len(things) // count : (index + 1) * len(things) // count]
 

@@ -74,7 +74,7 @@ def pick_device(name: str) -> torch.device:
 
 def environment_factory(config: RunConfig) -> EnvironmentFactory:
     """Return a factory that makes one environment for each rollout."""
-    make_environment = partial(_class_of(config.env), *_behind_the_colon(config.env), **config.env_args)
+    make_environment = partial(_class_of(config.env), *_adapter_arguments(config.env), **config.env_args)
     try:
         environment = make_environment()
     except TypeError as error:
@@ -86,12 +86,12 @@ def environment_factory(config: RunConfig) -> EnvironmentFactory:
 
 def naming_environment(config: RunConfig, make_environment: EnvironmentFactory) -> RunConfig:
     """Return the config with `env` and `env_args` of this factory, so that the run folder names its environment."""
-    told = make_environment if isinstance(make_environment, partial) else partial(make_environment)
+    factory = make_environment if isinstance(make_environment, partial) else partial(make_environment)
     name = config.env
     spec = getattr(make_environment(), "spec", "")  # set by our adapters; elsewhere it may mean something else
     if isinstance(spec, str) and adapter_word(spec):
         name = spec
-    elif told.func is not (_class_of(config.env)):
+    elif factory.func is not _class_of(config.env):
         kind = type(make_environment())
         name = next(
             (each for each, known in SHIPPED.items() if kind is known.made_by), f"{kind.__module__}:{kind.__name__}"
@@ -99,7 +99,7 @@ def naming_environment(config: RunConfig, make_environment: EnvironmentFactory) 
         if name == config.env:
             return config  # the factory is a function that makes the environment of the config
     # Arguments that were not passed would get the values of the config when it is read back.
-    arguments = {key: getattr(make_environment(), key) for key in SHIPPED_ENVIRONMENTS.get(name, {})} | told.keywords
+    arguments = {key: getattr(make_environment(), key) for key in SHIPPED_ENVIRONMENTS.get(name, {})} | factory.keywords
     # The saved config has no tuples, so compare with lists.
     arguments = {key: list(value) if isinstance(value, tuple) else value for key, value in arguments.items()}
     named = dataclasses.replace(config, env=name, env_args=arguments)
@@ -112,8 +112,8 @@ def _class_of(name: str) -> Any:
     return adapter_class(name) if adapter_word(name) else _class_named(name)
 
 
-def _behind_the_colon(name: str) -> tuple[str, ...]:
-    """Return the first argument of an adapter: the name that its library uses."""
+def _adapter_arguments(name: str) -> tuple[str, ...]:
+    """Return the first argument of an adapter: the text after the colon, which is a name of its library."""
     return (name.partition(":")[2],) if adapter_word(name) else ()
 
 

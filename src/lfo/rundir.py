@@ -241,6 +241,11 @@ def read_json_lines(path: str | Path) -> list[dict[str, Any]]:
     return rows
 
 
+def run_folder(path: Path) -> Path:
+    """Return the run folder of a run or of one of its checkpoints."""
+    return path.parent.parent if path.parent.name == "checkpoints" else path
+
+
 def latest_checkpoint(run: str | Path) -> Checkpoint | None:
     """Return the newest complete checkpoint of a run folder."""
     return max(_complete_checkpoints(Path(run)), key=lambda checkpoint: checkpoint.step, default=None)

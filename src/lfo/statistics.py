@@ -6,8 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+Z = 1.96  # standard deviations of a 95 % interval
 
-def wilson(rate: float, n: float, z: float = 1.96) -> tuple[float, float]:
+
+def wilson(rate: float, n: float, z: float = Z) -> tuple[float, float]:
     """Return the Wilson interval of a success rate in n independent trials; (0, 1) for no trials.
 
     >>> tuple(round(bound, 3) for bound in wilson(0.9, 10))
@@ -21,11 +23,11 @@ def wilson(rate: float, n: float, z: float = 1.96) -> tuple[float, float]:
     return min(low, rate), max(high, rate)  # rounding must not exclude a rate of 0 or 1
 
 
-def paired_difference(first: Sequence[bool], second: Sequence[bool], z: float = 1.96) -> dict[str, Any]:
-    """How many more of the same tasks the first agent solves than the second, with the interval of Agresti and Min.
+def paired_difference(first: Sequence[bool], second: Sequence[bool]) -> dict[str, Any]:
+    """Return how many more of the same tasks the first agent solves than the second, with Agresti and Min's interval.
 
-    Tasks that both or neither solve tell nothing apart, so pairing needs far fewer tasks than two separate rates. The
-    interval adds half a task to each kind of pair, so that it has a width even where no task tells them apart.
+    Tasks that both or neither solve do not distinguish the agents, so pairing needs far fewer tasks than two separate
+    rates. The interval adds half a task to each kind of pair, so that it has a width even if all tasks agree.
 
     >>> paired_difference([True] * 8 + [False] * 2, [True] * 5 + [False] * 4 + [True])["difference"]
     0.2
@@ -34,7 +36,7 @@ def paired_difference(first: Sequence[bool], second: Sequence[bool], z: float = 
     only_first = sum(a and not b for a, b in pairs)
     only_second = sum(b and not a for a, b in pairs)
     n, discordant, surplus = len(pairs) + 2, only_first + only_second + 1, only_first - only_second
-    margin = z * math.sqrt(discordant - surplus**2 / n) / n
+    margin = Z * math.sqrt(discordant - surplus**2 / n) / n
     return {
         "rate": sum(second) / len(pairs),
         "difference": surplus / len(pairs),

@@ -34,7 +34,7 @@ from lfo.rollout.mini_batches import MiniBatches, Update
 from lfo.rollout.practice import Practice
 from lfo.rollout.predictors import world_model_codec
 from lfo.rollout.runner import refuse_dead_environment
-from lfo.rollout.samples import ReplayBuffer, examples_of_groups, is_the_policys, logged_replies, mark_imagined
+from lfo.rollout.samples import ReplayBuffer, acted_by_policy, examples_of_groups, logged_replies, mark_imagined
 from lfo.rollout.successes import SuccessBuffer
 from lfo.rollout.tasks import draw_requests
 from lfo.rundir import Checkpoint, RunDirectory
@@ -150,9 +150,9 @@ class Trainer:
         with clock("rollout"):
             collected = self.collect(step)
         with clock("examples"):
-            heard = [] if self.config.internalise.over(step) else self.hear(collected.groups)
+            examples = [] if self.config.internalise.over(step) else self.store_replies(collected.groups)
         with clock("update"):
-            update = self.rows(step, collected, heard)
+            update = self.rows(step, collected, examples)
             learnt = self.backend.learn(
                 update.mini_batches, world_model_weight=update.world_model_weight, rate_factor=update.rate_factor
             )
@@ -192,13 +192,13 @@ class Trainer:
                 if len(kept) < config.rollout.prompts and (group in informative or config.policy.max_resamples < 0):
                     kept[index] = group
             groups += drawn
-            if len(kept) == config.rollout.prompts or self._is_taught(step):
+            if len(kept) == config.rollout.prompts or self._ignores_rollouts(step):
                 break
         self.state.tasks_seen += report.seen
         return Collected(groups=groups, kept=kept, report=report)
 
-    def _is_taught(self, step: int) -> bool:
-        """Whether the policy does not learn from its own rollouts in this step, so that drawing again is useless."""
+    def _ignores_rollouts(self, step: int) -> bool:
+        """Whether a trained policy does not learn from its rollouts in this step, so that drawing again is useless."""
         return not self.config.policy.frozen and not self.mini_batches.learns_by_dapo(step)
 
     def draw(self, step: int, draw: int) -> list[RolloutGroup]:
@@ -218,7 +218,7 @@ class Trainer:
     def shaped(self, group: RolloutGroup) -> RolloutGroup:
         """Return the group that trains the policy: only the policy's own rollouts, with shaped rewards."""
         config = self.config
-        own = dataclasses.replace(group, rollouts=tuple(filter(is_the_policys, group.rollouts)))
+        own = dataclasses.replace(group, rollouts=tuple(filter(acted_by_policy, group.rollouts)))
         bonus: Sequence[float] = ()
         if config.surprise:
             bonus = surprise_bonus([self._surprise(rollout) for rollout in own.rollouts], config.surprise)
@@ -234,25 +234,25 @@ class Trainer:
 
     # --- learning ----------------------------------------------------------------------------------------------
 
-    def hear(self, groups: Sequence[RolloutGroup]) -> list[list[WorldModelExample]]:
+    def store_replies(self, groups: Sequence[RolloutGroup]) -> list[list[WorldModelExample]]:
         """Store new replies and successes for later steps; return the distinct world-model examples of each group."""
         if self.config.internalise.rows:
-            self.mini_batches.keep_to_imitate([rollout for group in groups for rollout in group.rollouts])
-        for listener in (self.backend.reply_store, self.backend.ending_tools):
-            if listener is not None:
-                listener.hear(rollout for group in groups for rollout in group.rollouts)
+            self.mini_batches.store_successes([rollout for group in groups for rollout in group.rollouts])
+        for observer in (self.backend.reply_store, self.backend.ending_tools):
+            if observer is not None:
+                observer.observe(rollout for group in groups for rollout in group.rollouts)
         if not self.state.weight or self.config.world_model.input == "inline":
             return [[] for _ in groups]
-        heard = examples_of_groups(groups, self.codec, predict=self.predicted_tools)
+        found = examples_of_groups(groups, self.codec, predict=self.predicted_tools)
         if self.config.world_model.replay:
-            for examples in heard:
+            for examples in found:
                 self.mini_batches.replay.add(examples)
-        return heard
+        return found
 
-    def rows(self, step: int, collected: Collected, heard: Sequence[Sequence[WorldModelExample]]) -> Update:
-        """Return the training rows of each mini-batch of this step."""
+    def rows(self, step: int, collected: Collected, examples: Sequence[Sequence[WorldModelExample]]) -> Update:
+        """Return the training rows of each mini-batch of this step; `examples` are those of each group."""
         return self.mini_batches.update(
-            step, collected.groups, collected.kept, heard, world_model_weight=self.state.weight
+            step, collected.groups, collected.kept, examples, world_model_weight=self.state.weight
         )
 
     def row(self, step: int, collected: Collected) -> dict[str, Any]:
@@ -270,7 +270,7 @@ class Trainer:
             "step": step + 1,
             "tasks_seen": self.state.tasks_seen,
             **metrics,
-            **({} if self._is_taught(step) else groups),
+            **({} if self._ignores_rollouts(step) else groups),
             "replay_size": len(self.mini_batches.replay),
             "world_model_weight": self.state.weight,
             **self._phase(step),

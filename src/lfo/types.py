@@ -31,7 +31,7 @@ class Origin(IntEnum):
     PROMPT = 0  # system and user messages, the template around every message, and calls made for the policy
     SAMPLED = 1  # sampled from the policy
     ENVIRONMENT = 2  # a reply of the environment
-    PREDICTED = 3  # a reply that this rollout did not hear: predicted for look-ahead, or shown as feedback
+    PREDICTED = 3  # a reply that this rollout did not receive: predicted for look-ahead, or shown as feedback
 
 
 class StopReason(StrEnum):
@@ -136,7 +136,7 @@ class Rollout:
     discarded_tokens: int = 0  # sampled tokens that were removed with them
     blind: bool = False  # explored without look-ahead
     imagine: int | None = None  # how many exchanges it was allowed to imagine; None: the limit of the run
-    inquired: bool = False  # the runner made a call in place of the policy, one that look-ahead would imagine
+    inquired: bool = False  # the runner made a call instead of the policy, one that look-ahead would imagine
     untrained: bool = False  # the base acted without the policy adapter
     feedback: bool = False  # it was requested with feedback from another rollout of the task
     info: Mapping[str, Any] = field(default_factory=dict)  # `info` of the last step: level, mistakes, ...

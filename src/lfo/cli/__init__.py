@@ -5,7 +5,7 @@ application; each command is registered here by one line:
 
     app.command("train")(train.train)
 
-This is also the only place that turns exceptions into one sentence on stderr and an exit code: 2 for mistakes of the
+Only this module turns exceptions into one sentence on stderr and an exit code: 2 for mistakes of the
 user, 1 for work that failed, 130 for Ctrl-C.
 """
 

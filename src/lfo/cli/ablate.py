@@ -151,4 +151,4 @@ def _show(study: str, folder: Path, cells: Sequence[Cell], as_json: bool) -> Non
         return
     of = "success" if ceiling is None else f"the ceiling ({ceiling:.1%})"
     Console().print(figures_table(f"Tasks to a share of {of}", ablation.table(study, cells, found)))
-    typer.echo(f"Drawn in {plot}; the runs and ablation.json lie beside it.")
+    typer.echo(f"The curves are in {plot}, next to the runs and ablation.json.")

@@ -38,6 +38,6 @@ def advise(
     for trouble in troubles:
         typer.echo(f"{trouble.name}: {trouble.figure}.\n  -> {trouble.knob}.")
     if not troubles and steps < MIN_STEPS:
-        typer.echo(f"Too early to tell: {steps} steps, and nothing is said before {MIN_STEPS}.")
+        typer.echo(f"Too early to tell: {steps} steps, and at least {MIN_STEPS} are needed.")
     elif not troubles:
-        typer.echo(f"No trouble seen in {steps} steps.")
+        typer.echo(f"No known problem in {steps} steps.")

@@ -116,7 +116,7 @@ def bench_world_model(
         return
     for split in result["calls"]:
         rows = [(name, *map(bench.percent, shares[split])) for name, shares in result["mean"].items()]
-        title = f"Right predictions on {split} after so many tasks, percent, mean of {seeds}"
+        title = f"Right predictions on {split} by number of tasks, percent, mean of {seeds}"
         Console().print(figures_table(title, [("", *map(str, points)), *rows]))
     typer.echo(f"the updates of one step take {result['seconds_a_step']:.2f} s of processor time")
     typer.echo(
@@ -146,7 +146,7 @@ def _points(text: str, option: str = "--tasks") -> list[int]:
     >>> _points("40,80")
     [40, 80]
     """
-    points = [int(part) for part in text.split(",") if part.strip().isdigit()]
+    points = [int(part) for part in text.split(",") if part.strip().isdecimal()]
     if not points or len(points) != len(text.split(",")) or points != sorted(set(points)) or points[0] < 1:
         raise UsageError(f"{option} must be increasing numbers separated by commas, such as 40,80,160, not {text!r}")
     return points

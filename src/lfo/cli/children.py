@@ -38,7 +38,7 @@ class ChildRun:
 
     @classmethod
     def wanted(cls, name: str, folder: Path, overrides: Sequence[str]) -> ChildRun:
-        """The run of these overrides in a folder; a run that is already there must have the same config."""
+        """Return the run of these overrides in a folder; a run that is already there must have the same config."""
         from lfo.config import differences, from_yaml, load_config
 
         own = (*overrides, f"output_dir={folder}")

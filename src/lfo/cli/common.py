@@ -150,16 +150,15 @@ def print_turn(console: Console, turn: Turn) -> None:
     said = call_in_words(turn.call) if turn.call else turn.action
     if turn.predicted:
         back = [("", "imagined and taken back", "dim")] if turn.taken_back else []
-        heard = "dim italic" if turn.taken_back else "italic magenta"
-        print_lines(console, ("imagined", said, "dim"), ("expects", turn.observation, heard), *back)
+        style = "dim italic" if turn.taken_back else "italic magenta"
+        print_lines(console, ("imagined", said, "dim"), ("expects", turn.observation, style), *back)
     else:
-        heard = [("world", turn.observation, "green")] if turn.observation else []
-        print_lines(console, ("agent", said, "cyan"), *heard)
+        reply = [("world", turn.observation, "green")] if turn.observation else []
+        print_lines(console, ("agent", said, "cyan"), *reply)
 
 
 def print_outcome(console: Console, rollout: Rollout) -> None:
     """Print success or failure, and why the rollout ended."""
-    from lfo.evaluation.repeated_tasks import solved
 
     facts = [counted(sum(not turn.predicted for turn in rollout.turns), "turn")]
     if kept := sum(turn.predicted for turn in rollout.turns):
@@ -168,7 +167,7 @@ def print_outcome(console: Console, rollout: Rollout) -> None:
         facts.append(f"{len(rollout.taken_back)} imagined and taken back")
     facts += [counted(rollout.info[f"{name}s"], name) for name in ("call", "mistake") if f"{name}s" in rollout.info]
     facts.append(f"ended by {END_IN_WORDS[rollout.stop.value]}")
-    line = Text("Success" if solved(rollout) else "Failed", style="bold green" if solved(rollout) else "bold red")
+    line = Text("Success" if rollout.succeeded else "Failed", style="bold green" if rollout.succeeded else "bold red")
     console.print(line.append(f": {', '.join(facts)}.", style="default not bold"), soft_wrap=True)
     if rollout.error:
         console.print(Text(visible(rollout.error)), style="red", soft_wrap=True)

@@ -48,11 +48,11 @@ def demo(
         if unfinished:
             _train(unfinished, output_dir)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("interrupted; the same command goes on from the last checkpoints") from None
+        raise KeyboardInterrupt("interrupted; the same command resumes from the last checkpoints") from None
     _show(runs, output_dir / "report.html", as_json)
     if not unfinished:
         typer.echo(
-            f"Both runs were there already; to train anew, remove {output_dir} or choose another --output-dir.",
+            f"Both runs were finished already; to train again, remove {output_dir} or choose another --output-dir.",
             err=True,
         )
 
@@ -66,7 +66,7 @@ def _train(runs: Sequence[ChildRun], folder: Path) -> None:
     from lfo.report.watch import LivePage
     from lfo.rundir import read_metrics
 
-    told = dict.fromkeys((run.name for run in runs), -1)  # the last step that was printed
+    printed = dict.fromkeys((run.name for run in runs), -1)  # the last step that was printed
     columns = (BarColumn(bar_width=20), MofNCompleteColumn(), "{task.fields[words]}", TimeElapsedColumn())
     with LivePage([folder]).serving() as address, bars("{task.description}", *columns) as shown:
         typer.echo(f"Watch at {address}  (until the demo ends)", err=True)
@@ -82,8 +82,8 @@ def _train(runs: Sequence[ChildRun], folder: Path) -> None:
                 words = f"{rows[-1]['tasks_seen']} tasks, {val}"
                 shown.update(tasks[run.name], completed=rows[-1]["step"], words=words)
             for row in evaluated:
-                if not shown.console.is_terminal and row["step"] > told[run.name]:
-                    told[run.name] = row["step"]
+                if not shown.console.is_terminal and row["step"] > printed[run.name]:
+                    printed[run.name] = row["step"]
                     words = f"step {row['step']} of {run.config.steps}, {row['tasks_seen']} tasks, val {row[VAL]:.0%}"
                     shown.console.print(f"{run.name}: {words}", highlight=False)
             if code:

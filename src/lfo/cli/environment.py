@@ -139,8 +139,8 @@ def _show_any(env: str, result: dict[str, Any]) -> None:
     for word, sentences in (("BROKEN", result["problems"]), ("warning", result["warnings"])):
         for sentence in sentences:
             console.print(f"{word}: {visible(sentence)}", markup=False, soft_wrap=True)
-    ready = "It can be trained in." if result["ok"] else f"{counted(len(result['problems']), 'thing')} must be mended."
-    console.print(ready)
+    problems = counted(len(result["problems"]), "problem")
+    console.print("It is fit for training." if result["ok"] else f"{problems} must be fixed.")
 
 
 def _show_replies(env: str, result: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ BEHAVIOUR = {
     "calls": "calls per task",
     "turns": "turns per task",
     "mistakes": "mistakes per task",
-    "excess_fields": "fields asked for in vain",
+    "excess_fields": "unneeded fields asked for",
     "form_before_call": "form before the first call",
     "department_order": "departments in the right order",
     "lookahead_accuracy": "look-ahead was right",
@@ -83,7 +83,9 @@ def evaluate(
         return
     _show(result, f"{run} on {split}: {len(chosen)} tasks, {common.weights_in_words(agent)}")
     if adapter == "best" and split == "val":
-        typer.echo("The best weights were chosen on val, so val flatters them; the other splits do not.")
+        typer.echo(
+            "The best weights were chosen on val, so their success on val is too high; other splits are unbiased."
+        )
 
 
 def _show(result: dict[str, Any], title: str) -> None:
@@ -124,7 +126,7 @@ def _share(share: dict[str, Any]) -> str:
 
 
 def _difference(paired: dict[str, Any]) -> str:
-    """One sentence: which of the two runs solves more of the same tasks, and how sure that is."""
+    """Return one sentence: which run solves more of the same tasks, with the interval."""
     low, high = paired["interval"]
     points = f"{100 * paired['difference']:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f})"
     look = "with" if paired["lookahead"] else "without"

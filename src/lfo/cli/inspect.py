@@ -71,8 +71,9 @@ def inspect(
 
 
 def _newest_rollouts(run: Path) -> Path:
-    folder = run.parent.parent if run.parent.name == "checkpoints" else run
-    files = sorted((folder / "rollouts").glob("step-*.jsonl"))
+    from lfo.rundir import run_folder
+
+    files = sorted((run_folder(run) / "rollouts").glob("step-*.jsonl"))
     if not files:
         raise UsageError(
             f"{run} contains no rollouts; make some with: lfo rollouts {run} --output FILE, and pass --rollout FILE"
@@ -81,9 +82,9 @@ def _newest_rollouts(run: Path) -> Path:
 
 
 def _summary(replies: list[InspectedReply]) -> dict[str, Any]:
-    told = [reply.same_meaning for reply in replies if reply.same_meaning is not None]
+    known = [reply.same_meaning for reply in replies if reply.same_meaning is not None]
     surprises = [token.surprise for reply in replies for token in reply.tokens]
-    return {"mean_surprise": fmean(surprises) if surprises else None, "same_meaning": fmean(told) if told else None}
+    return {"mean_surprise": fmean(surprises) if surprises else None, "same_meaning": fmean(known) if known else None}
 
 
 def _show(tasks: list[str], replies: list[InspectedReply], title: str) -> None:
@@ -94,7 +95,7 @@ def _show(tasks: list[str], replies: list[InspectedReply], title: str) -> None:
     summary = _summary(replies)
     words = f"\nMean surprise {summary['mean_surprise']:.2f} nats a token"
     if summary["same_meaning"] is not None:
-        words += f"; {summary['same_meaning']:.0%} of the predictions mean what was said"
+        words += f"; {summary['same_meaning']:.0%} of the predictions mean the same as the reply"
     console.print(f"{words}.", highlight=False)
     legend = Text("Surprise: ")
     for bound, style in COLOURS:

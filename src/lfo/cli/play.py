@@ -1,4 +1,4 @@
-"""`lfo play`: play a task in the terminal, with short commands in place of tool calls.
+"""`lfo play`: play a task in the terminal, with short commands instead of tool calls.
 
 Reads commands from the terminal or from a pipe. Shows exactly what an agent would see, until the end.
 """
@@ -100,7 +100,7 @@ def _play(environment: PhoneCalls, task: Task, lines: Iterable[str]) -> None:
         result = environment.step(message)
         history += [f"you: {line}", f"answer: {result.observation}"]
         typer.echo(result.observation)
-        known |= told(result.observation)
+        known |= values_in(result.observation)
         if result.done:
             break
     _verdict(environment, task)
@@ -129,7 +129,7 @@ def to_message(line: str, known: dict[str, str]) -> str | None:
     return format_tool_call(call)
 
 
-def told(observation: str) -> dict[str, str]:
+def values_in(observation: str) -> dict[str, str]:
     """Return the values in an observation: those of a form, or the reference number of a rep."""
     from lfo.env.fields import FIELDS, REFERENCE
 

@@ -161,7 +161,7 @@ def _check_syntax(model: str, overrides: list[str], tasks: int, row: int | None,
                 f"{name}: success {each['success']:.1%} ({each['low']:.1%}-{each['high']:.1%}), reward "
                 f"{each['reward']:.3g}, {each['n']} rollouts"
             )
-        typer.echo(f"{result['readable']:.1%} of {result['turns']:,} turns are calls that can be read.")
+        typer.echo(f"{result['readable']:.1%} of {result['turns']:,} turns are valid calls.")
         for problem in result["problems"]:
             typer.echo(f"BROKEN: {problem}")
 
@@ -209,4 +209,6 @@ def _show(result: dict[str, Any]) -> None:
         )
     for problem in result["problems"]:
         console.print(f"BROKEN: {problem}", markup=False)
-    console.print("The base keeps its promises." if result["ok"] else f"{len(result['problems'])} promises are broken.")
+    console.print(
+        "The base meets all conditions." if result["ok"] else f"{len(result['problems'])} conditions are violated."
+    )

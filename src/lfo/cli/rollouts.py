@@ -57,7 +57,6 @@ def rollouts(
 
 
 def _show(played: list[Rollout], title: str, output: Path | None) -> None:
-    from lfo.evaluation.repeated_tasks import solved
     from lfo.rollout.records import in_order
 
     console = common.titled(title)
@@ -68,4 +67,6 @@ def _show(played: list[Rollout], title: str, output: Path | None) -> None:
             common.print_turn(console, turn)
         common.print_outcome(console, rollout)
     saved = f"; saved in {output}" if output else ""
-    console.print(Text(f"\n{sum(map(solved, played))} of {len(played)} succeeded{saved}."), soft_wrap=True)
+    console.print(
+        Text(f"\n{sum(rollout.succeeded for rollout in played)} of {len(played)} succeeded{saved}."), soft_wrap=True
+    )

@@ -42,11 +42,10 @@ def run(
     chosen = _choose(agent, split, task, level, seed)
     play = {"greedy": not sample, "lookahead": not no_lookahead, "seed": seed or 0}
     if as_json:
-        from lfo.evaluation.repeated_tasks import solved
         from lfo.rollout.records import rollout_record
 
         (rollout,) = agent.roll_out([chosen], **play)
-        typer.echo(json.dumps({"split": split, "success": solved(rollout), **rollout_record(rollout)}))
+        typer.echo(json.dumps({"split": split, "success": rollout.succeeded, **rollout_record(rollout)}))
         return
 
     title = f"{run} at work on {common.visible(str(chosen.id))}, {common.weights_in_words(agent)}\n"

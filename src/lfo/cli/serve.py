@@ -25,7 +25,7 @@ def serve(
     no_lookahead: common.NoLookahead = False,
     upstream: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="A vLLM server with both LoRAs, in place of our sampler."),
+        typer.Option(metavar="URL", help="A vLLM server with both LoRAs, instead of our sampler."),
     ] = None,
     upstream_key: Annotated[
         str, typer.Option(envvar="LFO_UPSTREAM_KEY", metavar="KEY", help="That server's API key.")

@@ -31,13 +31,13 @@ def watch(
     from lfo.report.watch import LivePage
 
     with LivePage(runs).serving(host, port) as address:
-        typer.echo(f"Watch at {address}  (Ctrl-C ends this page; the runs go on)")
+        typer.echo(f"Watch at {address}  (Ctrl-C ends this page; the runs continue)")
         if open_page:
             webbrowser.open(address)
         try:
             threading.Event().wait()
         except KeyboardInterrupt:
-            typer.echo("The page has ended; the runs go on.", err=True)
+            typer.echo("The page has ended; the runs continue.", err=True)
 
 
 def has_display(environment: Mapping[str, str] = os.environ, platform: str = sys.platform) -> bool:

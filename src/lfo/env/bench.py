@@ -7,35 +7,26 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 from lfo.env.generator import generate
 from lfo.env.phone_calls import PhoneCalls
-from lfo.env.players import PLAYERS
+from lfo.env.players import PLAYERS, Recorder
 from lfo.env.tasks import Task
-from lfo.types import Message, StepResult
+
+TASKS, REPEATS = 2_000, 5
 
 
-class _Recorder(PhoneCalls):
-    def start(self, task: Task) -> Sequence[Message]:
-        self.messages: list[str] = []
-        return super().start(task)
-
-    def step(self, message: str) -> StepResult:
-        self.messages.append(message)
-        return super().step(message)
-
-
-def tool_calls_per_second(*, tasks: int = 2_000, repeats: int = 5) -> float:
+def tool_calls_per_second() -> float:
     """Return replies per second of CPU time, including new environments and resets; the best of a few runs."""
     scripts = []
-    for task in PhoneCalls().stream("val", stream_seed=2).take(tasks):
-        recorder = _Recorder()
-        recorder.reset(task)
-        PLAYERS["informed"](recorder, task)
-        scripts.append((task, recorder.messages))
-    best = min(_replay(scripts) for _ in range(repeats))
+    for task in PhoneCalls().stream("val", stream_seed=2).take(TASKS):
+        recorder = Recorder(PhoneCalls())
+        recorder.environment.reset(task)
+        PLAYERS["informed"](cast(PhoneCalls, recorder), task)
+        scripts.append((task, [message for message, _ in recorder.exchanges]))
+    best = min(_replay(scripts) for _ in range(REPEATS))
     return sum(len(messages) for _, messages in scripts) / best
 
 

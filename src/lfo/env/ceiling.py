@@ -7,7 +7,7 @@ then replaced by a field drawn uniformly from a pool. If F contains everything t
     chance = product over departments of  (1 - p) + p * |F and pool| / |pool|
 
 Dropping a field of the law for one more guess can only lose (1 - p against p / |pool|), so the best F is the law's form
-filled up with fields of the pools. On level 1 one failed check is free: the agent calls with no details, hears what is
+filled up with fields of the pools. On level 1 one failed check is free: the agent calls with no details, learns what is
 missing, and always succeeds. On level 6 the identifier of the law is enough, whatever the deviation.
 """
 

@@ -141,7 +141,7 @@ def law_problems(level: int, tasks: Sequence[Task], rewards: Sequence[float]) ->
     trials = len(tasks) * min(1.0, independent / scatter if scatter else 1.0)
     success = sum(rewards) / len(rewards)
     if trials == 0:  # the ceiling is 1, but a task failed
-        return [f"law on level {level} reaches {success:.1%} where nothing can go wrong"]
+        return [f"law on level {level} reaches {success:.1%}, although the ceiling is 100%"]
     low, high = wilson(success, trials, WIDE)
     if low <= expected <= high:
         return []

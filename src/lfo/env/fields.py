@@ -57,15 +57,11 @@ def _address(rng: random.Random) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Field:
-    """`Field(name="account_number", label="account number", value=...)`; reps say the label, tools the name."""
+    """`Field(name="account_number", value=...)`; tools use the name, reps say its label (`label_of`)."""
 
     name: str
     value: Callable[[random.Random], str]
-    alternative: str | None = None  # accepted in its place
-
-    @property
-    def label(self) -> str:
-        return self.name.replace("_", " ")
+    alternative: str | None = None  # a field that is accepted instead
 
 
 _ALL = (

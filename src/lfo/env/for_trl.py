@@ -15,13 +15,12 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from lfo.env.interface import EnvironmentFactory, tasks_of
+from lfo.env.interface import FAREWELL, EnvironmentFactory, tasks_of
 from lfo.errors import UsageError
 from lfo.protocol.hermes import format_tool_call
 from lfo.types import ToolCall
 
 OVER = "It is over."
-FAREWELL = "I am done."
 _TYPES: Mapping[str, Any] = {
     "string": str,
     "integer": int,
@@ -104,12 +103,14 @@ def _method(tool: Mapping[str, Any]) -> Any:
     method.__name__ = method.__qualname__ = name
     method.__signature__ = inspect.Signature([own, *parameters], return_annotation=str)  # type: ignore[attr-defined]
     method.__annotations__ = {**hints, "return": str}
-    told = [
+    described = [
         f"    {argument}: {' '.join(str(part.get('description') or argument).split())}"
         for argument, part in schema.get("properties", {}).items()
     ]
     about = " ".join(str(tool.get("description") or name).split())
-    method.__doc__ = "\n".join([about, "", *(["Args:", *told, ""] if told else []), "Returns:", "    what is heard"])
+    method.__doc__ = "\n".join(
+        [about, "", *(["Args:", *described, ""] if described else []), "Returns:", "    the reply"]
+    )
     return method
 
 

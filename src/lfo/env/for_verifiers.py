@@ -16,11 +16,9 @@ import verifiers  # pyright: ignore[reportMissingImports]
 from datasets import Dataset
 from verifiers.types import Tool, ToolMessage  # pyright: ignore[reportMissingImports]
 
-from lfo.env.interface import EnvironmentFactory, tasks_of
+from lfo.env.interface import FAREWELL, EnvironmentFactory, tasks_of
 from lfo.protocol.hermes import Mistake, format_tool_call
 from lfo.types import StepResult, ToolCall
-
-FAREWELL = "I am done."
 
 
 def verifiers_environment(factory: EnvironmentFactory, *, max_turns: int = 16) -> Any:
@@ -34,7 +32,7 @@ def verifiers_environment(factory: EnvironmentFactory, *, max_turns: int = 16) -
         dataset=_rows(factory, "train"),
         eval_dataset=_rows(factory, "val"),
         tool_defs=tools,
-        rubric=verifiers.Rubric(funcs=[_paid]),
+        rubric=verifiers.Rubric(funcs=[_reward]),
         max_turns=max_turns,
     )
 
@@ -81,7 +79,7 @@ def _message(call: Any) -> str:
         return f"<tool_call>{call.arguments}</tool_call>"
 
 
-async def _paid(state: Any) -> float:
+async def _reward(state: Any) -> float:
     """Return the reward; a rollout that ran out of turns gets the reward for stopping."""
     if not state["over"]:
         _step(state, FAREWELL)

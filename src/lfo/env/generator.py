@@ -216,9 +216,9 @@ def _refuse_to_overwrite(output: Path, options: Options, *, force: bool) -> None
     if not output.is_dir():
         raise UsageError(f"{output} is not a folder.")
     found = sorted(path.name for path in output.iterdir())
-    strangers = [name for name in found if name not in (*FILES, MANIFEST)]
-    if strangers:
-        raise UsageError(f"{output} contains {strangers[0]}, which lfo generate did not write; choose another folder.")
+    foreign = [name for name in found if name not in (*FILES, MANIFEST)]
+    if foreign:
+        raise UsageError(f"{output} contains {foreign[0]}, which lfo generate did not write; choose another folder.")
     if not found or force:
         return
     try:
@@ -234,9 +234,9 @@ def _refuse_to_overwrite(output: Path, options: Options, *, force: bool) -> None
 def _write_folder(output: Path, files: Mapping[str, bytes]) -> None:
     """Write to a temporary folder and rename it, so that the folder is always complete."""
     output.absolute().parent.mkdir(parents=True, exist_ok=True)
-    workshop = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.absolute().parent))
+    temporary = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.absolute().parent))
     try:
-        new = workshop / "new"
+        new = temporary / "new"
         new.mkdir()  # with default permissions; the temporary folder around it is private
         for name, content in files.items():
             with open(new / name, "wb") as file:
@@ -244,10 +244,10 @@ def _write_folder(output: Path, files: Mapping[str, bytes]) -> None:
                 file.flush()
                 os.fsync(file.fileno())
         if output.exists():
-            output.rename(workshop / "old")
+            output.rename(temporary / "old")
         new.rename(output)
     finally:
-        shutil.rmtree(workshop, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ def _parse_task(row: dict[str, Any], split: str, options: Options, where: str) -
 
 
 def _read(hint: Any, value: Any, where: str) -> Any:
-    """Convert a JSON value to a type hint (including dataclasses); raise a `DataError` that names the wrong place."""
+    """Convert a JSON value to a type hint (including dataclasses); raise a `DataError` that names the invalid key."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint) and type(value) is dict:
         hints = _hints(hint)

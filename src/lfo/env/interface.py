@@ -25,6 +25,7 @@ from lfo.types import Message, ReplyFacts, StepResult, ToolCall
 
 logger = logging.getLogger(__name__)
 
+FAREWELL = "I am done."  # a message without a call, for players that end a rollout
 # Keys of the last `info` of a rollout that evaluation shows as means over rollouts.
 MEASURES = ("mistakes", "calls", "excess_fields", "form_before_call", "department_order")
 

@@ -10,8 +10,10 @@ from typing import TextIO
 
 @contextlib.contextmanager
 def redirected_stdout(target: TextIO) -> Iterator[None]:
-    """Like `contextlib.redirect_stdout`, for calls that may end late in an abandoned thread: such a call restores
-    stdout only if nobody else has replaced it meanwhile."""
+    """Redirect stdout like `contextlib.redirect_stdout`, for calls that may end late in an abandoned thread.
+
+    A late call restores stdout only if nothing else has replaced it meanwhile.
+    """
     before, sys.stdout = sys.stdout, target
     try:
         yield

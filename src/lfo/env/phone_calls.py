@@ -225,16 +225,16 @@ class PhoneCalls(ToolEnvironment):
             return self._say("lockout")
         return self._verify(department, index, given)
 
-    def _verify(self, department: Department, place: int, given: Mapping[str, str]) -> str:
-        errand = self.task.errands[place]
+    def _verify(self, department: Department, index: int, given: Mapping[str, str]) -> str:
+        errand = self.task.errands[index]
         if self.task.limits.lenient:  # the rep looks at the first detail only, so a refusal names all required ones
             missing = () if self._first_is_enough(errand, given) else errand.requires
         else:
-            missing = tuple(name for name in errand.requires if not self._proven(name, place, given))
+            missing = tuple(name for name in errand.requires if not self._proven(name, index, given))
         if not missing:
             # A chained errand needs the reference of the one before it, so its order is enforced. The order of
             # independent errands is a wish of the user and is checked here.
-            if place != self.done_errands:
+            if index != self.done_errands:
                 return self._say("routing_violation", department=department.name)
             return self._serve(errand)
         self.failures[department.kind] = self.failures.get(department.kind, 0) + 1
@@ -250,9 +250,9 @@ class PhoneCalls(ToolEnvironment):
         known = first in errand.accepted(self.company.industry, self.task.law)
         return known and given[first] == self.task.profile.get(first)
 
-    def _proven(self, name: str, place: int, given: Mapping[str, str]) -> bool:
+    def _proven(self, name: str, index: int, given: Mapping[str, str]) -> bool:
         if name == REFERENCE:
-            return 0 < place <= len(self.references) and given.get(name) == self.references[place - 1]
+            return 0 < index <= len(self.references) and given.get(name) == self.references[index - 1]
         accepted = (name, ALTERNATIVE[name]) if name in ALTERNATIVE else (name,)
         profile = self.task.profile
         return any(each in given and each in profile and given[each] == profile[each] for each in accepted)
@@ -272,7 +272,7 @@ class PhoneCalls(ToolEnvironment):
         return reps.say(what, rng, held_out=self.task.split == "test_unseen_phrasing", **slots)
 
     def _quiet(self) -> None:
-        """No rep has spoken in this step (yet)."""
+        """Clear the reply of the last step: no rep has spoken in this one yet."""
         self.category, self.requested = None, ()
 
     # --- state -------------------------------------------------------------------------------------------------

@@ -24,9 +24,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from lfo.env.ceiling import best_form, industry_of
 from lfo.env.fields import ALTERNATIVE, FIELDS, REFERENCE
+from lfo.env.interface import FAREWELL, Environment
 from lfo.env.phone_calls import PhoneCalls, World
 from lfo.env.reps import describe
 from lfo.env.seeds import stream
@@ -35,6 +37,22 @@ from lfo.protocol.hermes import format_tool_call
 from lfo.types import StepResult, ToolCall
 
 Player = Callable[[PhoneCalls, Task], float]
+
+
+class Recorder:
+    """Passes the messages of a player on to an environment and records each with its reply."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+        self.exchanges: list[tuple[str, str]] = []
+
+    def step(self, message: str) -> StepResult:
+        result = self.environment.step(message)
+        self.exchanges.append((message, result.observation))
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.environment, name)
 
 
 @dataclass(slots=True)
@@ -76,7 +94,7 @@ class PlayerView:
 
     def end(self) -> float:
         if not (self.result and self.result.done):
-            self.result = self.environment.step("I am done.")
+            self.result = self.environment.step(FAREWELL)
         return self.result.reward
 
 
@@ -249,7 +267,7 @@ def tags_in_names(environment: PhoneCalls, task: Task) -> float:
 
 
 def megabyte(environment: PhoneCalls, task: Task) -> float:
-    """Send an argument of a megabyte in every place, also before the right details."""
+    """Send a megabyte in every argument, also together with the right details."""
     view = PlayerView(environment, task)
     numbers = view.numbers()
     values = view.form(informed_form(task))

@@ -1,6 +1,6 @@
 """Random play in any environment: calls drawn from the tool schemas or from the moves that an environment names.
 
-    random_call(environment.tools(), heard="Open the red safe.", random=stream(0, "play"))
+    random_call(environment.tools(), transcript="Open the red safe.", random=stream(0, "play"))
 
 Such a player only knows the syntax of calls. `lfo check-env` uses it as the baseline that a policy must beat, and
 `lfo pretrain --env` as training data for syntax.
@@ -21,36 +21,37 @@ _WORD = re.compile(r"\w[\w.-]*\w|\w")
 
 
 def random_call(
-    tools: Sequence[Mapping[str, Any]], *, heard: str, random: Random, moves: Sequence[ToolCall] = ()
+    tools: Sequence[Mapping[str, Any]], *, transcript: str, random: Random, moves: Sequence[ToolCall] = ()
 ) -> ToolCall:
-    """Return one of the moves, if there are any, else a call of any tool with valid arguments from recent words."""
+    """Return one of the moves if there are any, else a call of any tool with valid arguments from words of the text."""
     if moves:
         return random.choice(moves)
     function = random.choice(tools)["function"]
     schema = function.get("parameters") or {}
-    return ToolCall(name=function["name"], arguments=_object(schema, schema.get("$defs", {}), heard, random))
+    return ToolCall(name=function["name"], arguments=_object(schema, schema.get("$defs", {}), transcript, random))
 
 
-def _object(schema: Mapping[str, Any], definitions: Mapping[str, Any], heard: str, random: Random) -> dict[str, Any]:
+def _object(
+    schema: Mapping[str, Any], definitions: Mapping[str, Any], transcript: str, random: Random
+) -> dict[str, Any]:
     required = schema.get("required", ())
     value = {
-        name: _value(part, definitions, heard, random)
+        name: _value(part, definitions, transcript, random)
         for name, part in schema.get("properties", {}).items()
         if name in required or random.random() < 0.5
     }
     others = schema.get("additionalProperties")
     if isinstance(others, Mapping) and not value:
         for _ in range(random.randint(0, MOST_ITEMS)):
-            value[some_words(heard, random)] = _value(others, definitions, heard, random)
+            value[some_words(transcript, random)] = _value(others, definitions, transcript, random)
     return value
 
 
-def _value(schema: Mapping[str, Any], definitions: Mapping[str, Any], heard: str, random: Random) -> Any:
+def _value(schema: Mapping[str, Any], definitions: Mapping[str, Any], transcript: str, random: Random) -> Any:
     if "$ref" in schema:
         schema = definitions.get(str(schema["$ref"]).rpartition("/")[2], {})
-    for choices in (schema.get("anyOf"), schema.get("oneOf")):
-        if choices:
-            schema = random.choice(choices)
+    if alternatives := schema.get("anyOf") or schema.get("oneOf"):
+        return _value(random.choice(alternatives), definitions, transcript, random)
     if "enum" in schema:
         return random.choice(schema["enum"])
     if "const" in schema:
@@ -58,15 +59,16 @@ def _value(schema: Mapping[str, Any], definitions: Mapping[str, Any], heard: str
     kind = schema.get("type", "string")
     if not isinstance(kind, str):
         kind = random.choice([each for each in kind if each != "null"] or ["null"])
-    low, high = schema.get("minimum", 0), schema.get("maximum", 9)
+    high = schema.get("maximum", 9)
+    low = schema.get("minimum", min(0, high))
     if kind == "object":
-        return _object(schema, definitions, heard, random)
+        return _object(schema, definitions, transcript, random)
     if kind == "array":
-        first = [_value(part, definitions, heard, random) for part in schema.get("prefixItems", ())]
+        first = [_value(part, definitions, transcript, random) for part in schema.get("prefixItems", ())]
         fewest = max(schema.get("minItems", 0) - len(first), 0)
         most = max(fewest, min(schema.get("maxItems", len(first) + MOST_ITEMS) - len(first), MOST_ITEMS))
         rest = range(random.randint(fewest, most)) if "items" in schema else range(0)
-        return first + [_value(schema["items"], definitions, heard, random) for _ in rest]
+        return first + [_value(schema["items"], definitions, transcript, random) for _ in rest]
     if kind == "integer":
         return random.randint(int(low), int(max(low, high)))
     if kind == "number":
@@ -75,14 +77,14 @@ def _value(schema: Mapping[str, Any], definitions: Mapping[str, Any], heard: str
         return random.random() < 0.5
     if kind == "null":
         return None
-    return some_words(heard, random)[: schema.get("maxLength", 1_000)]
+    return some_words(transcript, random)[: schema.get("maxLength", 1_000)]
 
 
-def some_words(heard: str, random: Random) -> str:
+def some_words(transcript: str, random: Random) -> str:
     """Return a part of the text in brackets or quotes, or one to three consecutive words of it."""
-    marked = ["".join(found) for found in _MARKED.findall(heard)]
+    marked = ["".join(found) for found in _MARKED.findall(transcript)]
     if marked and random.random() < 0.7:
         return random.choice(marked)
-    words = _WORD.findall(heard) or ["nothing"]
+    words = _WORD.findall(transcript) or ["nothing"]
     start = random.randrange(len(words))
     return " ".join(words[start : start + random.randint(1, 3)])

@@ -7,7 +7,7 @@ The requirement of a service has three parts:
     extra        by industry, only sensitive services     a bank's sensitive services want maiden_name on top
 
 So an unseen combination still follows from its parts. With probability `DEVIATION` a department of a company asks for
-another field in place of its identifier or its proof; nothing that an agent sees before its call depends on it.
+another field instead of its identifier or its proof; nothing that an agent sees before its call depends on it.
 
 Law 0 is written by hand, with names that make sense. Laws 1, 2, ... draw by seed which field is where in these tables,
 so that common sense about names does not help: `PhoneCalls(law=3)`.

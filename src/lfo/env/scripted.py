@@ -1,4 +1,4 @@
-"""The phone-call world for a policy that cannot speak: a script makes the calls, whatever the policy says.
+"""The phone-call world for a policy with random weights: a script makes the calls, whatever the policy writes.
 
     lfo train engine=verl env=lfo.env.scripted:ScriptedCalls model=FOLDER ...
 
@@ -13,26 +13,16 @@ import itertools
 from typing import Any, cast
 
 from lfo.env.phone_calls import PhoneCalls
-from lfo.env.players import PLAYERS
+from lfo.env.players import PLAYERS, Recorder
 from lfo.env.tasks import Task
 from lfo.types import StepResult
 
 _rollouts = itertools.count()  # numbers the rollouts of a process
 
 
-class _Heard:
-    """Records the messages to an environment."""
-
-    def __init__(self, environment: PhoneCalls) -> None:
-        self._environment = environment
-        self.said: list[str] = []
-
-    def step(self, message: str) -> StepResult:
-        self.said.append(message)
-        return self._environment.step(message)
-
-
 class ScriptedCalls(PhoneCalls):
+    """Plays the calls of the informed player instead of the policy's messages."""
+
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._options = options
@@ -40,9 +30,10 @@ class ScriptedCalls(PhoneCalls):
     def reset(self, task: Task) -> Any:
         twin = PhoneCalls(**self._options)
         twin.reset(task)
-        heard = _Heard(twin)
-        PLAYERS["informed"](cast(PhoneCalls, heard), task)
-        self._script, self._turn, self._reward = heard.said, 0, float(next(_rollouts) % 2)
+        recorder = Recorder(twin)
+        PLAYERS["informed"](cast(PhoneCalls, recorder), task)
+        self._script = [message for message, _ in recorder.exchanges]
+        self._turn, self._reward = 0, float(next(_rollouts) % 2)
         return super().reset(task)
 
     @property
@@ -51,9 +42,9 @@ class ScriptedCalls(PhoneCalls):
         return self._script[min(self._turn, len(self._script) - 1)]
 
     def step(self, message: str) -> StepResult:
-        said = self.words
+        scripted = self.words
         self._turn += 1
-        return super().step(said)
+        return super().step(scripted)
 
     def reward(self) -> float:
         return self._reward

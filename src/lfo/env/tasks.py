@@ -61,7 +61,7 @@ class Errand:
     requires: tuple[str, ...]
 
     def accepted(self, industry: str, law: int) -> frozenset[str]:
-        """The fields of which one is enough for a lenient department: its identifier or a substitute."""
+        """Return the fields any one of which is enough for a lenient department: its identifier or a substitute."""
         return stand_ins(law)[industry] | {self.requires[0]}
 
 

@@ -146,7 +146,7 @@ def company(seed: int, index: int, law_seed: int = 0) -> Company:
     rng = stream(seed, "company", index)
     industry = INDUSTRIES[index % len(INDUSTRIES)]
     number = (index % UNSEEN + (_NAMES // 2 if index >= UNSEEN else 0)) * 7919 % _NAMES
-    stem = "".join(_SYLLABLES[number // len(_SYLLABLES) ** place % len(_SYLLABLES)] for place in range(3))
+    stem = "".join(_SYLLABLES[number // len(_SYLLABLES) ** power % len(_SYLLABLES)] for power in range(3))
     kinds = _kinds(seed, index)
     numbers = rng.sample(range(1000, 10_000), len(kinds))
     return Company(

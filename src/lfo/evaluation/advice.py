@@ -20,6 +20,7 @@ from lfo.evaluation.correlation import ACCURACY_KEYS, LOOKAHEAD, VAL
 from lfo.evaluation.costs import MetricsRows
 from lfo.evaluation.success import FAR, evaluated_tasks, far_below
 from lfo.model.couplings import coupling_of, names_where
+from lfo.rollout.runner import ENVIRONMENT_FAILURES
 
 MIN_STEPS = 20  # steps before anything is reported: with fewer, a third is a few noisy rows
 # With a higher success, no problem of the policy is reported: most of any ceiling of the shipped levels.
@@ -42,8 +43,6 @@ LATELY = 3  # evaluations that must all be far below the best one (`success.far_
 BROKEN = 0.05  # share of rollouts in which the environment failed
 FEW_DRAFTS = 0.05  # imagined calls per rollout with look-ahead: fewer are as good as none
 FEW_KEPT = 0.1  # share of imagined calls that were kept: below, predictions hardly ever change the calls
-
-BROKEN_OFF = ("environment_error", "environment_timeout")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,12 +109,12 @@ class _Run:
 def _environment_fails(run: _Run) -> Trouble | None:
     stops = [row["stops"] for row in run.training[-(len(run.training) // 3) :] if isinstance(row.get("stops"), Mapping)]
     count = sum(sum(each.values()) for each in stops)
-    broken = sum(each.get(name, 0) for each in stops for name in BROKEN_OFF)
+    broken = sum(each.get(name, 0) for each in stops for name in ENVIRONMENT_FAILURES)
     if not count or broken / count < BROKEN:
         return None
     return Trouble(
         name="environment errors",
-        figure=f"the environment broke off {broken} of the last {count} rollouts ({broken / count:.0%})",
+        figure=f"the environment failed in {broken} of the last {count} rollouts ({broken / count:.0%})",
         knob="look at `error` in rollouts/*.jsonl; raise rollout.environment_timeout where it is slow",
     )
 

@@ -25,11 +25,11 @@ class Bin:
     count: int
 
 
-def reliability(certainties: Sequence[float], right: Sequence[bool], *, bins: int = BINS) -> list[Bin]:
+def reliability(certainties: Sequence[float], right: Sequence[bool]) -> list[Bin]:
     """Return the reliability diagram: bins of equal width from 0 to 1, without empty ones."""
     of_bin: dict[int, list[tuple[float, bool]]] = {}
-    for sure, came_true in zip(certainties, right, strict=True):
-        of_bin.setdefault(min(int(sure * bins), bins - 1), []).append((sure, came_true))
+    for certainty, is_right in zip(certainties, right, strict=True):
+        of_bin.setdefault(_bin_index(certainty), []).append((certainty, is_right))
     return [
         Bin(certainty=fmean(sure for sure, _ in some), right=fmean(true for _, true in some), count=len(some))
         for _, some in sorted(of_bin.items())
@@ -42,7 +42,7 @@ def expected_calibration_error(diagram: Sequence[Bin]) -> float:
     return sum(each.count * abs(each.certainty - each.right) for each in diagram) / total
 
 
-def together(diagrams: Iterable[Iterable[Bin]], *, bins: int = BINS) -> list[Bin]:
+def together(diagrams: Iterable[Iterable[Bin]]) -> list[Bin]:
     """Merge several diagrams.
 
     >>> together([[Bin(certainty=0.5, right=1.0, count=1)], [Bin(certainty=0.5, right=0.0, count=3)]])
@@ -50,8 +50,12 @@ def together(diagrams: Iterable[Iterable[Bin]], *, bins: int = BINS) -> list[Bin
     """
     of_bin: dict[int, list[Bin]] = {}
     for each in chain.from_iterable(diagrams):
-        of_bin.setdefault(min(int(each.certainty * bins), bins - 1), []).append(each)
+        of_bin.setdefault(_bin_index(each.certainty), []).append(each)
     return [_merged(some) for _, some in sorted(of_bin.items())]
+
+
+def _bin_index(certainty: float) -> int:
+    return min(int(certainty * BINS), BINS - 1)
 
 
 def _merged(some: Sequence[Bin]) -> Bin:

@@ -119,7 +119,7 @@ def table(comparison: Comparison) -> list[tuple[str, ...]]:
 
 
 def needed_table(comparison: Comparison) -> list[tuple[str, ...]]:
-    """What the target took of each cost, and how many seeds got there."""
+    """Return the table of each cost to the target, and of how many seeds reached it."""
     rows = [("group", "there", *(cost.removeprefix("sampled_") for cost in COSTS))]
     for group in comparison.groups:
         there = sum(not reached.censored for reached in group.by_seed.values())
@@ -139,7 +139,7 @@ def _needed_in_words(cost: Cost | None) -> str:
 
 
 def _rounded(amount: float) -> str:
-    """Three digits.
+    """Format a number with three significant digits.
 
     >>> _rounded(336.2), _rounded(53_412), _rounded(1_999_999), _rounded(7.25)
     ('336', '53.4k', '2M', '7.25')
@@ -201,14 +201,15 @@ def _no_difference(name: str, baseline: str, gap: Difference) -> str:
         return ""
     if gap.points.interval is None:
         same = not any(gap.points.by_seed.values())
-        return f"{name} did exactly what {baseline} did on val after {gap.tasks} tasks, seed by seed." if same else ""
+        return f"{name} equals {baseline} exactly on val after {gap.tasks} tasks, for every seed." if same else ""
     # A t-interval may exceed the possible range.
     low, high = max(gap.points.interval[0], -1.0), min(gap.points.interval[1], 1.0)
     if low > 0 or high < 0:
         return ""
     return (
-        f"{name} cannot be told from {baseline} on val after {gap.tasks} tasks: {100 * gap.points.mean:+.1f} points "
-        f"({CONFIDENCE:.0%}: {100 * low:+.1f} to {100 * high:+.1f})."
+        f"{name} cannot be distinguished from {baseline} on val after {gap.tasks} tasks: "
+        f"{100 * gap.points.mean:+.1f} points ("
+        f"{CONFIDENCE:.0%}: {100 * low:+.1f} to {100 * high:+.1f})."
     )
 
 
@@ -218,7 +219,8 @@ def _ratio_in_words(ratio: Ratio) -> str:
 
 
 def interval_in_words(interval: tuple[float | None, float | None]) -> str:
-    """
+    """Return an interval as text; None is an unknown side.
+
     >>> interval_in_words((None, 0.3))
     'below 0.3'
     """
@@ -234,5 +236,5 @@ def _interval_note(ratio: Ratio) -> str:
     if len(ratio.seeds) == 1:
         return "; one seed has no interval"
     if ratio.censored:
-        return "; with runs that never got there, fewer than five seeds have no interval"
+        return "; with runs that never reached the target, fewer than five seeds have no interval"
     return "; all seeds agree to the evaluation, so their spread is unknown"

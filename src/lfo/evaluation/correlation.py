@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-GAIN_STEPS = 50  # after so many steps the gain of the policy is measured
+GAIN_STEPS = 50  # the gain of the policy is measured this many steps later
 VAL = "eval/val/success"
 LOOKAHEAD = "eval/val/lookahead_accuracy"
 # Metrics of world-model accuracy at an evaluation, the best first.

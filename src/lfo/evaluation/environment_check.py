@@ -2,7 +2,7 @@
 
     check_environment(make_environment, episodes=20) -> {"ok": True, "problems": [], "warnings": [...], ...}
 
-A problem makes runs fail or their metrics wrong; a warning is what its author should know. Two players are used: one
+A problem makes runs fail or their metrics wrong; a warning tells the author what to look at. Two players are used: one
 does nothing, and one makes random calls that fit the schemas. Each call to the environment has a time limit, and its
 side effects on the process are recorded.
 """
@@ -10,24 +10,24 @@ side effects on the process are recorded.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
-from lfo.env.interface import EnvironmentFactory, NamesMoves, flaw_of
+from lfo.env.interface import FAREWELL, EnvironmentFactory, NamesMoves, flaw_of
 from lfo.env.random_play import random_call
 from lfo.env.seeds import stream
 from lfo.errors import EnvironmentFailed
 from lfo.protocol.hermes import format_tool_call
 from lfo.rollout.call_monitor import CallMonitor
 from lfo.rollout.patience import EnvironmentTimedOut
+from lfo.rollout.runner import checked_step
 from lfo.types import Message
 
-FAREWELL = "I am done."
-REPEATED = 5  # tasks that are played twice, and in parallel
+REPEATED = 5  # tasks that are played again, alone and in parallel
 SLOW_STEP = 1.0  # seconds
 MOST_TOOLS = 20
 HOSTILE = (
@@ -43,7 +43,7 @@ _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 @dataclass(slots=True)
-class Story:
+class Playthrough:
     """One rollout, as a player sees it."""
 
     opening: Sequence[Message] = ()
@@ -64,8 +64,9 @@ class Story:
     def texts(self) -> list[str]:
         return [*(message.content for message in self.opening), *(reply[1] for reply in self.replies)]
 
-    def told(self) -> tuple[Any, ...]:
-        """What must be equal if the same calls are made again."""
+    @property
+    def outcome(self) -> tuple[Any, ...]:
+        """Everything that must be equal if the same calls are made again."""
         return tuple(message.content for message in self.opening), tuple(self.replies), str(self.failure)
 
 
@@ -92,15 +93,17 @@ def check_environment(
     splits, found = _splits(make_environment, monitor)
     problems += found
     tasks = [*splits.get("train", ()), *splits.get("val", ())][:episodes]
-    idle = _play(make_environment, tasks, monitor, max_turns=1)
-    played = _play(make_environment, tasks, monitor, max_turns=max_turns, tools=tools) if not hangs(idle) else []
+    if not tasks:
+        return {"ok": False, "problems": problems, "warnings": monitor.effects()}
+    idle = _play_all(make_environment, tasks, monitor, max_turns=1)
+    played = _play_all(make_environment, tasks, monitor, max_turns=max_turns, tools=tools) if not hangs(idle) else []
     problems += _failures(played, idle)
     if hangs(idle) or hangs(played):  # each further call would wait for the time limit
         return {"ok": False, "problems": problems, "warnings": monitor.effects()}
     problems += _hostile_problems(make_environment, tasks[0], monitor, allowed=idle[0].reward)
-    problems += [f"it answers a special token of the model: {each!r}" for each in _specials_in(played, specials)]
-    again = _repeated(make_environment, tasks, played, monitor, tools, max_turns)
-    warnings = [*again, *schema_flaws(tools), *monitor.effects()]
+    problems += [f"its text contains a special token of the model: {each!r}" for each in _specials_in(played, specials)]
+    warnings = _repetition_warnings(make_environment, tasks, played, monitor, tools, max_turns)
+    warnings += [*schema_flaws(tools), *monitor.effects()]
     figures = _figures(idle, played, length_of)
     warnings += _figure_warnings(figures, room)
     return {
@@ -113,77 +116,84 @@ def check_environment(
     }
 
 
-Speak = Callable[[str, Any], str]
+NextMessage = Callable[[str, Any], str]  # (text so far, environment) -> the player's next message
 
 
-def tell(
-    make_environment: EnvironmentFactory, task: Any, monitor: CallMonitor, *, max_turns: int, speak: Speak | None
-) -> Story:
-    """Play one rollout; `speak=None` ends it at once, and every player ends it after its last turn."""
-    story = Story()
-    for _ in _turns(story, make_environment, task, monitor, max_turns=max_turns, speak=speak):
+def play(
+    make_environment: EnvironmentFactory,
+    task: Any,
+    monitor: CallMonitor,
+    *,
+    max_turns: int,
+    next_message: NextMessage | None,
+) -> Playthrough:
+    """Play one rollout and end it after `max_turns`; with `next_message=None`, end it at once."""
+    played = Playthrough()
+    for _ in _turns(played, make_environment, task, monitor, max_turns=max_turns, next_message=next_message):
         pass
-    return story
+    return played
 
 
-def _play(
+def _play_all(
     make_environment: EnvironmentFactory,
     tasks: Sequence[Any],
     monitor: CallMonitor,
     *,
     max_turns: int,
     tools: Sequence[Mapping[str, Any]] | None = None,
-) -> list[Story]:
+) -> list[Playthrough]:
     """Play each task, up to the first that hangs, with random calls of `tools`; without tools, do nothing."""
-    stories: list[Story] = []
+    played: list[Playthrough] = []
     for index, task in enumerate(tasks):
-        if hangs(stories):
+        if hangs(played):
             break
-        speak = partial(random_speech, tools, index) if tools else None
-        stories.append(tell(make_environment, task, monitor, max_turns=max_turns, speak=speak))
-    return stories
+        next_message = partial(random_message, tools, index) if tools else None
+        played.append(play(make_environment, task, monitor, max_turns=max_turns, next_message=next_message))
+    return played
 
 
-def hangs(stories: Sequence[Story]) -> bool:
-    return any(isinstance(story.failure, EnvironmentTimedOut) for story in stories)
+def hangs(played: Sequence[Playthrough]) -> bool:
+    return any(isinstance(each.failure, EnvironmentTimedOut) for each in played)
 
 
 def _turns(
-    story: Story,
+    played: Playthrough,
     make_environment: EnvironmentFactory,
     task: Any,
     monitor: CallMonitor,
     *,
     max_turns: int,
-    speak: Speak | None,
-) -> Any:
-    """Play one rollout, turn by turn, so that two can be interleaved."""
+    next_message: NextMessage | None,
+) -> Iterator[None]:
+    """Play one rollout into `played` and yield before each turn, so that two rollouts can be interleaved."""
     environment = make_environment()
     opening, seconds = monitor.call(lambda: tuple(environment.reset(task)))
-    story.seconds.append(seconds)
+    played.seconds.append(seconds)
     if isinstance(opening, EnvironmentFailed):
-        story.failure = opening
+        played.failure = opening
         return
-    story.opening = opening
+    played.opening = opening
     for turn in range(max_turns + 1):
         yield
-        message = speak("\n".join(story.texts), environment) if speak and turn < max_turns else FAREWELL
-        result, seconds = monitor.call(partial(environment.step, message))
-        story.seconds.append(seconds)
+        message = FAREWELL
+        if next_message and turn < max_turns:
+            message = next_message("\n".join(played.texts), environment)
+        result, seconds = monitor.call(partial(checked_step, environment, message))
+        played.seconds.append(seconds)
         if isinstance(result, EnvironmentFailed):
-            story.failure = result
+            played.failure = result
             return
-        story.mistakes += bool(result.info.get("mistake"))
-        story.replies.append((message, result.observation, float(result.reward), bool(result.done)))
+        played.mistakes += bool(result.info.get("mistake"))
+        played.replies.append((message, result.observation, float(result.reward), bool(result.done)))
         if result.done:
             return
 
 
-def random_speech(tools: Sequence[Mapping[str, Any]], place: int, heard: str, environment: Any) -> str:
-    """Return a random call, a function of `place` and of the replies so far."""
+def random_message(tools: Sequence[Mapping[str, Any]], seed: int, transcript: str, environment: Any) -> str:
+    """Return a random call, a pure function of the seed, the transcript and the moves of the environment."""
     moves = environment.moves() if isinstance(environment, NamesMoves) else ()
-    random = stream(place, len(heard), heard[-200:])
-    return format_tool_call(random_call(tools, heard=heard, random=random, moves=moves))
+    random = stream(seed, len(transcript), transcript[-200:])
+    return format_tool_call(random_call(tools, transcript=transcript, random=random, moves=moves))
 
 
 def _splits(make_environment: EnvironmentFactory, monitor: CallMonitor) -> tuple[dict[str, Sequence[Any]], list[str]]:
@@ -204,9 +214,9 @@ def _splits(make_environment: EnvironmentFactory, monitor: CallMonitor) -> tuple
     return splits, problems
 
 
-def _failures(*groups: Sequence[Story]) -> list[str]:
+def _failures(*groups: Sequence[Playthrough]) -> list[str]:
     """Return one sentence for each kind of failure, with its count."""
-    failures = [story.failure for group in groups for story in group if story.failure is not None]
+    failures = [played.failure for group in groups for played in group if played.failure is not None]
     rollouts = sum(map(len, groups))
     hung = [each for each in failures if isinstance(each, EnvironmentTimedOut)]
     raised = [each for each in failures if not isinstance(each, EnvironmentTimedOut)]
@@ -217,63 +227,63 @@ def _hostile_problems(
     make_environment: EnvironmentFactory, task: Any, monitor: CallMonitor, *, allowed: float
 ) -> list[str]:
     for message in HOSTILE:
-        story = tell(make_environment, task, monitor, max_turns=1, speak=lambda *_, message=message: message)
-        if story.failure is not None:
-            return [f"a message that cannot be read is not answered: {story.failure}; it was {message[:40]!r}"]
-        if story.reward > allowed:
-            return [f"a message that cannot be read is rewarded with {story.reward:g}: {message[:40]!r}"]
+        played = play(make_environment, task, monitor, max_turns=1, next_message=lambda *_, message=message: message)
+        if played.failure is not None:
+            return [f"it fails on the invalid message {message[:40]!r}: {played.failure}"]
+        if played.reward > allowed:
+            return [f"it rewards the invalid message {message[:40]!r} with {played.reward:g}"]
     return []
 
 
-def _repeated(
+def _repetition_warnings(
     make_environment: EnvironmentFactory,
     tasks: Sequence[Any],
-    played: Sequence[Story],
+    played: Sequence[Playthrough],
     monitor: CallMonitor,
     tools: Sequence[Mapping[str, Any]],
     max_turns: int,
 ) -> list[str]:
     """Check that the same calls get the same replies again, alone and in parallel with another rollout."""
 
-    def turns(place: int, story: Story) -> Any:
-        speak = partial(random_speech, tools, place)
-        return _turns(story, make_environment, tasks[place], monitor, max_turns=max_turns, speak=speak)
+    def turns(index: int, again: Playthrough) -> Iterator[None]:
+        next_message = partial(random_message, tools, index)
+        return _turns(again, make_environment, tasks[index], monitor, max_turns=max_turns, next_message=next_message)
 
-    indices = [place for place in range(min(REPEATED, len(tasks))) if played[place].failure is None]
-    for place in indices:
-        story = Story()
-        for _ in turns(place, story):
+    indices = [index for index in range(min(REPEATED, len(tasks))) if played[index].failure is None]
+    for index in indices:
+        again = Playthrough()
+        for _ in turns(index, again):
             pass
-        if story.told() != played[place].told():
-            return [f"the same calls are answered differently the second time (task {tasks[place].id})"]
+        if again.outcome != played[index].outcome:
+            return [f"the same calls get other replies the second time (task {tasks[index].id})"]
     for one, other in pairwise(indices):
-        stories = {one: Story(), other: Story()}
-        running = [turns(place, story) for place, story in stories.items()]
+        parallel = {one: Playthrough(), other: Playthrough()}
+        running = [turns(index, again) for index, again in parallel.items()]
         while running:
             running = [each for each in running if next(each, _OVER) is not _OVER]
-        if any(story.told() != played[place].told() for place, story in stories.items()):
-            return [f"two rollouts side by side disturb each other (tasks {tasks[one].id} and {tasks[other].id})"]
+        if any(again.outcome != played[index].outcome for index, again in parallel.items()):
+            return [f"two parallel rollouts affect each other (tasks {tasks[one].id} and {tasks[other].id})"]
     return []
 
 
-_OVER = object()
+_OVER = object()  # returned by a generator that has ended
 
 
-def _specials_in(stories: Sequence[Story], specials: Collection[str]) -> list[str]:
-    texts = [text for story in stories for text in story.texts]
+def _specials_in(played: Sequence[Playthrough], specials: Collection[str]) -> list[str]:
+    texts = [text for each in played for text in each.texts]
     return sorted(each for each in specials if any(each in text for text in texts))
 
 
 def schema_flaws(tools: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return what makes a schema hard to read for a model, as sentences."""
     flaws = (
-        [f"{len(tools)} tools are many; a model reads all of their schemas first"] if len(tools) > MOST_TOOLS else []
+        [f"it has {len(tools)} tools, and the prompt contains all of their schemas"] if len(tools) > MOST_TOOLS else []
     )
     for tool in tools:
         function = tool["function"]
         name, schema = function["name"], function.get("parameters") or {}
         if not _TOOL_NAME.fullmatch(name):
-            flaws.append(f"the tool name {name!r} is not letters, digits, _ and - alone, as chat templates expect")
+            flaws.append(f"the tool name {name!r} may only have letters, digits, _ and -, as chat templates expect")
         if not (function.get("description") or "").strip():
             flaws.append(f"tool {name} has no description")
         for argument, part in schema.get("properties", {}).items():
@@ -286,38 +296,40 @@ def schema_flaws(tools: Sequence[Mapping[str, Any]]) -> list[str]:
     return flaws
 
 
-def _figures(idle: Sequence[Story], played: Sequence[Story], length_of: Callable[[str], int]) -> dict[str, Any]:
-    openings = [sum(length_of(message.content) for message in story.opening) for story in played if story.opening]
-    replies = [length_of(reply[1]) for story in played for reply in story.replies if reply[1]]
-    steps = [seconds for story in played for seconds in story.seconds[1:]]
-    turns = sum(len(story.replies) for story in played)
+def _figures(
+    idle: Sequence[Playthrough], played: Sequence[Playthrough], length_of: Callable[[str], int]
+) -> dict[str, Any]:
+    openings = [sum(length_of(message.content) for message in each.opening) for each in played if each.opening]
+    replies = [length_of(reply[1]) for each in played for reply in each.replies if reply[1]]
+    steps = [seconds for each in played for seconds in each.seconds[1:]]
+    turns = sum(len(each.replies) for each in played)
     return {
         "players": {"nothing": _player(idle), "random": _player(played)},
-        "random_mistakes": sum(story.mistakes for story in played) / max(1, turns),
-        "distinct_replies": len({reply[1] for story in played for reply in story.replies}),
+        "random_mistakes": sum(each.mistakes for each in played) / max(1, turns),
+        "distinct_replies": len({reply[1] for each in played for reply in each.replies}),
         "seconds": {
-            "reset": median(story.seconds[0] for story in played),
+            "reset": median(each.seconds[0] for each in played),
             "step": median(steps) if steps else 0.0,
-            "slowest": max([*steps, *(story.seconds[0] for story in played)]),
+            "slowest": max([*steps, *(each.seconds[0] for each in played)]),
         },
         "lengths": {
             "opening": _spread(openings),
             "reply": _spread(replies),
-            "rollout": _spread([sum(map(length_of, story.texts)) for story in played]),
+            "rollout": _spread([sum(map(length_of, each.texts)) for each in played]),
         },
     }
 
 
-def _player(stories: Sequence[Story]) -> dict[str, float]:
-    rewards = [story.reward for story in stories]
+def _player(played: Sequence[Playthrough]) -> dict[str, float]:
+    rewards = [each.reward for each in played]
     return {
         "reward": fmean(rewards),
         "lowest": min(rewards),
         "highest": max(rewards),
         "success": fmean(reward >= 1 for reward in rewards),
-        "turns": fmean(len(story.replies) for story in stories),
-        "ended": fmean(story.done for story in stories),
-        "n": len(stories),
+        "turns": fmean(len(each.replies) for each in played),
+        "ended": fmean(each.done for each in played),
+        "n": len(played),
     }
 
 
@@ -341,10 +353,10 @@ def _figure_warnings(figures: Mapping[str, Any], room: int | None) -> list[str]:
     if random["ended"] < 1:
         warnings.append("it does not end when the policy writes a message without a call")
     if figures["distinct_replies"] <= 1:
-        warnings.append("it always answers the same, so there is nothing to predict")
+        warnings.append("all replies are the same, so there is nothing to predict")
     slowest = figures["seconds"]["slowest"]
     if slowest > SLOW_STEP:
-        warnings.append(f"one answer took {slowest:.1f} seconds; rollouts go in step and wait for it")
+        warnings.append(f"one call took {slowest:.1f} seconds; all rollouts of a batch wait for the slowest call")
     opening = figures["lengths"]["opening"]["longest"]
     if room and figures["lengths"]["rollout"]["p95"] > room:
         warnings.append(

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from lfo.config import RunConfig
 from lfo.env.interface import DescribesReplies, EnvironmentFactory, OffersLookahead, same_meaning, tasks_of
 from lfo.errors import EnvironmentFailed
-from lfo.evaluation.repeated_tasks import judge, solved
+from lfo.evaluation.repeated_tasks import judge
 from lfo.evaluation.success import draft_metrics, rollout_metrics
 from lfo.rollout.deliberation import imagined, questions
 from lfo.rollout.predictors import true_reply_predictor
@@ -116,7 +116,7 @@ def evaluate(
     result = {"greedy": judge(_groups(greedy, 1), levels), "sampled": judge(_groups(sampled, k), levels)}
     if accuracy is not None:
         result["greedy"]["behaviour"]["lookahead_accuracy"] = accuracy
-    result["greedy"]["solved"] = [solved(rollout) for rollout in greedy]
+    result["greedy"]["solved"] = [rollout.succeeded for rollout in greedy]
     return result
 
 
@@ -134,7 +134,7 @@ def evaluate_paired(
     """
     rollouts = agent.roll_out(tasks, greedy=True, lookahead=lookahead, on_batch=on_rollouts)
     refuse_dead_environment(rollouts)
-    return paired_difference(solved_by_first, [solved(rollout) for rollout in rollouts])
+    return paired_difference(solved_by_first, [rollout.succeeded for rollout in rollouts])
 
 
 def lookahead_accuracy(

@@ -45,9 +45,9 @@ def group_names(configs: Sequence[RunConfig]) -> list[str]:
     for config in configs:
         usual = load_config([f"preset={configs[0].preset}", f"algo={config.algo}"])
         alike = [other for other in configs if other.algo == config.algo]
-        varying = {name for other in alike for name in _telling(config, other)}
-        said = {FROZEN} if config.feedback == "other_task" else {FROZEN, "feedback"}
-        own = {name: value for name, (value, _) in differences(config, usual).items() if name in varying - said}
+        varying = {name for other in alike for name in _distinguishing(config, other)}
+        always_named = {FROZEN} if config.feedback == "other_task" else {FROZEN, "feedback"}
+        own = {name: value for name, (value, _) in differences(config, usual).items() if name in varying - always_named}
         control = [FROZEN_POLICY] if config.policy.frozen else []
         settings = [f"{_short(name)}={_in_words(value)}" for name, value in own.items()]
         algo = f"{config.algo}{WITH_FEEDBACK}" if config.has_feedback else config.algo
@@ -58,7 +58,7 @@ def group_names(configs: Sequence[RunConfig]) -> list[str]:
     ]
 
 
-def _telling(one: RunConfig, other: RunConfig) -> set[str]:
+def _distinguishing(one: RunConfig, other: RunConfig) -> set[str]:
     """Return the config values that distinguish two groups; those of evaluation only if there are no others."""
     found = differences(one, other).keys() - {"seed", "output_dir"}
     evaluated = {name for name in found if name.startswith("eval.")}

@@ -21,7 +21,6 @@ from typing import Any, cast
 from lfo.backend import Backend
 from lfo.config import RunConfig
 from lfo.env.interface import (
-    Environment,
     EnvironmentFactory,
     OffersLookahead,
     describe_with,
@@ -29,7 +28,7 @@ from lfo.env.interface import (
     same_meaning,
 )
 from lfo.env.phone_calls import PhoneCalls
-from lfo.env.players import EVERY_REPLY, Player
+from lfo.env.players import EVERY_REPLY, Player, Recorder
 from lfo.env.tasks import Task
 from lfo.errors import EnvironmentFailed
 from lfo.evaluation.certainty import calibration_metrics
@@ -39,7 +38,7 @@ from lfo.protocol.world_model import (
     TARGET_TOKENS,
     ObservedCall,
     WorldModelCodec,
-    is_heard,
+    is_observed_call,
     observed_calls,
     render_state,
     state_of,
@@ -51,7 +50,7 @@ from lfo.rollout.records import rollout_from_texts, transcripts
 from lfo.rollout.row import RolloutRequest
 from lfo.rollout.runner import RunnerConfig
 from lfo.rollout.samples import world_model_sample
-from lfo.types import Rollout, StepResult
+from lfo.types import Rollout
 
 SPLIT = "val"
 TASKS = 24
@@ -95,8 +94,8 @@ class Examination:
     def lost_tokens(self, rollouts: Sequence[Rollout], predict: Collection[str] | None) -> dict[str, float]:
         """Return which share of the replies the world model neither learns nor predicts, because they are too long."""
         world = self._config.world_model
-        heard = (turn for rollout in rollouts for turn in rollout.turns if is_heard(turn, predict))
-        lengths = [self._codec.length(turn.observation) for turn in heard]
+        turns = (turn for rollout in rollouts for turn in rollout.turns if is_observed_call(turn, predict))
+        lengths = [self._codec.length(turn.observation) for turn in turns]
         return lost_tokens(lengths, learned=max(TARGET_TOKENS, world.reply_tokens), predicted=world.reply_tokens)
 
     def run(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -176,7 +175,7 @@ def asked_calls(
 def _asked_calls(
     make_environment: EnvironmentFactory, runner_config: RunnerConfig, played: Sequence[tuple[Any, Rollout]]
 ) -> Iterator[ObservedCall]:
-    """Return the first call of each rollout that look-ahead would ask about, with its true reply."""
+    """Yield the first call of each rollout that look-ahead would ask about, with its true reply."""
     judge = make_environment()
     if not isinstance(judge, OffersLookahead):
         return
@@ -194,8 +193,8 @@ def _question(judge: OffersLookahead, task: Any, rollout: Rollout) -> Question |
     for turns, transcript in transcripts(rollout):
         call = judge.lookahead_query(transcript)
         if call is not None:
-            said = tuple(turn.action for turn in turns)
-            return Question(task=task, state=state_of(rollout.opening, turns), call=call, messages=said)
+            messages = tuple(turn.action for turn in turns)
+            return Question(task=task, state=state_of(rollout.opening, turns), call=call, messages=messages)
     return None
 
 
@@ -224,7 +223,7 @@ def _example(call: ObservedCall, made: Prediction) -> dict[str, Any]:
 
 
 def _of_different_categories(examples: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """Yield the first of each category, then the second of each, and so on."""
+    """Return the first of each category, then the second of each, and so on."""
     seen: dict[str, int] = {}
     indices = []
     for index, example in enumerate(examples):
@@ -233,29 +232,11 @@ def _of_different_categories(examples: Sequence[dict[str, Any]], count: int) -> 
     return [examples[index] for _, index in sorted(indices)[:count]]
 
 
-# --- scripted players, and what they say and hear ---------------------------------------------------------------------
-
-
-class _Recorder:
-    """Wraps an environment and records the messages."""
-
-    def __init__(self, environment: Environment, task: Any) -> None:
-        self.environment = environment
-        self.opening = environment.reset(task)
-        self.exchanges: list[tuple[str, str]] = []
-
-    def step(self, message: str) -> StepResult:
-        result = self.environment.step(message)
-        self.exchanges.append((message, result.observation))
-        return result
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.environment, name)
-
-
 def _play(make_environment: EnvironmentFactory, task: Task, player: Player) -> Rollout:
-    recorder = _Recorder(make_environment(), task)
+    environment = make_environment()
+    opening = environment.reset(task)
+    recorder = Recorder(environment)
     reward = player(cast(PhoneCalls, recorder), task)
     return rollout_from_texts(
-        recorder.environment, task_id=task.id, opening=recorder.opening, exchanges=recorder.exchanges, reward=reward
+        environment, task_id=task.id, opening=opening, exchanges=recorder.exchanges, reward=reward
     )

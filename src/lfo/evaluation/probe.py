@@ -52,7 +52,7 @@ class ProbeCase:
     assumes: str = ""
 
     def state(self, environment: Environment) -> WorldModelState:
-        """The state after a rollout with the exchanges `before`."""
+        """Return the state after a rollout with the exchanges `before`."""
         rollout = rollout_from_texts(
             environment,
             task_id=self.name,

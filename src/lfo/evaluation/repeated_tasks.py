@@ -22,13 +22,13 @@ from typing import Any
 
 from lfo.evaluation.success import rollout_metrics
 from lfo.statistics import wilson
-from lfo.types import Rollout, RolloutGroup
+from lfo.types import RolloutGroup
 
 
 def pass_hat_k(successes: int, trials: int, k: int) -> float:
     """Return the share of all choices of k trials in which all succeeded.
 
-    >>> pass_hat_k(3, 4, 2)  # of the 6 pairs among 4 trials, 3 hold successes only
+    >>> pass_hat_k(3, 4, 2)  # 3 of the 6 pairs of trials contain only successes
     0.5
     """
     if not 1 <= k <= trials:
@@ -36,16 +36,12 @@ def pass_hat_k(successes: int, trials: int, k: int) -> float:
     return math.comb(successes, k) / math.comb(trials, k)
 
 
-def solved(rollout: Rollout) -> bool:
-    return rollout.reward >= 1.0
-
-
 def judge(groups: Sequence[RolloutGroup], levels: Sequence[Any]) -> dict[str, Any]:
     """Return the results of the groups of one split; `levels` are the levels of their tasks, if there are any.
 
     All groups have the same number n of rollouts; `pass_k` has every k up to n, if n is more than 1.
     """
-    counts = [sum(map(solved, group.rollouts)) for group in groups]
+    counts = [sum(rollout.succeeded for rollout in group.rollouts) for group in groups]
     trials = len(groups[0].rollouts)
     by_level: dict[str, list[float]] = defaultdict(list)
     for level, count in zip(levels, counts, strict=True):

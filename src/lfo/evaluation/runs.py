@@ -130,7 +130,7 @@ def warn_of_changed_data(run: Path, data: Mapping[str, Any]) -> None:
     """Warn if splits have other tasks now than when the run in this folder began."""
     try:
         before = json.loads((run / DATA_FILE).read_text(encoding="utf-8"))["splits"]
-        changed = [split for split, told in data["splits"].items() if told != before.get(split, told)]
+        changed = [split for split, now in data["splits"].items() if now != before.get(split, now)]
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return  # a new run, an old version or a damaged file: nothing to compare with
     for split in changed:

@@ -43,7 +43,7 @@ Curve = Mapping[int, float]  # tasks seen -> success, at each evaluation
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reached:
-    """The tasks to a target: `Reached(tasks=320, censored=False)`; censored: more than so many."""
+    """The tasks to a target: `Reached(tasks=320, censored=False)`; if censored, more tasks than this."""
 
     tasks: float
     censored: bool = False
@@ -69,8 +69,8 @@ class Ratio:
 class Needed:
     """The geometric mean over seeds, and its t-interval on the logarithm.
 
-    Censored, where a seed never got there: more than so much. From five seeds on the interval is then a lower bound on
-    the median, its upper end None.
+    If a seed never reached the target, the result is censored: `mean` is then a lower bound. With five seeds or more,
+    the interval is then a lower bound of the median, and its upper end is None.
     """
 
     mean: float
@@ -172,8 +172,8 @@ def compare(runs: Sequence[RunRecord], *, baseline: str | None = None) -> Compar
     if len(often := sorted({config_of(run).eval.every for run in runs})) > 1:
         *others, last = map(str, often)
         notes.append(
-            f"runs were evaluated every {', '.join(others)} or {last} steps: the tasks that they needed are "
-            "only as exact"
+            f"runs were evaluated every {', '.join(others)} or {last} steps, which limits the precision of the tasks "
+            "that they needed"
         )
     notes += [
         f"{run.path} reached {target:.0%} only at its last evaluation, which a second one must confirm, so it does not "
@@ -300,12 +300,13 @@ def _spent(runs: Sequence[RunRecord], target: float) -> dict[str, dict[int, floa
 
 
 def needed(by_seed: Mapping[int, float], reached: Mapping[int, Reached]) -> Needed:
-    """
+    """Return what a target cost over seeds.
+
     >>> needed({0: 200, 1: 800}, {0: Reached(tasks=1), 1: Reached(tasks=2, censored=True)})
     Needed(mean=400.0, interval=None, censored=True)
     """
     censored = any(reached[seed].censored for seed in by_seed)
-    if min(by_seed.values()) <= 0:  # there before any training
+    if min(by_seed.values()) <= 0:  # reached before any training
         return Needed(mean=0.0, interval=None, censored=censored)
     logs = [math.log(amount) for amount in by_seed.values()]
     mean, low, high = t_interval(logs)
@@ -364,7 +365,8 @@ def ratio_to_baseline(
 
 
 def spread(by_seed: Mapping[int, float]) -> Spread:
-    """
+    """Return the mean over seeds and its interval.
+
     >>> spread({0: 0.5, 1: 0.5}).interval is None
     True
     """

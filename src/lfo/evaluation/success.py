@@ -9,12 +9,12 @@ from statistics import fmean
 from typing import Any
 
 from lfo.env.interface import MEASURES
-from lfo.rollout.runner import BROKEN_OFF
+from lfo.rollout.runner import ENVIRONMENT_FAILURES
 from lfo.types import Rollout
 
 BROKEN_ROLLOUTS = "the environment failed in some rollouts: `stops` counts them, and lfo rollouts shows the reason"
 NO_CALLS = "no rollout called a tool of this environment: set model= to a base that can call tools"
-FAR = 0.2  # at least so far below the best evaluation; less also occurs in healthy runs
+FAR = 0.2  # least distance to the best evaluation; smaller ones also occur in healthy runs
 
 
 def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def step_metrics(rollouts: Sequence[Rollout], tools: Collection[str]) -> tuple[d
     if rollouts:
         metrics["stops"] = rollout_metrics(rollouts)["stops"]  # of all rollouts
     metrics["sampled_tokens"] = sum(rollout.sampled_count for rollout in rollouts)
-    warnings = [BROKEN_ROLLOUTS] if any(rollout.stop in BROKEN_OFF for rollout in rollouts) else []
+    warnings = [BROKEN_ROLLOUTS] if any(rollout.stop in ENVIRONMENT_FAILURES for rollout in rollouts) else []
     calls = (turn.call for rollout in own for turn in rollout.turns if not turn.predicted)
     if own and not any(call is not None and call.name in tools for call in calls):
         warnings.append(NO_CALLS)
@@ -73,7 +73,7 @@ def step_metrics(rollouts: Sequence[Rollout], tools: Collection[str]) -> tuple[d
 
 
 def far_below(best: float, value: float, *, tasks: int) -> bool:
-    """Whether an evaluation on so many tasks is below the best one by `FAR` and by three standard errors.
+    """Whether an evaluation on `tasks` tasks is below the best one by `FAR` and by three standard errors.
 
     >>> far_below(0.76, 0.5, tasks=100), far_below(0.76, 0.6, tasks=100), far_below(0.76, 0.5, tasks=20)
     (True, False, False)

@@ -61,12 +61,12 @@ def prediction_metrics(predictions: Sequence[Prediction]) -> dict[str, Any]:
 def _metrics(predictions: Sequence[Prediction]) -> dict[str, float]:
     tokens = sum(each.tokens for each in predictions)
     loss = sum(each.loss for each in predictions) / tokens
-    told = [each.same_meaning for each in predictions if each.same_meaning is not None]
+    known = [each.same_meaning for each in predictions if each.same_meaning is not None]
     return {
         "token_accuracy": sum(each.hits for each in predictions) / tokens,
         "perplexity": math.exp(min(loss, 700.0)),  # exp of more is not finite
         "bleu": corpus_bleu([each.predicted for each in predictions], [each.actual for each in predictions]),
-        **({"semantic_accuracy": fmean(told)} if told else {}),
+        **({"semantic_accuracy": fmean(known)} if known else {}),
         "exact": fmean(each.predicted.strip() == each.actual.strip() for each in predictions),
     }
 
@@ -79,11 +79,11 @@ def lost_tokens(lengths: Sequence[int], *, learned: int, predicted: int) -> dict
     """
     if not lengths:
         return {}
-    behind = [sum(max(0, length - limit) for length in lengths) / sum(lengths) for limit in (learned, predicted)]
+    lost = [sum(max(0, length - limit) for length in lengths) / sum(lengths) for limit in (learned, predicted)]
     return {
         "reply_tokens": fmean(lengths),
-        "reply_tokens_unlearned": behind[0],
-        "reply_tokens_unpredicted": behind[1],
+        "reply_tokens_unlearned": lost[0],
+        "reply_tokens_unpredicted": lost[1],
     }
 
 

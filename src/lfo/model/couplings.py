@@ -45,7 +45,7 @@ class Coupling:
 
     @property
     def summed(self) -> int:
-        """The number of adapters in the policy's forward: a served or exported policy has so many times the rank."""
+        """The number of adapters in the policy's forward; a served or exported policy has this multiple of the rank."""
         return len(self.policy)
 
     @property

@@ -50,7 +50,7 @@ class Decoder(Protocol):
         ...
 
     def cache(self, rows: int, context: int) -> DecoderCache:
-        """Return a cache for so many rows of up to `context` tokens."""
+        """Return a cache for `rows` rows of up to `context` tokens."""
         ...
 
 
@@ -93,10 +93,10 @@ class HFCache:
         return self._forward(tokens_B[:, None], positions)
 
     def keep(self, alive: Sequence[bool]) -> list[int]:
-        order = [place for place, lives in enumerate(alive) if lives]
-        index = torch.tensor(order, device=self._mask_BS.device)
-        self._past.batch_select_indices(index)
-        self._mask_BS = self._mask_BS[index]
+        order = [index for index, lives in enumerate(alive) if lives]
+        order_B = torch.tensor(order, device=self._mask_BS.device)
+        self._past.batch_select_indices(order_B)
+        self._mask_BS = self._mask_BS[order_B]
         return order
 
     @torch.no_grad()

@@ -148,9 +148,9 @@ class _Spread(torch.autograd.Function):
     """Scatter packed tokens into a tensor of zeros."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, places_M: Tensor, count: int) -> Tensor:
-        ctx.save_for_backward(places_M)
-        return x.new_zeros(count, *x.shape[1:]).index_copy_(0, places_M, x)
+    def forward(ctx: Any, x: Tensor, indices_M: Tensor, count: int) -> Tensor:
+        ctx.save_for_backward(indices_M)
+        return x.new_zeros(count, *x.shape[1:]).index_copy_(0, indices_M, x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -161,42 +161,42 @@ class _Pack(torch.autograd.Function):
     """Gather tokens; no index occurs twice, so the backward needs no sum."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, places_M: Tensor) -> Tensor:
-        ctx.save_for_backward(places_M)
+    def forward(ctx: Any, x: Tensor, indices_M: Tensor) -> Tensor:
+        ctx.save_for_backward(indices_M)
         ctx.count = len(x)
-        return x.index_select(0, places_M)
+        return x.index_select(0, indices_M)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        (gradient,), (places_M,) = gradients, ctx.saved_tensors
-        return gradient.new_zeros(ctx.count, *gradient.shape[1:]).index_copy_(0, places_M, gradient), None
+        (gradient,), (indices_M,) = gradients, ctx.saved_tensors
+        return gradient.new_zeros(ctx.count, *gradient.shape[1:]).index_copy_(0, indices_M, gradient), None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Layout:
-    """The positions of the packed tokens in B x T; `places_M` is None if there is no padding."""
+    """Where the packed tokens are in B x T; `indices_M` is None if there is no padding."""
 
     rows: int
     length: int
-    places_M: Tensor | None
+    indices_M: Tensor | None
     device: torch.device
 
     def spread(self, x: Tensor) -> Any:
         """M x ... -> B x T x ..."""
-        if self.places_M is not None:
-            x = cast(Tensor, _Spread.apply(x, self.places_M, self.rows * self.length))
+        if self.indices_M is not None:
+            x = cast(Tensor, _Spread.apply(x, self.indices_M, self.rows * self.length))
         return x.unflatten(0, (self.rows, self.length))
 
     def of_wanted(self, wanted_BT: Tensor, lengths: Sequence[int]) -> tuple[_Layout, Tensor]:
         """Return the layout of the wanted tokens only, and their indices among the packed ones."""
         real_BT = torch.arange(self.length) < torch.tensor(lengths)[:, None]
-        indices, chosen = (wanted_BT & real_BT).flatten().nonzero()[:, 0], wanted_BT[real_BT].nonzero()[:, 0]
-        return replace(self, places_M=indices.to(self.device)), chosen.to(self.device)
+        wanted, chosen = (wanted_BT & real_BT).flatten().nonzero()[:, 0], wanted_BT[real_BT].nonzero()[:, 0]
+        return replace(self, indices_M=wanted.to(self.device)), chosen.to(self.device)
 
     def pack(self, x: Tensor) -> Any:
         """B x T x ... -> M x ..."""
         x = x.flatten(0, 1)
-        return x if self.places_M is None else _Pack.apply(x, self.places_M)
+        return x if self.indices_M is None else _Pack.apply(x, self.indices_M)
 
 
 class LeanForward:
@@ -279,7 +279,7 @@ class LeanForward:
         positions = torch.arange(length).expand(rows, -1)
         real = positions < torch.tensor(lengths)[:, None]
         indices = None if min(lengths) == length else real.flatten().nonzero()[:, 0].to(device)
-        return _Layout(rows=rows, length=length, places_M=indices, device=device), positions[real].to(device)
+        return _Layout(rows=rows, length=length, indices_M=indices, device=device), positions[real].to(device)
 
     @staticmethod
     def _uses(

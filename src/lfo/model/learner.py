@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -74,12 +74,12 @@ def collate(samples: Sequence[TrainingSample], device: torch.device) -> Batch:
             row[: len(values)] = values
         return torch.from_numpy(rows).to(device)
 
-    weighed = np.zeros((len(samples), longest), dtype=bool)
-    for row, sample in zip(weighed, samples, strict=True):
+    weighted = np.zeros((len(samples), longest), dtype=bool)
+    for row, sample in zip(weighted, samples, strict=True):
         streams = sample.policy_weights, sample.world_model_weights, sample.imitation_weights
         row[: len(sample.tokens)] = np.any([stream for stream in streams if stream], axis=0)
-    wanted = np.zeros_like(weighed)
-    wanted[:, :-1] = weighed[:, 1:]  # the state at the token before predicts a token
+    wanted = np.zeros_like(weighted)
+    wanted[:, :-1] = weighted[:, 1:]  # the hidden state at the token before predicts a token
 
     return Batch(
         adapters=tuple(dict.fromkeys(name for sample in samples for name in sample.adapters)),
@@ -211,27 +211,29 @@ class Learner:
 
     def _backward(self, batch: Batch, tokens: Normalizers, world_model_weight: float, sums: dict[str, Any]) -> None:
         model = self.model
-        has_policy, has_world = (
-            batch.has_policy or batch.has_imitation,
-            batch.has_world_model and tokens.world_model > 0,
-        )
+        has_policy = batch.has_policy or batch.has_imitation
+        has_world = batch.has_world_model and tokens.world_model > 0
         if not (has_policy or has_world):
             return
         # Inline with stacked: one forward for all losses, but only the policy losses must spare the world model.
         spared = model.policy_detached if batch.adapters == model.policy_adapters else ()
-        asked: dict[str, Any] = {"lengths": batch.lengths, "wanted_BT": batch.wanted_BT}
+        options: dict[str, Any] = {"lengths": batch.lengths, "wanted_BT": batch.wanted_BT}
         if model.mixes_rows:
-            hidden_BTD = model.hidden_of_mixed_rows(batch.tokens_BT, batch.adapters_of_rows, **asked)
+            hidden_BTD = model.hidden_of_mixed_rows(batch.tokens_BT, batch.adapters_of_rows, **options)
         else:
             detached = () if has_world else spared
-            hidden_BTD = model.hidden(batch.tokens_BT, batch.adapters, detached, **asked)
+            hidden_BTD = model.hidden(batch.tokens_BT, batch.adapters, detached, **options)
         policy = world = hidden_BTD.new_zeros(())
         if batch.has_policy:
             policy = self._policy_loss(hidden_BTD, batch, tokens.policy, sums)
         if batch.has_imitation:
-            policy = policy + self._imitation_loss(hidden_BTD, batch, tokens.imitation, sums)
+            weights_BT, count = batch.imitation_weights_BT, tokens.imitation
+            policy = policy + self._cross_entropy(
+                "imitation", imitation_loss, hidden_BTD, batch, weights_BT, count, sums
+            )
         if has_world:
-            world = self._world_model_loss(hidden_BTD, batch, tokens.world_model, sums)
+            weights_BT, count = batch.world_model_weights_BT, tokens.world_model
+            world = self._cross_entropy("world_model", world_model_loss, hidden_BTD, batch, weights_BT, count, sums)
         if has_policy and has_world and spared:
             kept = [parameter for name, group in self.parameters.items() if name not in spared for parameter in group]
             everything = [parameter for group in self.parameters.values() for parameter in group]
@@ -266,41 +268,41 @@ class Learner:
         sums["entropy"] += weighted_mean(entropies_BT.detach(), weights_BT, normalizer=tokens)
         return result.loss
 
-    def _world_model_loss(self, hidden_BTD: Tensor, batch: Batch, tokens: float, sums: dict[str, Any]) -> Tensor:
-        weights_BT = batch.world_model_weights_BT
+    def _cross_entropy(
+        self,
+        name: str,
+        loss_of: Callable[[Tensor, Tensor, float], Tensor],
+        hidden_BTD: Tensor,
+        batch: Batch,
+        weights_BT: Tensor,
+        tokens: float,
+        sums: dict[str, Any],
+    ) -> Tensor:
+        """Return a loss on the tokens with a weight; add the loss and the token accuracy to `sums`."""
         states = hidden_BTD, self.model.head, batch.tokens_BT
         logprobs_BT, hits_BT = fused_token_hits(*states, positions_BT=weights_BT > 0, chunk=self.chunk)
-        loss = world_model_loss(logprobs_BT, weights_BT, tokens)
-        sums["world_model_loss"] += loss.detach()
-        sums["world_model_accuracy"] += weighted_mean(hits_BT, weights_BT, normalizer=tokens)
-        return loss
-
-    def _imitation_loss(self, hidden_BTD: Tensor, batch: Batch, tokens: float, sums: dict[str, Any]) -> Tensor:
-        weights_BT = batch.imitation_weights_BT
-        states = hidden_BTD, self.model.head, batch.tokens_BT
-        logprobs_BT, hits_BT = fused_token_hits(*states, positions_BT=weights_BT > 0, chunk=self.chunk)
-        loss = imitation_loss(logprobs_BT, weights_BT, tokens)
-        sums["imitation_loss"] += loss.detach()
-        sums["imitation_accuracy"] += weighted_mean(hits_BT, weights_BT, normalizer=tokens)
+        loss = loss_of(logprobs_BT, weights_BT, tokens)
+        sums[f"{name}_loss"] += loss.detach()
+        sums[f"{name}_accuracy"] += weighted_mean(hits_BT, weights_BT, normalizer=tokens)
         return loss
 
     @torch.no_grad()
     def reply_scores(self, samples: Sequence[TrainingSample]) -> list[ReplyScore]:
         """Score how well the reply of each row is predicted, in order; all rows use the same adapters."""
         scores: dict[int, ReplyScore] = {}
-        longest_first = sorted(range(len(samples)), key=lambda place: len(samples[place].tokens), reverse=True)
+        longest_first = sorted(range(len(samples)), key=lambda index: len(samples[index].tokens), reverse=True)
         while longest_first:
             count = max(1, self.micro_batch_tokens // len(samples[longest_first[0]].tokens))
             indices, longest_first = longest_first[:count], longest_first[count:]
-            batch = collate([samples[place] for place in indices], self.model.device)
+            batch = collate([samples[index] for index in indices], self.model.device)
             hidden_BTD = self.model.hidden(batch.tokens_BT, batch.adapters, lengths=batch.lengths)
             where_BT = batch.world_model_weights_BT > 0
             states = hidden_BTD, self.model.head, batch.tokens_BT
             logprobs_BT, hits_BT = fused_token_hits(*states, positions_BT=where_BT, chunk=self.chunk)
             sums = (where_BT.sum(-1).tolist(), hits_BT.sum(-1).tolist(), (-logprobs_BT).sum(-1).tolist())
-            for place, tokens, hits, loss in zip(indices, *sums, strict=True):
-                scores[place] = ReplyScore(tokens=tokens, hits=int(hits), loss=loss)
-        return [scores[place] for place in range(len(samples))]
+            for index, tokens, hits, loss in zip(indices, *sums, strict=True):
+                scores[index] = ReplyScore(tokens=tokens, hits=int(hits), loss=loss)
+        return [scores[index] for index in range(len(samples))]
 
     # --- checkpoints -------------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ _BELOW_ONE = 1.0 - 2.0**-24
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generated:
-    """The tokens that one row said: `Generated(tokens=(17, 2), logprobs=(-0.3, -0.1), stopped=True)`.
+    """The sampled tokens of one row: `Generated(tokens=(17, 2), logprobs=(-0.3, -0.1), stopped=True)`.
 
     `stopped`: the last token is an end token; otherwise the row reached its limit. Log-probs are at the sampling
     temperature (at temperature 1 for greedy decoding).
@@ -47,21 +47,13 @@ class Generated:
 class Sampler:
     """Creates sessions on a model. Reads the weights at the first use after each `refresh`."""
 
-    def __init__(
-        self,
-        model: DualAdapterModel,
-        *,
-        max_context: int,
-        eos_ids: Sequence[int],
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, model: DualAdapterModel, *, max_context: int, eos_ids: Sequence[int]) -> None:
         self.model = model
         self.max_context = max_context
         self.vocabulary = model.head.shape[0]
         self.is_eos_V = torch.zeros(self.vocabulary, dtype=torch.bool, device=model.device)
         self.is_eos_V[list(eos_ids)] = True
         self.version = 0
-        self._dtype = dtype
         self._decoders: dict[tuple[str, ...], tuple[int, Decoder]] = {}  # with the version of its weights
 
     def refresh(self) -> None:
@@ -100,7 +92,7 @@ class Sampler:
 
     def _decoder(self, adapters: tuple[str, ...]) -> Decoder:
         if adapters not in self._decoders:
-            decoder = make_decoder(self.model, adapters, max_context=self.max_context, dtype=self._dtype)
+            decoder = make_decoder(self.model, adapters, max_context=self.max_context)
             self._decoders[adapters] = self.version, decoder
         merged, decoder = self._decoders[adapters]
         if merged != self.version:
@@ -120,7 +112,7 @@ class Session:
         self._tokens: list[list[int]] = [[] for _ in range(rows)]
         self._computed = [0] * rows
         # On a GPU, checking for finished rows is a sync; on a CPU, a finished row costs time.
-        self._ask_every = 1 if sampler.model.device.type == "cpu" else 16
+        self._check_every = 1 if sampler.model.device.type == "cpu" else 16
 
     def tokens(self, row: int) -> tuple[int, ...]:
         """Return the tokens of the row."""
@@ -206,27 +198,27 @@ class Session:
             ]
         tokens_KB = torch.zeros(steps, len(rows), dtype=torch.long, device=device)
         logprobs_KB = torch.zeros(steps, len(rows), device=device)
-        place_B = torch.arange(len(rows), device=device)  # the index in `rows` of each row of the shrinking batch
+        index_B = torch.arange(len(rows), device=device)  # index in `rows` of each row of the shrinking batch
         done_B = torch.zeros(len(rows), dtype=torch.bool, device=device)
 
         logits_BV = self._cache.start(rows, histories, computed)
         for step in range(steps):
             chosen_B, logprob_B = draw(
-                logits_BV, temperature, None if uniforms_KB is None else uniforms_KB[step, place_B]
+                logits_BV, temperature, None if uniforms_KB is None else uniforms_KB[step, index_B]
             )
-            tokens_KB[step, place_B] = chosen_B
-            logprobs_KB[step, place_B] = logprob_B
-            done_B = done_B | is_eos_V[chosen_B] | (limit_B[place_B] <= step + 1)
+            tokens_KB[step, index_B] = chosen_B
+            logprobs_KB[step, index_B] = logprob_B
+            done_B = done_B | is_eos_V[chosen_B] | (limit_B[index_B] <= step + 1)
             if step + 1 == steps:
                 break
-            if (step + 1) % self._ask_every == 0:
+            if (step + 1) % self._check_every == 0:
                 alive = done_B.logical_not().tolist()  # the only device sync
                 if not any(alive):
                     break
                 # Moving rows costs about as much as a step, so wait until an eighth of the batch has finished.
                 if sum(alive) <= len(alive) * 7 // 8:
                     order = torch.tensor(self._cache.keep(alive), device=device)
-                    place_B, chosen_B, done_B = place_B[order], chosen_B[order], done_B[order]
+                    index_B, chosen_B, done_B = index_B[order], chosen_B[order], done_B[order]
             logits_BV = self._cache.step(chosen_B)
 
         # Drop the tokens after the first end token, sampled while the row waited to be removed.
@@ -241,14 +233,12 @@ class Session:
         ]
 
 
-def make_decoder(
-    model: DualAdapterModel, adapters: Sequence[str], *, max_context: int, dtype: torch.dtype | None = None
-) -> Decoder:
+def make_decoder(model: DualAdapterModel, adapters: Sequence[str], *, max_context: int) -> Decoder:
     """Return the fastest decoder that supports this model."""
     if model.device.type == "cuda" and TurnDecoder.supports(model):
-        return TurnDecoder(model, adapters, max_context=max_context, dtype=dtype)
+        return TurnDecoder(model, adapters, max_context=max_context)
     if FusedDecoder.supports(model):
-        return FusedDecoder(model, adapters, max_context=max_context, dtype=dtype)
+        return FusedDecoder(model, adapters, max_context=max_context)
     return HFDecoder(model, adapters)
 
 

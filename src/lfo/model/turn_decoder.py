@@ -7,7 +7,7 @@ enough.
 
 LoRA is not merged: see `turn_ops`. A refresh copies only A and B.
 
-On a CPU the same steps run without graphs and with `turn_ops` in place of `turn_kernels`; tests use this.
+On a CPU the same steps run without graphs and with `turn_ops` instead of `turn_kernels`; tests use this.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def _add_linear(x: Tensor, wide: Tensor, linear: Wide) -> None:
 
 
 class TurnMemory:
-    """The cache of so many rows of up to `context` tokens, the tensors of their turn, and graphs over both.
+    """The cache of `rows` rows of up to `context` tokens, the tensors of their turn, and the CUDA graphs that use both.
 
     The last slot is unused: it fills a batch up to the size of a graph.
     """
@@ -361,5 +361,5 @@ class _Flags:
 
 
 def _power_of_two(number: int, smallest: int = _SMALLEST_BATCH) -> int:
-    """Return the size of the graph for so many rows, or of the cache for so many tokens."""
+    """Round up to a power of two: the size of a graph for a number of rows, or of a cache for a number of tokens."""
     return max(smallest, 1 << (number - 1).bit_length())

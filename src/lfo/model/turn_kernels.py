@@ -27,7 +27,7 @@ def _widen(
     MODE: tl.constexpr, BLOCK: tl.constexpr, RANKS: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """MODE 1: RMS norm, with `extra` its weight; 2: silu(first half) * second half; 3: parts of attention joined,
-    with `extra` their tops and totals. Each tile of ranks is a program of its own and computes the row again."""
+    with `extra` their maxima and sums. Each tile of ranks is a separate program, which computes the row again."""
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = tl.arange(0, BLOCK)
     inside = columns < width

@@ -55,7 +55,7 @@ def fused_token_logprobs(
     temperature: float = 1.0,
     chunk: int = 1024,
 ) -> tuple[Tensor, Tensor]:
-    """`token_logprobs` from the last hidden states and the output layer, without storing the logits.
+    """Compute `token_logprobs` from the last hidden states and the output layer, without storing the logits.
 
     Computes only entries where `positions_BT` is True, `chunk` at a time; the others are 0. This saves most of the
     work: few tokens of a rollout are sampled or are targets, and the output layer is the widest of the model. Only for
@@ -72,7 +72,7 @@ def fused_token_logprobs(
 def fused_token_hits(
     hidden_BTD: Tensor, head_VD: Tensor, tokens_BT: Tensor, *, positions_BT: Tensor | None = None, chunk: int = 1024
 ) -> tuple[Tensor, Tensor]:
-    """(logprobs_BT, hits_BT) like `fused_token_logprobs` at temperature 1.
+    """Return (logprobs_BT, hits_BT), like `fused_token_logprobs` at temperature 1.
 
     A hit is 1 if no token is likelier, else 0; the `weighted_mean` of hits is the token accuracy. It has no gradient.
     """
@@ -87,15 +87,15 @@ def _fused(
 ) -> tuple[Tensor, Tensor]:
     hidden_BTD, head_VD, tokens_BT = states
     mask_BT = _predictable(tokens_BT, positions_BT)
-    ones_N, others_N = _in_chunks(
+    first_N, second_N = _in_chunks(
         lambda hidden_ND, targets_N: score(_logits(hidden_ND, head_VD), targets_N),
         hidden_BTD[:, :-1][mask_BT[:, 1:]],
         tokens_BT[mask_BT],
         chunk=chunk,
         dim=0,
     )
-    empty_BT = ones_N.new_zeros(tokens_BT.shape)
-    return empty_BT.masked_scatter(mask_BT, ones_N), empty_BT.masked_scatter(mask_BT, others_N)
+    empty_BT = first_N.new_zeros(tokens_BT.shape)
+    return empty_BT.masked_scatter(mask_BT, first_N), empty_BT.masked_scatter(mask_BT, second_N)
 
 
 def _logits(hidden_ND: Tensor, head_VD: Tensor) -> Tensor:
@@ -179,7 +179,7 @@ def policy_loss(
     clip_high: float = 0.28,
     normalizer: float,
 ) -> PolicyLoss:
-    """DAPO's token-mean clipped loss, with the ratio to the policy that sampled.
+    """Return DAPO's token-mean clipped loss, with the ratio to the policy that sampled.
 
     The clip range is wider above 1, so an unlikely token with a good outcome can gain more than a likely one can lose.
     """
@@ -199,12 +199,12 @@ def policy_loss(
 
 
 def world_model_loss(logprobs: Tensor, weights: Tensor, normalizer: float) -> Tensor:
-    """Cross-entropy on the replies of the environment, in nats per token."""
+    """Return the cross-entropy on the replies of the environment, in nats per token."""
     return -weighted_mean(logprobs, weights, normalizer=normalizer)
 
 
 def imitation_loss(logprobs: Tensor, weights: Tensor, normalizer: float) -> Tensor:
-    """Cross-entropy on the policy's messages in successful rollouts, in nats per token."""
+    """Return the cross-entropy on the policy's messages in successful rollouts, in nats per token."""
     return -weighted_mean(logprobs, weights, normalizer=normalizer)
 
 

@@ -11,7 +11,7 @@ environment can become a control token. Sampled tokens are never rendered or tok
 
 A model writes tool calls in the form of its own template (`tool_calls`); the rest of the system, including
 environments, uses the Hermes format. Only this module translates: `read` for sampled messages, `encode_message` for
-messages that are written in place of the policy. Sampling is elsewhere.
+messages that are written for the policy. Sampling is elsewhere.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ class Tokens:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Said:
-    """What a policy has said: `Said(message='<tool_call>{"name": "look"}</tool_call>', calls=(...,), thought="Hm.")`.
+class ParsedMessage:
+    """A parsed message of a policy: `ParsedMessage(message='<tool_call>...</tool_call>', calls=(...,), thought="Hm.")`.
 
-    `message` is what others receive: without the thought, with calls in Hermes format; `Unreadable` if a call cannot be
-    parsed.
+    `message` is what the environment receives: without the thought, with calls in Hermes format; `Unreadable` if a call
+    cannot be parsed.
     """
 
     message: str
@@ -97,12 +97,12 @@ def split_thought(text: str, *, begun: bool) -> tuple[str, str]:
     >>> split_thought("<think>Red? <tool_call>no</think>Red.", begun=False)
     ('Red? <tool_call>no', 'Red.')
     """
-    thought, ended, said = text.rpartition(THOUGHT_END)
+    thought, ended, message = text.rpartition(THOUGHT_END)
     if begun and not ended:
-        thought, said = text, ""
-    said, begins_again, unfinished = said.partition(THOUGHT)
+        thought, message = text, ""
+    message, begins_again, unfinished = message.partition(THOUGHT)
     thought = thought.strip().removeprefix(THOUGHT) + (f"\n{unfinished}" if begins_again else "")
-    return thought.strip(), said.lstrip("\n")
+    return thought.strip(), message.lstrip("\n")
 
 
 class ChatCodec:
@@ -166,13 +166,13 @@ class ChatCodec:
         before = to_observation if stopped else [self.end_of_turn, *to_observation]
         return _weave([before, *others], list(map(self._encode_observation, observations)), origin)
 
-    def after_action_by_user(self, words: str) -> Tokens:
+    def after_action_by_user(self, text: str) -> Tokens:
         """Return what follows a sampled message, after its end of turn, if the user speaks next."""
         _, _, to_user, to_prompt = self._template.pieces(("user", "assistant", "user"))
         end, *before = self._encode_glue(to_user.lstrip())
         if end != self.end_of_turn:
             raise ConfigError("the chat template ends an assistant message differently before a user message")
-        return _weave([before, self._encode_glue(to_prompt)], [self.encode(words)], Origin.PROMPT)
+        return _weave([before, self._encode_glue(to_prompt)], [self.encode(text)], Origin.PROMPT)
 
     def imagined(self, action: str, observation: str) -> Tokens:
         """Return an imagined exchange in the format of a real one."""
@@ -181,7 +181,7 @@ class ChatCodec:
         return _weave(glue, [self._encode_calls(action), self._encode_observation(observation)], Origin.PREDICTED)
 
     def encode_message(self, message: str) -> list[int]:
-        """Encode a message in place of the policy, after a prompt: no thought, calls in the form of the model."""
+        """Encode a message written for the policy, after a prompt: no thought, calls in the form of the model."""
         return [*self._no_thought, *self._encode_calls(message)]
 
     def encode(self, text: str) -> list[int]:
@@ -197,7 +197,7 @@ class ChatCodec:
         end = next((index for index, each in enumerate(ids) if each in self.ends), len(ids))
         return self._vocabulary.decode(ids[:end], skip_special_tokens=False)
 
-    def read(self, ids: Sequence[int]) -> Said:
+    def read(self, ids: Sequence[int]) -> ParsedMessage:
         """Parse a sampled message into thought, message and calls."""
         text, thought = self.decode(ids), ""
         if self._template.knows_thoughts:
@@ -205,14 +205,14 @@ class ChatCodec:
         try:
             calls = self.form.parse(text, self._tools)
         except Mistake as mistake:
-            # A reader of the plain text must not find a call in it either.
+            # A parser of the plain text must not find a call in it either.
             marked = text if self.form is HERMES else UNREADABLE + text
-            return Said(message=Unreadable(marked, str(mistake)), thought=thought, text=text)
+            return ParsedMessage(message=Unreadable(marked, str(mistake)), thought=thought, text=text)
         message = text
         if calls and self.form is not HERMES:
             before = self.form.before(text)
             message = f"{before}\n{HERMES.render(calls)}" if before else HERMES.render(calls)
-        return Said(message=message, calls=tuple(calls), thought=thought, text=text)
+        return ParsedMessage(message=message, calls=tuple(calls), thought=thought, text=text)
 
     def _encode_calls(self, message: str) -> list[int]:
         """Rewrite the calls of a Hermes message in the form of the model."""
@@ -235,7 +235,7 @@ class ChatCodec:
         return self._vocabulary.encode(text, add_special_tokens=False).ids
 
     def _after_glue(self, observations: int) -> list[list[int]]:
-        """Return the glue between the end of turn of an action and the next prompt, for so many observations."""
+        """Return the glue between the end of turn of an action and the next prompt, for a number of observations."""
         if observations not in self._after:
             first, *others = map(self._encode_glue, self._template.after_action(observations))
             self._after[observations] = [first[1:], *others]
@@ -267,7 +267,7 @@ class ChatCodec:
 
 
 def _weave(glue: Sequence[Sequence[int]], contents: Sequence[Sequence[int]], origin: Origin) -> Tokens:
-    """glue content glue content ... glue."""
+    """Interleave glue and contents, with glue at both ends; contents get this origin."""
     ids = list(glue[0])
     origins = [int(Origin.PROMPT)] * len(ids)
     spans = []

@@ -38,7 +38,7 @@ class Unreadable(str):
         return message
 
 
-UNREADABLE = "<tool_call>(unreadable) "  # before such a message in plain text: no JSON follows the tag
+UNREADABLE = "<tool_call>(unreadable) "  # marks such a message in plain text; no JSON follows the tag
 _OPEN = "<tool_call>"
 _CLOSE = "</tool_call>"
 _CALL_STARTS = re.compile(_OPEN + r"\s*")
@@ -73,7 +73,7 @@ def parse_tool_calls(message: str) -> list[ToolCall]:
 
 
 def refuse_overlong(message: str, calls: list[ToolCall]) -> None:
-    """Raise a `Mistake` if a message with these calls may not have another."""
+    """Raise a `Mistake` if the message is too long or already has the maximum number of calls."""
     if len(message) > MAX_MESSAGE_CHARS:
         raise Mistake(f"The message is longer than {MAX_MESSAGE_CHARS} characters.")
     if len(calls) >= MAX_CALLS:
@@ -91,7 +91,7 @@ def read_json(message: str, start: int) -> tuple[Any, int]:
 
 
 def call_of(value: Any, message: str, *, key: str = "arguments", ignored: tuple[str, ...] = ()) -> ToolCall:
-    """Return a JSON value as a call; `key` has its arguments, and some keys are ignored."""
+    """Return a JSON value as a call; its arguments are under `key`, and the keys in `ignored` may be present."""
     if type(value) is not dict:
         raise Mistake(f'The tool call must be a JSON object with "name" and "{key}".')
     name = value.get("name")
@@ -103,7 +103,7 @@ def call_of(value: Any, message: str, *, key: str = "arguments", ignored: tuple[
     if not value.keys() <= {"name", key, *ignored}:
         raise Mistake(f'The tool call may only have "name" and "{key}".')
     # The next two checks walk the arguments; a quick test of the message decides whether they are needed.
-    if message.count("{") + message.count("[") > MAX_NESTING and not _nested_at_most(MAX_NESTING, arguments):
+    if message.count("{") + message.count("[") > MAX_NESTING and nests_deeper(arguments, MAX_NESTING):
         raise Mistake("The tool call is nested too deeply.")
     if ("\\u" in message or not message.isascii()) and _has_lone_surrogate(name, arguments):
         raise Mistake("The tool call contains half of a Unicode surrogate pair.")
@@ -171,14 +171,15 @@ def _constant(text: str) -> float:
 _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer, parse_float=_float, parse_constant=_constant)
 
 
-def _nested_at_most(depth: int, outermost: dict[str, Any]) -> bool:
-    level: list[Any] = [outermost]
+def nests_deeper(value: dict[str, Any], depth: int) -> bool:
+    """Whether the objects and arrays of a JSON object are nested more than `depth` levels deep."""
+    level: list[Any] = [value]
     for _ in range(depth):
         items = [item for box in level for item in (box.values() if type(box) is dict else box)]
         level = [item for item in items if type(item) is dict or type(item) is list]
         if not level:
-            return True
-    return False
+            return False
+    return True
 
 
 def _has_lone_surrogate(name: str, arguments: dict[str, Any]) -> bool:

@@ -1,7 +1,7 @@
 """Analyse a chat template: render it with placeholders to find the text that it puts between messages.
 
-It also finds how the model writes tool calls, whether it thinks, and how past exchanges must be passed to it. Text
-only: `chat` makes token ids of it.
+It also detects how the model writes tool calls, whether it thinks, and how past exchanges must be passed to it. It
+handles text only; `chat` makes token ids of it.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ class ChatTemplate:
         if not ends:
             raise ConfigError("the chat template puts no special token at the end of an assistant message")
         self.end = max(ends, key=len)
-        self._check_places()
+        self._check_positions()
         self.escapes_observations = self._escapes()
         self.form = self._find_form()
 
     def pieces(self, roles: tuple[str, ...], *, tools: bool = True, past: bool = False) -> list[str]:
         """Return the glue before, between and after messages of these roles, with the generation prompt.
 
-        `past`: assistant messages are rendered as they were said, with a thought if the model thinks, or with a call if
-        the template requires one.
+        `past`: assistant messages are rendered as they were sampled, with a thought if the model thinks, or with a call
+        if the template requires one.
         """
         marks = [_mark() for _ in roles]
         rest = self._render(self._placeholders(roles, marks, past=past), tools=tools)
@@ -80,7 +80,7 @@ class ChatTemplate:
         return [*pieces, rest]
 
     def after_action(self, observations: int) -> list[str]:
-        """Return the glue from the end of turn of an action to the next prompt, for so many observations.
+        """Return the glue from the end of turn of an action to the next prompt, for a number of observations.
 
         Text before the end of turn belongs to the message, which the model has already finished.
         """
@@ -133,8 +133,8 @@ class ChatTemplate:
             return history
         return "user"
 
-    def _check_places(self) -> None:
-        """Raise a `ConfigError` unless the glue is the same everywhere in a conversation."""
+    def _check_positions(self) -> None:
+        """Raise a `ConfigError` unless the glue is the same at every position of a conversation."""
         before, self.prompt = self.pieces(("user",))
         # Pieces of n exchanges: before user, to action, (to observation, to action) * n, the last being a prompt.
         rows = [self.pieces(("user", *("assistant", "tool") * exchanges), past=True) for exchanges in (1, 2, 3)]
@@ -155,8 +155,10 @@ class ChatTemplate:
             )
 
     def _leads_to(self, prompt: str, glue: str) -> bool:
-        """Whether a past message is rendered as it was said after its prompt. Spaces are ignored, because some
-        templates add one when another message follows."""
+        """Whether a past message is rendered as it was sampled after its prompt.
+
+        Spaces are ignored, because some templates add one when another message follows.
+        """
         prompt, glue = "".join(prompt.split()), "".join(glue.split())
         return prompt.startswith(glue) or ((self._thinking or self._history == "calls") and glue.startswith(prompt))
 
@@ -215,6 +217,6 @@ def _calling(call: ToolCall) -> dict[str, Any]:
     return {"role": "assistant", "content": "", "tool_calls": called}
 
 
-def _call_id(place: int) -> str:
+def _call_id(number: int) -> str:
     """Return an id of nine characters, which some templates require with each observation; sampled calls have none."""
-    return f"{place:09d}"
+    return f"{number:09d}"

@@ -33,7 +33,7 @@ class CallForm:
     name: str
     parse: Callable[[str, Tools], list[ToolCall]]
     pieces: Callable[[Sequence[ToolCall]], Iterable[str]]
-    ends: tuple[str, ...] = ()  # tokens that end a message with a call, beside the template's end of turn
+    ends: tuple[str, ...] = ()  # tokens that end a message with a call, besides the template's end of turn
     opening: str = ""  # how the first call starts, if text may be before it
 
     def render(self, calls: Sequence[ToolCall]) -> str:
@@ -181,8 +181,8 @@ def _typed(text: str, schema: Any) -> Any:
         return text
     options = [schema, *(each for each in _listed(schema.get("anyOf", ())) if isinstance(each, Mapping))]
     types = {str(kind) for each in options for kind in _listed(each.get("type", ()))}
-    text_is_fine = not types or "string" in types
-    if text_is_fine and not ("null" in types and text in ("null", "None")):
+    allows_text = not types or "string" in types
+    if allows_text and not ("null" in types and text in ("null", "None")):
         return text
     spelled = _XML_SPELLING.get(text, text)
     try:
@@ -205,7 +205,7 @@ def _properties(tools: Tools, name: str) -> Mapping[str, Any]:
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
-    """Return the schema of an argument; clients of `lfo serve` may send anything as a schema."""
+    """Return a mapping, or an empty one for any other value: clients of `lfo serve` may send anything as a schema."""
     return value if isinstance(value, Mapping) else {}
 
 
@@ -220,10 +220,10 @@ def _write_qwen_xml(calls: Sequence[ToolCall]) -> Iterator[str]:
 # --- all of them ---------------------------------------------------------------------------------------------------
 
 
-def _skip_space(message: str, place: int) -> int:
-    while place < len(message) and message[place].isspace():
-        place += 1
-    return place
+def _skip_space(message: str, index: int) -> int:
+    while index < len(message) and message[index].isspace():
+        index += 1
+    return index
 
 
 def _json(value: Any) -> str:

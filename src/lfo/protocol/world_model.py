@@ -13,7 +13,7 @@
     <|/action|>
 
     <|predict_csr|>                                            weight 0 up to here
-    <|csr|>It stays shut; it wanted ...<|/csr|>               weight 1, the end of turn that follows included
+    <|csr|>It stays shut; it wanted ...<|/csr|>               weight 1, including the end of turn that follows
 
 The tags are ordinary text, because the base is frozen. `Auth` and `csr` come from the phone-call world and stay because
 the embedded base was pretrained with them; in any environment they mean the collected values and the reply. An example
@@ -38,13 +38,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 REPLY_OPEN, REPLY_CLOSE = "<|csr|>", "<|/csr|>"
-TARGET_TOKENS = 512  # of a reply that are learned
+TARGET_TOKENS = 512  # the longest part of a reply that is learned
+CALL_TOKENS = 512  # about the longest call in a prompt; a longer one is cut
 CUT_SHORT = " ... (cut short)"  # after a predicted reply that reached its token limit
 
 # Longer texts are cut first, so that a megabyte costs no more than a page.
 _MAX_CHARS = 8_000
 _CHARS_A_TOKEN = 16  # an upper bound of the average
-_REMEMBERED = 1_024  # texts whose ids are cached
+_CACHED = 1_024  # texts whose ids are cached
 _MAX_COLLECTED = 100
 _MAX_VALUE_CHARS = 200
 _MIN_VALUE_CHARS = 3  # of a value that identifies something; shorter ones occur everywhere
@@ -108,14 +109,14 @@ def state_of(opening: Sequence[Message], turns: Sequence[Turn]) -> WorldModelSta
 
 
 def observed_calls(rollout: Rollout, *, predict: Collection[str] | None = None) -> Iterator[ObservedCall]:
-    """Return the real calls of a rollout that have a reply, of the tools in `predict` (None: all)."""
+    """Yield the real calls of a rollout that have a reply, of the tools in `predict` (None: all)."""
     for index, turn in enumerate(rollout.turns):
-        if turn.call is not None and is_heard(turn, predict):
+        if turn.call is not None and is_observed_call(turn, predict):
             state = state_of(rollout.opening, rollout.turns[:index])
             yield ObservedCall(state=state, call=turn.call, reply=turn.observation, facts=turn.facts, asked=turn.asked)
 
 
-def is_heard(turn: Turn, predict: Collection[str] | None) -> bool:
+def is_observed_call(turn: Turn, predict: Collection[str] | None) -> bool:
     """Whether a turn is a real call of one of these tools (None: all) that has a reply."""
     called = turn.call is not None and (predict is None or turn.call.name in predict)
     return called and not turn.predicted and bool(turn.observation)
@@ -148,7 +149,7 @@ class WorldModelCodec:
     """Encodes world-model examples. All text is tokenised as plain text; only the end of turn is a special token, so
     that generation stops by itself.
 
-    A state has at most `state_tokens`, a call about `call_tokens`, a question at most `question_tokens`. The first
+    A state has at most `state_tokens`, a call about `CALL_TOKENS`, a question at most `question_tokens`. The first
     `target_tokens` of a reply are the target; a reply that was cut has no end token, so that the world model does not
     learn to stop there.
     """
@@ -158,17 +159,15 @@ class WorldModelCodec:
         tokenizer: PreTrainedTokenizerBase,
         *,
         state_tokens: int = 512,
-        call_tokens: int = 512,
         target_tokens: int = TARGET_TOKENS,
         question_tokens: int | None = None,
     ) -> None:
         self._chat = ChatCodec(tokenizer)
         self._question_tokens = question_tokens
         # The rollouts of one task are similar: half of all texts were encoded just before.
-        self._encode = lru_cache(maxsize=_REMEMBERED)(self._chat.encode)
+        self._encode = lru_cache(maxsize=_CACHED)(self._chat.encode)
         self._prompts: dict[tuple[str, str, tuple[str, ...]], list[int]] = {}
         self._state_tokens = state_tokens
-        self._call_tokens = call_tokens
         self._target_tokens = target_tokens
         self._target_chars = max(_MAX_CHARS, _CHARS_A_TOKEN * target_tokens)
         first = tokenizer.encode("a")[0]  # a base whose tokenizer adds a first token has never seen a text without it
@@ -186,8 +185,9 @@ class WorldModelCodec:
 
     def compress(self, state: WorldModelState, call: ToolCall) -> WorldModelState:
         """Compress a state that is too large. First drop what does not concern the call. Then shrink one part after the
-        other, as little as needed: older actions, the newest observation, the task, and at last the newest call and the
-        collected values."""
+        other, as little as needed: older actions, the newest observation, the task, the newest call, and finally the
+        collected values.
+        """
         if self._size(state) > self._state_tokens:
             state = concerning(state, call)
         for size, shrink in _SHRINKS:
@@ -200,12 +200,12 @@ class WorldModelCodec:
     def prompt_ids(self, state: WorldModelState, call: ToolCall) -> list[int]:
         """Return the ids of `render_prompt`, with a compressed state; a call that is too long is cut."""
         body = _call_body(call)[:_MAX_CHARS]
-        told_apart = render_state(state), body, _named_in(call)  # everything that determines the prompt
-        ids = self._prompts.get(told_apart)
+        key = render_state(state), body, _identifying_values(call)  # everything that determines the prompt
+        ids = self._prompts.get(key)
         if ids is None:
-            if len(self._prompts) >= _REMEMBERED:
+            if len(self._prompts) >= _CACHED:
                 self._prompts.clear()
-            ids = self._prompts[told_apart] = self._prompt_ids(state, call, body)
+            ids = self._prompts[key] = self._prompt_ids(state, call, body)
         return list(ids)
 
     def question_ids(self, state: WorldModelState, call: ToolCall) -> list[int]:
@@ -214,12 +214,12 @@ class WorldModelCodec:
         return ids if self._question_tokens is None else ids[-self._question_tokens :]
 
     def _prompt_ids(self, state: WorldModelState, call: ToolCall, body: str) -> list[int]:
-        if len(self._encode(body)) > self._call_tokens:
-            body = _cut(body, _most(len(body), lambda n: len(self._encode(body[:n])), self._call_tokens))
+        if len(self._encode(body)) > CALL_TOKENS:
+            body = _cut(body, _most(len(body), lambda n: len(self._encode(body[:n])), CALL_TOKENS))
         return self._start + self._encode(_prompt(self.compress(state, call), body))
 
     def forget(self) -> None:
-        """Clear the cache."""
+        """Clear the caches."""
         self._encode.cache_clear()
         self._prompts.clear()
 
@@ -272,7 +272,7 @@ class WorldModelCodec:
     def examples_of(self, rollout: Rollout, *, predict: Collection[str] | None) -> list[WorldModelExample]:
         """Return one example for each of `observed_calls`."""
         calls = observed_calls(rollout, predict=predict)
-        return [self.example(seen.state, seen.call, seen.reply, asked=seen.asked) for seen in calls]
+        return [self.example(each.state, each.call, each.reply, asked=each.asked) for each in calls]
 
     def _size(self, state: WorldModelState) -> int:
         return len(self._encode(render_state(state)))
@@ -283,21 +283,21 @@ def concerning(state: WorldModelState, call: ToolCall) -> WorldModelState:
 
     Of an observation with several lines (separated by `; ` in a state), keep the first line, which names its subject,
     and the lines with a value of the call; keep all lines if there are none."""
-    values = _named_in(call)
+    values = _identifying_values(call)
 
     def shortened(observation: str) -> str:
         first, *others = observation.split(_LINE_BREAK)
         kept = [line for line in others if any(value in line for value in values)]
         return _LINE_BREAK.join([first, *kept]) if kept else observation
 
-    return replace(state, actions=tuple((said, shortened(heard)) for said, heard in state.actions))
+    return replace(state, actions=tuple((call, shortened(observation)) for call, observation in state.actions))
 
 
-def _named_in(call: ToolCall) -> tuple[str, ...]:
-    """Return the values of a call that identify something."""
-    named = (value for value in _values_in(call.arguments) if len(value) >= _MIN_VALUE_CHARS)
+def _identifying_values(call: ToolCall) -> tuple[str, ...]:
+    """Return the arguments of a call that are long enough to identify something."""
+    values = (value for value in _values_in(call.arguments) if len(value) >= _MIN_VALUE_CHARS)
     # One character more than a line may have: a longer value then matches no line.
-    return tuple(value[: _MAX_CHARS + 1] for value in islice(named, _MAX_COLLECTED))
+    return tuple(value[: _MAX_CHARS + 1] for value in islice(values, _MAX_COLLECTED))
 
 
 def _values_in(value: Any, depth: int = 4) -> Iterator[str]:

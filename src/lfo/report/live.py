@@ -75,8 +75,8 @@ def warnings(record: RunRecord) -> list[dict[str, Any]]:
     """Return the warnings of the run, each once with its latest step, and those of `lfo advise`."""
     latest: dict[str, int] = {}
     for row in record.rows:
-        told: Any = row.get("warnings")
-        for words in told if isinstance(told, list) else ():
+        found_in_row: Any = row.get("warnings")
+        for words in found_in_row if isinstance(found_in_row, list) else ():
             latest.pop(str(words), None)
             latest[str(words)] = row["step"]
     found: list[dict[str, Any]] = [{"step": step, "words": shown(words, 400)} for words, step in latest.items()]

@@ -1,6 +1,6 @@
-// Draws the report page from the JSON that lies in it. Text of models and environments is data: it reaches the page
-// only through text nodes (`element` and `shape` below), never as markup. A section can be drawn again (`page.live.js`):
-// what its reader has chosen stays.
+// Draws the report page from the JSON that it contains. Text of models and environments is data: it reaches the page
+// only through text nodes (`element` and `shape` below), never as markup. A section can be drawn again (`page.live.js`)
+// and keeps the reader's choices.
 "use strict";
 
 const data = JSON.parse(document.getElementById("data").textContent);
@@ -38,7 +38,7 @@ function section(id, title, about) {
 }
 const empty = (words) => element("p", { class: "empty" }, words);
 
-/** What was chosen in a control before, where it can still be chosen; else its first option. */
+/** The reader's earlier choice in a control, if it still exists, else the first option. */
 const chosen = (key, options) => {
   const values = options.map(([value]) => String(value));
   return values.includes(choices.get(key)) ? choices.get(key) : values[0];
@@ -217,7 +217,7 @@ function lineChart({ curve, axis, height, labels, key }) {
   });
 }
 
-/** Each name behind the end of its line, moved up or down until it lies on no other line and no other name. */
+/** Put each name after the end of its line, moved up or down until it overlaps no other line or name. */
 function placeNames(svg, paths, { nameOf, lengthOf, bottom }) {
   const taken = [];
   for (const { line, points } of paths) {
@@ -238,7 +238,7 @@ const crosses = (points, left, right, at) => points.some(([x, y], i) => {
   return x >= left && fromX <= right && Math.max(y, fromY) > at - 9 && Math.min(y, fromY) < at + 9;
 });
 
-/** What the lines say where the pointer is. */
+/** Show the values of all lines at the pointer. */
 function pointAt(box, svg, { lines, blind, axis, format, x, y, margin, inner, width }) {
   const seriesOf = (known) => known.map((line) => {
     const several = line.runs.length > 1 && line.mean.y.length > 0;
@@ -283,7 +283,7 @@ function pointAt(box, svg, { lines, blind, axis, format, x, y, margin, inner, wi
   });
 }
 
-/** A row for each thing that is told apart; in it a lane for each group: seeds as rings, the mean as a dot, its interval. */
+/** A row for each category, with a lane for each group: seeds as rings, the mean as a dot, and its interval. */
 function dotPlot(rows, format) {
   return responsive((box, width) => {
     const groups = [...new Set(rows.flatMap((row) => row.marks.map((mark) => mark.group)))].filter((group) => group !== null);
@@ -342,7 +342,7 @@ function dotPlot(rows, format) {
   });
 }
 
-/** Certainty against truth: a dot for each bin of each group, as large as what is in it. */
+/** Certainty against accuracy: a dot for each bin of each group, sized by its number of predictions. */
 function reliabilityDiagram(groups) {
   const hidden = choices.get("hidden in reliability") || new Set();
   choices.set("hidden in reliability", hidden);
@@ -421,7 +421,7 @@ function learning() {
 
 function comparison() {
   const node = section("comparison", "Comparison", data.comparison.length
-    ? "Tasks to a target: the geometric mean over seeds of the tasks seen at the first of two evaluations in a row that were at or above it. Where a run ended before, the figure is a bound, marked >, ≥ or ≤. Times fewer tasks: to 70 % of the ceiling, or of all where no ceiling is known, paired by seed. The smaller table says the same in every cost of training, evaluation not counted."
+    ? "Tasks to a target: the geometric mean over seeds of the tasks seen at the first of two consecutive evaluations at or above it. If a run ended before, the figure is a bound, marked >, ≥ or ≤. Times fewer tasks: to 70 % of the ceiling, or to 70 % success if no ceiling is known, paired by seed. The smaller table shows the same ratio for every cost of training, without evaluation."
     : null);
   if (!data.comparison.length) return node.append(empty("A comparison needs runs that were evaluated on val after some training."));
   const groupTable = ({ columns, rows }) => {
@@ -447,7 +447,7 @@ function levels() {
 
 function worldModel() {
   const node = section("world-model", "World model", data.world_model.length
-    ? "How well the replies of the environment are foretold, over training and by what kind of reply it was." : null);
+    ? "How well the replies of the environment are predicted, over training and by kind of reply." : null);
   if (!data.world_model.length) return node.append(empty("No run here trained or evaluated a world model."));
   const halves = element("div", { class: "halves" });
   node.append(halves);
@@ -471,14 +471,14 @@ function worldModel() {
   if (data.reliability.length) {
     const diagram = reliabilityDiagram(data.reliability).box;
     diagram.id = "reliability-chart";
-    node.append(element("h3", { class: "apart" }, "How far its certainty can be believed"),
-      element("p", { class: "about" }, "Certainty is the share of sampled replies that mean what the expected reply means, on held-out calls of the kind that look-ahead asks about, at the last evaluation. On the dotted line it is exactly as often right as it is sure; above it, it is more often right than it says, below it less. The larger a dot, the more predictions; bars are 95 % intervals."),
+    node.append(element("h3", { class: "apart" }, "Calibration of its certainty"),
+      element("p", { class: "about" }, "Certainty is the share of sampled replies with the same meaning as the predicted reply, on held-out calls of the kind that look-ahead asks about, at the last evaluation. On the dotted line, predictions are right as often as their certainty says; above it more often, below it less often. Larger dots have more predictions; bars are 95 % intervals."),
       diagram, ...data.reliability.map(({ words }) => element("p", { class: "quiet" }, words)));
   }
   if (data.examples.length) node.append(element("h3", { class: "apart" }, "Expected and said"), examples());
 }
 
-/** Where two texts are mostly alike, words of `text` that `other` does not have there are marked. */
+/** If two texts are mostly alike, mark the words of `text` that differ from `other`. */
 function differing(text, other) {
   const [one, two] = [text.split(/(\s+)/), other.split(/(\s+)/)];
   if (one.length * two.length > 250000) return [text];
@@ -486,7 +486,7 @@ function differing(text, other) {
   for (let i = one.length - 1; i >= 0; i--)
     for (let j = two.length - 1; j >= 0; j--)
       longest[i][j] = one[i] === two[j] ? longest[i + 1][j + 1] + 1 : Math.max(longest[i + 1][j], longest[i][j + 1]);
-  // Two quite different replies: marks would tell nothing. Spaces are half of all pieces and always alike.
+  // Marks are useless in two very different replies. Spaces are half of all pieces and always equal.
   if (longest[0][0] < 0.75 * Math.max(one.length, two.length)) return [text];
   const nodes = [];
   for (let i = 0, j = 0; i < one.length; ) {
@@ -521,7 +521,7 @@ function examples() {
 }
 
 function training() {
-  const node = section("training", "Training", data.training.length ? "What each step reported. Thick lines are means over seeds, thin ones single runs, in long runs of neighbouring steps together." : null);
+  const node = section("training", "Training", data.training.length ? "Metrics of each step. Thick lines are means over seeds, thin lines single runs; in long runs, a point is the mean of neighbouring steps." : null);
   if (!data.training.length) return node.append(empty("No training step has been recorded yet."));
   node.append(legend([...new Set(data.training.flatMap((curve) => curve.lines.map((line) => line.group)))].sort((one, other) => one - other)));
   node.append(element("div", { class: "multiples" }, data.training.map((curve) =>
@@ -540,7 +540,7 @@ function ablations() {
 
 function runTable() {
   const node = section("runs", "Runs", null);
-  if (!data.runs.length) return node.append(empty("There is no run in the folders that were given."));
+  if (!data.runs.length) return node.append(empty("These folders contain no run."));
   const titles = ["run", "group", "seed", "state", "tasks", "time", "success"];
   const rows = data.runs.map((run) => element("tr", { class: run.group === null ? null : colour(run.group) },
     element("td", {}, element("code", {}, run.path)),
@@ -575,7 +575,7 @@ function call(text) {
 function rolloutBrowser() {
   const { texts, items, about } = data.rollouts;
   const node = section("rollouts", "Rollouts", items.length ? about : null);
-  if (!items.length) return node.append(empty("No sample rollouts lie in these folders. A run writes some at each evaluation, into its rollouts folder."));
+  if (!items.length) return node.append(empty("These folders contain no sample rollouts. A run writes some into its rollouts folder at each evaluation."));
   const text = (index) => texts[index];
   const filters = {};
   const categories = items.map((item) => new Set(item.turns.map((turn) => turn.category).filter((category) => category !== null)));
@@ -615,7 +615,7 @@ function rolloutBrowser() {
 
   const PAGE = 100;
   const nameOf = (item) => JSON.stringify([item.run, item.step, item.split, item.task]);
-  /** Who reads an older rollout, or a later turn, goes on reading it when new ones come. */
+  /** Keep the rollout and the turn that the reader looks at when new rollouts arrive. */
   const bookmark = () => choices.set("rollout", place || turn ? [nameOf(items[shown[place]]), turn] : null);
   function open(index, scroll) {
     place = Math.min(Math.max(index, 0), Math.max(shown.length - 1, 0));
@@ -639,7 +639,7 @@ function rolloutBrowser() {
   }
 
   function drawStage(scroll) {
-    if (!shown.length) return stage.replaceChildren(empty("No rollout fits these filters."));
+    if (!shown.length) return stage.replaceChildren(empty("No rollout matches these filters."));
     bookmark();
     const item = items[shown[place]];
     const step = (words, label, enabled, action) => element("button", { type: "button", "aria-label": label, disabled: !enabled, click: action }, words);
@@ -706,7 +706,7 @@ function rolloutBrowser() {
 let onKey = () => {};
 document.addEventListener("keydown", (event) => onKey(event));
 
-// What is drawn, and from which parts of the data -------------------------------------------------------------------
+// The sections, and the parts of the data that each needs -------------------------------------------------------------------
 
 const SECTIONS = [
   ["learning", learning, ["success", "groups"]],

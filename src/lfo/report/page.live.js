@@ -1,11 +1,11 @@
-// What `lfo watch` adds to the report's page: what runs do now, and news every other second. Sections whose data have
-// changed are drawn again.
+// The additions of `lfo watch` to the report page: the current state of runs, and updates every two seconds. Sections
+// whose data have changed are drawn again.
 
 // Now ---------------------------------------------------------------------------------------------------------------
 
 const megabytes = (bytes) => `${plain.format(bytes / 2 ** 20)} MB`;
 
-/** A card for each run: how far, how fast, how much longer, on what, and what worries it. */
+/** A card for each run: progress, speed, remaining time, process and warnings. */
 function now() {
   const { runs, machine } = data.live;
   const node = section("now", "Now", null);
@@ -45,9 +45,9 @@ function phaseBar(phases, all) {
 
 // News ---------------------------------------------------------------------------------------------------------------
 
-const stale = new Set(); // parts that have come and are not drawn yet
+const stale = new Set(); // parts that have arrived but are not drawn yet
 
-/** A section in which the reader points at a chart or has a list open waits until they are done. */
+/** Whether the reader points at a chart of a section or has a list open: it is drawn again later. */
 const busy = (id) => byId(id)?.querySelector(".chart:hover, select:focus");
 
 function refresh() {
@@ -73,7 +73,7 @@ async function askForNews() {
     stale.delete("version");
     refresh();
   } catch {
-    words = "The server does not answer: it has ended, or is busy. What you see is the latest that it told; the runs do not depend on it.";
+    words = "The server does not answer: it has ended or is busy. This page shows its last data; the runs do not depend on it.";
   }
   byId("lost").hidden = !words;
   byId("lost").textContent = words;

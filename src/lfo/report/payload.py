@@ -34,8 +34,8 @@ COLOURS = 8  # distinguishable colours of the page
 SPLITS = {
     "val": "new tasks, known companies",
     "test_unseen_companies": "companies never seen in training",
-    "test_unseen_rules": "rules never met in training",
-    "test_unseen_phrasing": "phrasings never heard in training",
+    "test_unseen_rules": "rules never seen in training",
+    "test_unseen_phrasing": "phrasings never seen in training",
 }
 
 # Metric -> title and form, in the order of the page; metrics without values are left out.
@@ -69,11 +69,11 @@ TRAINING = {
     "gradient_ratio": ("gradient ratio, policy over world model", "number"),
     "clip_fraction": ("clipped tokens", "fraction"),
     "groups_kept": ("groups that taught the policy", "number"),
-    "turns": ("turns of a rollout", "number"),
-    "drafts": ("imagined calls a rollout", "number"),
+    "turns": ("turns per rollout", "number"),
+    "drafts": ("imagined calls per rollout", "number"),
     "drafts_kept": ("imagined calls that were kept", "share"),
     "eval/val/drafts_informative": ("rollouts with informative calls, val", "share"),
-    "tokens_per_second": ("sampled tokens a second", "number"),
+    "tokens_per_second": ("sampled tokens per second", "number"),
 }
 
 
@@ -123,8 +123,8 @@ def build(found: Found, records: Iterable[RunRecord] | None = None) -> dict[str,
         "problems": [shown(words) for words in page.problems],
         "notes": [shown(words) for words in page.notes],
         "groups": [
-            {"name": shown(name, 200), "colour": place % COLOURS, "dash": place // COLOURS}
-            for name, place in page.groups
+            {"name": shown(name, 200), "colour": index % COLOURS, "dash": index // COLOURS}
+            for name, index in page.groups
         ],
         "runs": [page.describe(index) for index in range(len(page.records))],
         "success": page.success(),
@@ -172,7 +172,7 @@ class _Page:
         configs = [self._config(indices[0]) for indices in kept]
         names = page_names(group_names(configs))
         for group, (name, indices) in enumerate(zip(names, kept, strict=True)):
-            self.groups.append((name, _colour_place(group, configs)))
+            self.groups.append((name, _colour_index(group, configs)))
             counted = [index for index in indices if self.records[index].finished] or indices
             for index in indices:
                 rows, note = self.records[index].rows, self.records[index].note
@@ -268,7 +268,7 @@ class _Page:
         for measure, (title, form) in CATEGORIES.items():
             rows = []
             for name in sorted(counts, key=lambda name: -counts[name]):
-                label, note = shown(name.replace("_", " "), 60), f"{counts[name]:,} heard"
+                label, note = shown(name.replace("_", " "), 60), f"{counts[name]:,} replies"
                 if marks := self._marks(self.members, key, name, measure, form=form):
                     rows.append({"label": label, "note": note, "ceiling": None, "marks": marks})
             if rows:
@@ -278,7 +278,7 @@ class _Page:
     def comparison(self) -> tuple[str, str, list[dict[str, Any]]]:
         """Return the headline, its evidence, and a table for each set of tasks, or why runs cannot be compared."""
         if not self.members:
-            return "None of these runs can be used: each says why below.", "", []
+            return "None of these runs can be used; the reasons are below.", "", []
         found, tables = [], []
         for data, members in self._by_tasks("val"):
             evaluated = [self.records[each.run] for each in members if each.counts and len(curve_of(each.rows)) > 1]
@@ -312,8 +312,10 @@ class _Page:
             examples += read_predictions(path, index, self.problems)
             cut += left_out
         about = "Sample rollouts, the latest step of each run first. "
-        about += "An imagined exchange is a call that was not made, with the reply that the world model expects. It is "
-        about += "kept where the policy then calls something else, and otherwise taken back."
+        about += (
+            "An imagined exchange is a call that was not made, with the reply that the world model predicts. It is "
+        )
+        about += "kept if the policy then makes a different call, and taken back otherwise."
         if cut:
             about += (
                 f" To keep the page small, at most {ROLLOUTS_PER_RUN} rollouts of a run are here, from steps spread "
@@ -324,7 +326,7 @@ class _Page:
     # Helpers
 
     def _by_tasks(self, split: str) -> list[tuple[Mapping[str, Any], list[Member]]]:
-        """Yield the members that were evaluated on the same tasks of a split, with the description of the tasks."""
+        """Return the members that were evaluated on the same tasks of a split, with the description of the tasks."""
         sets: dict[str, tuple[Mapping[str, Any], list[Member]]] = {}
         for member in self.members:
             data = self.records[member.run].data or {"environment": self._config(member.run).env}
@@ -380,13 +382,13 @@ def _order(config: RunConfig, seeds: int) -> tuple[bool, bool, int]:
     return config.is_plain_dapo, not shown or config.policy.frozen, -seeds
 
 
-def _colour_place(group: int, configs: Sequence[RunConfig]) -> int:
+def _colour_index(group: int, configs: Sequence[RunConfig]) -> int:
     """Return the index of a colour; a single baseline always has the second, so that pages look alike."""
     baselines = [index for index, config in enumerate(configs) if config.is_plain_dapo]
     if len(baselines) != 1:
         return group
-    place = group - (group > baselines[0])
-    return 1 if group == baselines[0] else place + (place >= 1)
+    among_others = group - (group > baselines[0])
+    return 1 if group == baselines[0] else among_others + (among_others >= 1)
 
 
 def _splits(members: Sequence[Member]) -> list[str]:

@@ -35,9 +35,9 @@ def draw_curves(groups: Mapping[str, Sequence[Curve]], *, title: str, ceiling: f
     def text(
         left: float, top: float, words: str, *, anchor: str = "start", colour: str = "#444", size: int = 13
     ) -> str:
-        index = f'x="{left:.1f}" y="{top:.1f}" text-anchor="{anchor}"'
+        position = f'x="{left:.1f}" y="{top:.1f}" text-anchor="{anchor}"'
         halo = 'paint-order="stroke" stroke="white" stroke-width="4"'  # readable over curves too
-        return f'<text {index} {halo} fill="{colour}" font-size="{size}">{escape(words)}</text>'
+        return f'<text {position} {halo} fill="{colour}" font-size="{size}">{escape(words)}</text>'
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">',
@@ -74,13 +74,13 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
     return {tasks: fmean(each[tasks] for each in curves) for tasks in sorted(shared)} or curves[0]
 
 
-def spread_out(places: Sequence[float], *, gap: float, last: float) -> list[float]:
+def spread_out(positions: Sequence[float], *, gap: float, last: float) -> list[float]:
     """Move increasing positions apart by at least `gap`, then back so that none exceeds `last`.
 
     >>> spread_out([10, 12, 50], gap=5, last=100), spread_out([94, 98, 100], gap=5, last=100)
     ([10, 15, 50], [90, 95, 100])
     """
-    apart = list(places)
+    apart = list(positions)
     for index in range(1, len(apart)):
         apart[index] = max(apart[index], apart[index - 1] + gap)
     for index in reversed(range(len(apart))):

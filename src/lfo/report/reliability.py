@@ -20,7 +20,10 @@ ERROR, DIAGRAM = "world_model_eval/calibration_error", "world_model_eval/reliabi
 
 
 def reliability_of(members: Sequence[Member], names: Sequence[str]) -> list[dict[str, Any]]:
-    """For each group that has one: `{"group": 0, "words": "...", "bins": [{"certainty": 0.5, "right": 0.4, ...}]}`"""
+    """Return an entry for each group that has a diagram.
+
+    `{"group": 0, "words": "...", "bins": [{"certainty": 0.5, "right": 0.4, ...}]}`
+    """
     found = []
     for group in sorted({member.group for member in members}):
         last = [_last(member) for member in members if member.group == group and member.counts]

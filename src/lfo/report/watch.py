@@ -71,8 +71,8 @@ class LivePage:
         self._payload |= {
             "title": "lfo watch",
             "live": self._now(),
-            "foot": f"Served by lfo watch {__version__}, which only reads. This page asks this machine for news "
-            f"every {self._every:g} seconds, and nobody else for anything.",
+            "foot": f"Served by lfo watch {__version__}, which only reads. This page requests updates from this "
+            f"machine every {self._every:g} seconds and connects to no other.",
         }
         digests = {name: hashlib.sha256(json.dumps(part).encode()).digest() for name, part in self._payload.items()}
         new = {name: digest for name, digest in digests.items() if self._changed.get(name, (b"",))[0] != digest}

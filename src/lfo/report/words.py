@@ -117,8 +117,8 @@ def table(comparison: Comparison, numbers: dict[str, int]) -> dict[str, Any]:
     late = [run.name for group in comparison.groups for run in unconfirmed(group.runs, comparison.target)]
     if late:
         words.append(
-            f"At {_target_words(comparison)} at the last evaluation only, which a second one would have to confirm, so "
-            f"not counted as there: {', '.join(late)}."
+            f"These runs reached {_target_words(comparison)} only at the last evaluation, without a second one to "
+            f"confirm it, so they do not count as having reached it: {', '.join(late)}."
         )
     return {"columns": columns, "rows": rows, "words": words, "costs": _costs(comparison, numbers)}
 
@@ -162,7 +162,7 @@ def _got_there(group: Group) -> bool:
 
 
 def _reached_words(group: Group) -> str:
-    """within 320 tasks on all 3 seeds"""
+    """Return a phrase such as "within 320 tasks on all 3 seeds"."""
     found = group.by_seed.values()
     there = [each.tasks for each in found if not each.censored]
     if not there:
@@ -213,8 +213,8 @@ def _bound_words(ratio: Ratio) -> str:
         return ""
     few = "" if ratio.interval else ", too few for an interval"
     return (
-        f"That is {ratio.bound} {ratio.value:.1f} times fewer tasks: a bound, because runs that ended before the "
-        f"target allow no more ({_seeds(len(ratio.seeds), 'paired ')}{few})."
+        f"That is {ratio.bound} {ratio.value:.1f} times fewer tasks: a bound, because some runs ended before the "
+        f"target ({_seeds(len(ratio.seeds), 'paired ')}{few})."
     )
 
 
@@ -229,7 +229,7 @@ def _unseen_words(group: Group) -> str:
     if zero is None or zero.baseline is None:
         return ""
     return (
-        f"On companies that no training task was about it succeeds in {percent(zero.success)}, the baseline in "
+        f"On companies that are not in the training tasks it succeeds in {percent(zero.success)}, the baseline in "
         f"{percent(zero.baseline)}, both after {_tasks(zero.tasks)}."
     )
 
@@ -244,7 +244,7 @@ def _reached_cell(group: Group, reached: Reached, target: float) -> dict[str, st
 
 def _ratio_cell(ratio: Ratio) -> dict[str, str]:
     if ratio.value is None:
-        return {"text": "-", "note": "both fell short" if ratio.censored else ratio.note}
+        return {"text": "-", "note": "not reached by either" if ratio.censored else ratio.note}
     note = _seeds(len(ratio.seeds), "paired ")
     if ratio.interval is not None:
         note += f", 95 %: {interval_in_words(ratio.interval)}"

@@ -25,20 +25,20 @@ class CallMonitor:
 
     def call(self, function: Callable[[], Any]) -> tuple[Any, float]:
         """Return the result, or an `EnvironmentFailed`, and the seconds that the call took."""
-        drawn, printed, folder = _random_state(), io.StringIO(), os.getcwd()
+        random_before, printed, folder = _random_state(), io.StringIO(), os.getcwd()
 
         def watched() -> Any:
             try:
                 with redirected_stdout(printed):
                     return function()
             finally:
-                self._moved |= os.getcwd() != folder
+                self._moved |= _working_directory() != folder
 
         started = time.perf_counter()
         (outcome,) = call_all([watched], timeout=self._timeout, retries=0, workers=1)
         seconds = time.perf_counter() - started
         self._printed = self._printed or printed.getvalue().strip()
-        self._drew |= _random_state() != drawn
+        self._drew |= _random_state() != random_before
         return outcome, seconds
 
     def effects(self) -> list[str]:
@@ -49,6 +49,13 @@ class CallMonitor:
             f"it prints: {self._printed.partition(chr(10))[0][:80]!r}": bool(self._printed),
         }
         return [sentence for sentence, happened in seen.items() if happened]
+
+
+def _working_directory() -> str | None:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # the call has removed it
+        return None
 
 
 def _random_state() -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ import numpy as np
 from lfo.env.interface import Environment, same_meaning
 
 SAMPLES = 8  # sampled replies for each certainty
-ROWS = 64  # replies sampled in one batch; `lfo plan` counts on it
+ROWS = 64  # replies sampled in one batch; `lfo plan` assumes this number
 
 
 class Complete(Protocol):
@@ -38,14 +38,14 @@ def sampled_replies(complete: Complete, prompts: Sequence[Sequence[int]], *, lim
     for start in range(0, len(prompts), ROWS // SAMPLES):
         part = prompts[start : start + ROWS // SAMPLES]
         repeated = [prompt for prompt in part for _ in range(SAMPLES)]
-        said = complete(repeated, [row for prompt in part for row in _uniforms(prompt, limit)])
-        replies += [list(said[first : first + SAMPLES]) for first in range(0, len(said), SAMPLES)]
+        sampled = complete(repeated, [row for prompt in part for row in _uniforms(prompt, limit)])
+        replies += [list(sampled[first : first + SAMPLES]) for first in range(0, len(sampled), SAMPLES)]
     return replies
 
 
 def _uniforms(prompt: Sequence[int], limit: int) -> Sequence[Sequence[float]]:
-    name = zlib.crc32(np.asarray(prompt, dtype=np.int64).tobytes())
-    return list(np.random.default_rng(name).random((SAMPLES, limit)))
+    seed = zlib.crc32(np.asarray(prompt, dtype=np.int64).tobytes())
+    return list(np.random.default_rng(seed).random((SAMPLES, limit)))
 
 
 def certainty(environment: Environment, predicted: str, sampled: Iterable[str]) -> float | None:

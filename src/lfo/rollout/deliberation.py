@@ -89,7 +89,7 @@ class Deliberation:
         undecided = self._imagine_drafts(undecided, tried, (turn, 0), temperature)
         picking = [row for row in batch if row.request.picks and self._may_pick(row)]
 
-        def better(candidates: Sequence[Row], number: int) -> Collection[Row]:
+        def improved(candidates: Sequence[Row], number: int) -> Collection[Row]:
             imagining = [row for row in candidates if row.index in tried]
             unchanged = self._imagine_drafts(imagining, tried, (turn, MAX_IMAGINED * number), temperature)
             return [
@@ -100,16 +100,19 @@ class Deliberation:
 
         # A row that already has an imagined exchange needs no more candidates.
         looking = [row for row in undecided if not row.imagined]
-        self._try_candidates([*looking, *picking], turn, temperature, better)
+        self._try_candidates([*looking, *picking], turn, temperature, improved)
 
     def _try_candidates(
         self,
         undecided: Sequence[Row],
         turn: int,
         temperature: float,
-        better: Callable[[Sequence[Row], int], Collection[Row]],
+        improved: Callable[[Sequence[Row], int], Collection[Row]],
     ) -> None:
-        """Sample other candidates for the turn, up to `drafts`, until one is better than the first."""
+        """Sample other candidates for the turn, up to `drafts`, until one is better than the first.
+
+        `improved` returns the rows whose current candidate is better.
+        """
         starts = {row.index: _before_speech(row) for row in undecided}
         for candidate in range(1, self._lookahead.drafts):
             if not undecided:
@@ -121,7 +124,7 @@ class Deliberation:
             others = self._decode(undecided, (turn, MAX_IMAGINED * candidate), temperature or 1.0)
             for row, speech in zip(undecided, others, strict=True):
                 row.say(speech)
-            decided = better(undecided, candidate)
+            decided = improved(undecided, candidate)
             for row in undecided:
                 speech = first[row.index]
                 assert speech is not None
@@ -167,7 +170,7 @@ class Deliberation:
             for (row, call), speech in zip(shown, speeches, strict=True):
                 row.say(speech)
                 if self._calls(speech) in ((), (call,)):
-                    self._give_up(row, marks[row.index])
+                    self._take_back(row, marks[row.index])
                     continue
                 batch.append(row)
                 if row in unchanged:
@@ -180,7 +183,7 @@ class Deliberation:
         """Return the drafted call of a row if it may be imagined, else None."""
         call = self._call(row.speech)
         allowed = call is not None and self._may_imagine(call) and self._allowance(row) > 0
-        return call if allowed and call is not None and not self._is_prepared(row, call) else None
+        return call if allowed and call is not None and not self._uses_prediction(row, call) else None
 
     def _may_pick(self, row: Row) -> bool:
         """Whether an explorer has not yet made a real call of a tool that others imagine."""
@@ -194,7 +197,7 @@ class Deliberation:
     def _may_imagine(self, call: ToolCall) -> bool:
         return self._lookahead.tools is None or call.name in self._lookahead.tools
 
-    def _is_prepared(self, row: Row, call: ToolCall) -> bool:
+    def _uses_prediction(self, row: Row, call: ToolCall) -> bool:
         """Whether a call uses what the row has imagined, so that it is made for real instead of imagined again.
 
         This holds after a real turn that followed the predicted reply, until the next real call of such a tool, and if
@@ -206,10 +209,10 @@ class Deliberation:
         since = row.turns[last + 1 :]
         if since:
             return not any(turn.call is not None and self._may_imagine(turn.call) for turn in since)
-        said = [message.content for message in row.transcript if not message.predicted]
+        real = [message.content for message in row.transcript if not message.predicted]
         drafted = [turn.action for turn in row.turns if turn.predicted]
-        brought_up = _words(*(turn.observation for turn in row.turns if turn.predicted)) - _words(*said, *drafted)
-        return not brought_up.isdisjoint(_words(format_tool_call(call)))
+        only_predicted = _words(*(turn.observation for turn in row.turns if turn.predicted)) - _words(*real, *drafted)
+        return not only_predicted.isdisjoint(_words(format_tool_call(call)))
 
     def _call(self, speech: Speech | None) -> ToolCall | None:
         """Return the call of a message with exactly one call, else None; several calls are never imagined."""
@@ -245,7 +248,7 @@ class Deliberation:
         )
         return True
 
-    def _give_up(self, row: Row, mark: Mark) -> None:
+    def _take_back(self, row: Row, mark: Mark) -> None:
         """Take back the last imagined exchange of a row; its draft becomes the turn."""
         imagined = row.turns[-1]
         draft = Dictated(
@@ -282,7 +285,8 @@ class Deliberation:
         asking = [row for row in batch if not row.request.blind and isinstance(row.environment, OffersLookahead)]
         for _ in range(MAX_IMAGINED):
             questions: list[tuple[Row, Question]] = []
-            for row, outcome in zip(asking, self._call_all([partial(_named, row) for row in asking]), strict=True):
+            outcomes = self._call_all([partial(_environment_question, row) for row in asking])
+            for row, outcome in zip(asking, outcomes, strict=True):
                 if isinstance(outcome, EnvironmentFailed):
                     row.fail(outcome)
                 elif outcome is not None:
@@ -302,7 +306,7 @@ class Deliberation:
         inquiring: set[int] = set()
         asking = [row for row in batch if row.request.inquiry and row.inquired is None]
         asking = [row for row in asking if isinstance(row.environment, OffersLookahead)]
-        outcomes = self._call_all([partial(_questions_of, row) for row in asking])
+        outcomes = self._call_all([partial(questions, row.environment, row.transcript) for row in asking])
         for row, outcome in zip(asking, outcomes, strict=True):
             if isinstance(outcome, EnvironmentFailed):
                 row.fail(outcome)
@@ -327,7 +331,7 @@ def _words(*texts: str) -> set[str]:
 def show_exchange(row: Row, codec: ChatCodec, action: str, reply: str, *, feedback: bool = False) -> bool:
     """Append an exchange that did not happen in this rollout to a row; return False if there is no room.
 
-    Feedback gets the same mark as a predicted reply: this rollout would hear it, but has not heard it.
+    Feedback gets the same mark as a predicted reply: this rollout would receive it, but has not received it.
     """
     observation, call = EXPECTED + reply, read_tool_call(action)
     piece = codec.imagined(action, observation)
@@ -360,8 +364,8 @@ def _before_speech(row: Row) -> Mark:
 
 
 def _question(row: Row, call: ToolCall) -> Question:
-    said = tuple(turn.action for turn in row.turns if not turn.predicted)
-    return Question(task=row.request.task, state=state_of(row.opening, row.turns), call=call, messages=said)
+    messages = tuple(turn.action for turn in row.turns if not turn.predicted)
+    return Question(task=row.request.task, state=state_of(row.opening, row.turns), call=call, messages=messages)
 
 
 def imagined(rollout: Rollout, task: Any = None) -> Iterator[tuple[Question, str]]:
@@ -375,11 +379,12 @@ def asked_at(rollout: Rollout, index: int, task: Any = None) -> Question:
     """Return the call of one turn of a rollout as a question."""
     turn, before = rollout.turns[index], rollout.turns[:index]
     assert turn.call is not None
-    said = tuple(each.action for each in before if not each.predicted)
-    return Question(task=task, state=state_of(rollout.opening, before), call=turn.call, messages=said)
+    messages = tuple(each.action for each in before if not each.predicted)
+    return Question(task=task, state=state_of(rollout.opening, before), call=turn.call, messages=messages)
 
 
-def _named(row: Row) -> Question | None:
+def _environment_question(row: Row) -> Question | None:
+    """Return the question that the environment names next, or None."""
     assert isinstance(row.environment, OffersLookahead)
     call = row.environment.lookahead_query(tuple(row.transcript))
     if call is None:
@@ -388,12 +393,7 @@ def _named(row: Row) -> Question | None:
     return _question(row, call)
 
 
-def _questions_of(row: Row) -> list[ToolCall]:
-    assert row.environment is not None
-    return questions(row.environment, row.transcript)
-
-
-def questions(environment: Environment, transcript: Sequence[Message]) -> list[ToolCall]:
+def questions(environment: Environment | None, transcript: Sequence[Message]) -> list[ToolCall]:
     """Return the calls that an environment asks about at this point, as if every reply were empty; each call once."""
     found: list[ToolCall] = []
     if not isinstance(environment, OffersLookahead):

@@ -11,8 +11,8 @@ from lfo.config import RunConfig
 from lfo.env.interface import Environment, predicted_tools
 from lfo.types import Rollout, StopReason
 
-FILE = "ending_tools.json"  # beside the adapters
-OFTEN = 0.1  # least share of a tool's calls that end a task; a look-up ends one only as the last allowed mistake
+FILE = "ending_tools.json"  # next to the adapters
+OFTEN = 0.1  # least share of a tool's calls that end a task; a look-up ends a task only as the last allowed mistake
 
 
 def learns_tools(environment: Environment, config: RunConfig) -> bool:
@@ -44,7 +44,8 @@ class EndingTools:
         tools = self._calls.keys() - {""}
         return None if not often and (self._ends[""] or len(tools) == 1) else often
 
-    def hear(self, rollouts: Iterable[Rollout]) -> None:
+    def observe(self, rollouts: Iterable[Rollout]) -> None:
+        """Count the calls and the ends of these rollouts."""
         for rollout in rollouts:
             made = [turn.call.name if turn.call else "" for turn in rollout.turns if not turn.predicted]
             self._calls.update(made)

@@ -1,6 +1,6 @@
-"""Feedback-guided sampling: run the rollouts of a task in two waves and show the second what the first heard.
+"""Feedback-guided sampling: run the rollouts of a task in two waves and show the second what the first received.
 
-A rollout of the second wave sees one exchange of another rollout of its task, after as many turns as it took there.
+A rollout of the second wave sees one exchange of another rollout of its task, at the same turn as there.
 The exchange has the format of an imagined one: no loss trains the reply, and evaluations use no feedback. The only
 difference is that the reply is true, not predicted.
 """
@@ -28,14 +28,14 @@ def roll_out_in_waves(
     groups = [requests[start : start + size] for start in range(0, len(requests), size)]
     early = list(roll_out([request for group in groups for request in group[:first]]))
     waves = [early[index * first : (index + 1) * first] for index in range(len(groups))]
-    heard = [told(wave, tools=tools) for wave in waves]
+    feedbacks = [feedback_from(wave, tools=tools) for wave in waves]
     if config.feedback == "other_task":
-        heard = [*heard[1:], *heard[:1]]
+        feedbacks = [*feedbacks[1:], *feedbacks[:1]]
     late = iter(
         roll_out(
             [
                 replace(request, feedback=feedback)
-                for group, feedback in zip(groups, heard, strict=True)
+                for group, feedback in zip(groups, feedbacks, strict=True)
                 for request in group[first:]
             ]
         )
@@ -43,10 +43,11 @@ def roll_out_in_waves(
     return [rollout for wave in waves for rollout in (*wave, *(next(late) for _ in range(size - first)))]
 
 
-def told(rollouts: Sequence[Rollout], *, tools: Collection[str] | None) -> Feedback | None:
+def feedback_from(rollouts: Sequence[Rollout], *, tools: Collection[str] | None) -> Feedback | None:
     """Return the exchange to show: of the first real calls of `tools` in failed rollouts, the earliest one.
 
-    The less was done before a call, the more its reply tells about what to do."""
+    The earlier a call is made, the more its reply says about what still has to be done.
+    """
     found: list[Feedback] = []
     for rollout in rollouts:
         real = [turn for turn in rollout.turns if not turn.predicted]

@@ -13,7 +13,7 @@ from lfo.rollout.samples import ReplayBuffer, deal, inline_rows, policy_rows, wo
 from lfo.rollout.successes import SuccessBuffer, imitation_sample
 from lfo.types import Rollout, RolloutGroup, TrainingSample
 
-FIRST_TASKS = 24  # imitation begins when so many tasks have succeeded
+FIRST_TASKS = 24  # imitation begins once this many tasks have a success
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +41,7 @@ class MiniBatches:
     def count(self) -> int:
         return self.config.rollout.prompts // self.config.rollout.mini_batch_prompts
 
-    def keep_to_imitate(self, rollouts: Sequence[Rollout]) -> None:
+    def store_successes(self, rollouts: Sequence[Rollout]) -> None:
         """Store the rollouts that the policy should imitate."""
         self.successes.add(rollouts)
         if self.config.internalise.teacher == "hindsight":
@@ -56,8 +56,9 @@ class MiniBatches:
     def learns_by_dapo(self, step: int) -> bool:
         """Whether the policy learns from its own rollouts in this step.
 
-        Not while it imitates: with both losses in one step, blind success grew half as fast. Not while the base acts in
-        its place: then it has no rollouts of its own."""
+        It does not while it imitates: with both losses in one step, blind success grew half as fast. It cannot while
+        the base acts: then there are no rollouts of the policy.
+        """
         internalise, phase = self.config.internalise, self.phase(step)
         taught = phase == "internalise" or (phase == "ask" and internalise.rows > 0 and internalise.teacher != "policy")
         return not self.config.policy.frozen and not taught
@@ -67,13 +68,13 @@ class MiniBatches:
         step: int,
         groups: Sequence[RolloutGroup],
         kept: Mapping[int, RolloutGroup],
-        heard: Sequence[Sequence[WorldModelExample]],
+        new_examples: Sequence[Sequence[WorldModelExample]],
         *,
         world_model_weight: float,
     ) -> Update:
         """Return the rows of all mini-batches: the groups `kept`, world-model examples and successes to imitate.
 
-        `world_model_weight` is used in steps that train the world model.
+        `new_examples` are those of each group. `world_model_weight` is used in steps that train the world model.
         """
         config, world, phase = self.config, self.config.world_model, self.phase(step)
         active = active_losses(world.schedule, step)
@@ -84,8 +85,8 @@ class MiniBatches:
         kept = kept if (active.policy or phase == "reinforce") and self.learns_by_dapo(step) else {}
         parts = [
             self._policy_rows(kept, inline),
-            self._world_rows(step, groups, kept, heard, inline) if world_model_weight else self._none(),
-            self._imitated(step) if phase == "internalise" and active.policy else self._none(),
+            self._world_rows(step, groups, kept, new_examples, inline) if world_model_weight else self._no_rows(),
+            self._imitation_rows(step) if phase == "internalise" and active.policy else self._no_rows(),
         ]
         return Update(
             mini_batches=[[row for part in rows for row in part] for rows in zip(*parts, strict=True)],
@@ -102,7 +103,7 @@ class MiniBatches:
     def examples(self, examples: Sequence[WorldModelExample]) -> list[TrainingSample]:
         return [world_model_sample(example, adapters=self.world_model_adapters) for example in examples]
 
-    def _none(self) -> list[list[TrainingSample]]:
+    def _no_rows(self) -> list[list[TrainingSample]]:
         return [[] for _ in range(self.count)]
 
     def _policy_rows(
@@ -116,20 +117,20 @@ class MiniBatches:
         step: int,
         groups: Sequence[RolloutGroup],
         kept: Mapping[int, RolloutGroup],
-        heard: Sequence[Sequence[WorldModelExample]],
+        new_examples: Sequence[Sequence[WorldModelExample]],
         inline: Collection[str] | None,
     ) -> list[list[TrainingSample]]:
         if self.config.world_model.input == "inline":
             return deal(inline_rows(groups, without=kept, adapters=self.policy_adapters, inline=inline), self.count)
-        return [self._practised(step, index, fresh) for index, fresh in enumerate(deal(heard, self.count))]
+        return [self._example_rows(step, index, new) for index, new in enumerate(deal(new_examples, self.count))]
 
-    def _practised(self, step: int, index: int, fresh: Sequence[WorldModelExample]) -> list[TrainingSample]:
-        """Return the world-model rows of one mini-batch, from all replies heard so far or from the new ones."""
+    def _example_rows(self, step: int, index: int, new: Sequence[WorldModelExample]) -> list[TrainingSample]:
+        """Return the world-model rows of one mini-batch, from the whole replay buffer or only from new examples."""
         world, seeds = self.config.world_model, (self.config.seed, step, index)
-        heard = self.replay if world.replay else ReplayBuffer({each.key: each for each in fresh})
-        drawn = heard.draw(world.examples_per_mini_batch, seeds, asked_first=world.replay and self.config.looks_ahead)
-        return self.examples(self.practice.of(drawn, heard.examples.values(), seeds))
+        buffer = self.replay if world.replay else ReplayBuffer({each.key: each for each in new})
+        drawn = buffer.draw(world.examples_per_mini_batch, seeds, asked_first=world.replay and self.config.looks_ahead)
+        return self.examples(self.practice.of(drawn, buffer.examples.values(), seeds))
 
-    def _imitated(self, step: int) -> list[list[TrainingSample]]:
+    def _imitation_rows(self, step: int) -> list[list[TrainingSample]]:
         drawn = self.successes.draw(self.config.internalise.rows, self.count, (self.config.seed, step))
         return [[imitation_sample(success, adapters=self.policy_adapters) for success in part] for part in drawn]

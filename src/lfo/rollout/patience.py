@@ -1,7 +1,8 @@
 """Call foreign code, such as environments, in parallel, each call with a timeout and retries.
 
-Its output goes to stderr, and a change of the working directory is undone. Threads cannot be killed, so a call that
-hangs stays on its daemon thread and a new thread takes over: neither the other calls nor the exit of the program wait.
+Output of the calls goes to stderr, and a change of the working directory is undone. Threads cannot be killed: a call
+that hangs keeps its daemon thread, and a new thread replaces it, so neither the other calls nor the exit of the program
+wait for it.
 """
 
 from __future__ import annotations
@@ -52,25 +53,25 @@ def call_all(
             if late:
                 return  # another thread has replaced this one
 
-    def hire() -> None:
+    def start_worker() -> None:
         threading.Thread(target=work, name="environment", daemon=True).start()
 
-    with _APART, changed:
+    with _GUARD, changed:
         for _ in range(min(workers, len(calls))):
-            hire()
+            start_worker()
         while len(outcomes) < len(calls):
             now = time.monotonic()
             for index in [index for index, start in started.items() if now - start > timeout]:
                 del started[index]
                 outcomes[index] = EnvironmentTimedOut(f"the environment did not answer within {timeout:g} seconds")
-                hire()
+                start_worker()
             next_deadline = min((start + timeout for start in started.values()), default=now + timeout)
             if len(outcomes) < len(calls):
                 changed.wait(max(0.001, next_deadline - now))
         return [outcomes[index] for index in range(len(calls))]
 
 
-class _Apart:
+class _ProcessGuard:
     """Redirects stdout to stderr and restores the working directory around foreign calls.
 
     Both are global to the process, so if several contexts overlap, the last one to exit restores them.
@@ -84,7 +85,7 @@ class _Apart:
     def __enter__(self) -> None:
         with self._lock:
             if self._inside == 0:
-                self._before.callback(_go_back_to, os.getcwd())
+                self._before.callback(os.chdir, os.getcwd())
                 self._before.enter_context(contextlib.redirect_stdout(sys.stderr))
             self._inside += 1
 
@@ -95,12 +96,7 @@ class _Apart:
                 self._before.close()
 
 
-_APART = _Apart()
-
-
-def _go_back_to(folder: str) -> None:
-    if os.getcwd() != folder:
-        os.chdir(folder)
+_GUARD = _ProcessGuard()
 
 
 def _attempt(call: Callable[[], Result], retries: int) -> Result | EnvironmentFailed:

@@ -1,8 +1,8 @@
 """Augment world-model examples, so that few replies teach much. Works for any environment.
 
-Swapped names. A word that occurs in few states, such as a name or a number, says nothing about other tasks, but a small
-model memorises the reply next to it. So each time an example is drawn, such words are swapped for others of the same
-kind. Only what the states have in common can then explain the reply. A word that the reply repeats stays.
+Swapped names. A word that occurs in few states, such as a name or a number, does not help in other tasks, but a small
+model memorises the reply that came with it. So each time an example is drawn, such words are swapped for others of the
+same kind. Only what the states have in common can then explain the reply. A word that the reply repeats stays.
 
     - search_company("Acme Bank"): Acme Bank, bank; Cards 555-4396      original
     - search_company("Zylo Bank"): Zylo Bank, bank; Cards 555-0187      one augmented copy
@@ -10,7 +10,7 @@ kind. Only what the states have in common can then explain the reply. A word tha
 Weighted replies. The same content can be worded in many ways. A token that occurs in most replies is wording. A token
 that occurs in few replies is content and gets a higher weight, by its inverse document frequency.
 
-Both count over the examples that are drawn first: calls that look-ahead asks about, or all if there are none.
+Both count occurrences in the examples that are drawn first: calls that look-ahead asks about, or all if there are none.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ import numpy as np
 
 from lfo.protocol.world_model import WorldModelCodec, WorldModelExample
 
-FEW = 2  # a name occurs in at most so many states
-FEW_SHARE = 0.02  # or in at most this share of many states
-MOST_SHARE = 0.25  # and never in more than this share: among a handful of states every word would be a name
+FEW = 2  # a word is a name if it occurs in at most this many states,
+FEW_SHARE = 0.02  # or in at most this share of them,
+MOST_SHARE = 0.25  # but never if it occurs in more than this share: of a handful of states, every word would be one
 _WORD = re.compile(r"[^\W\d_]+|\d+")
 
 
 def words(text: str) -> set[str]:
-    """
+    """Return the distinct words and numbers of a text.
+
     >>> sorted(words("Cards 555-4396: unlock_card"))
     ['4396', '555', 'Cards', 'card', 'unlock']
     """
@@ -93,22 +94,22 @@ class Practice:
         self._replies_with: Counter[int] = Counter()  # token -> number of replies that contain it
 
     def of(
-        self, drawn: Iterable[WorldModelExample], heard: Collection[WorldModelExample], seeds: Sequence[int]
+        self, drawn: Iterable[WorldModelExample], known: Collection[WorldModelExample], seeds: Sequence[int]
     ) -> list[WorldModelExample]:
-        """Return the drawn examples, augmented by what occurs in all examples `heard`."""
+        """Return the drawn examples, augmented with names and word counts of all `known` examples."""
         if not self._chance and self._wording == 1:
             return list(drawn)
-        self._count(heard)
+        self._count(known)
         rng = np.random.default_rng([*seeds, 1])  # other random numbers than those of the draw
         return [self._weighted(self._renamed(example, rng)) for example in drawn]
 
-    def _count(self, heard: Collection[WorldModelExample]) -> None:
-        asked = [example for example in heard if example.asked]
-        known = hash(tuple(example.key for example in heard)), len(asked)
-        if self._counted == known:
+    def _count(self, known: Collection[WorldModelExample]) -> None:
+        asked = [example for example in known if example.asked]
+        identity = hash(tuple(example.key for example in known)), len(asked)
+        if self._counted == identity:
             return
-        self._counted = known
-        first = asked or heard
+        self._counted = identity
+        first = asked or known
         self._replies = len(first)
         self._replies_with = Counter(token for example in first for token in set(example.tokens[example.reply_start :]))
         if self._chance:
@@ -124,8 +125,8 @@ class Practice:
     def _renamed(self, example: WorldModelExample, rng: np.random.Generator) -> WorldModelExample:
         if not self._chance:
             return example
-        said = words(self._codec.reply_text(example))
-        text = with_swapped_names(self._prompt(example), self._names, spare=said, chance=self._chance, rng=rng)
+        repeated = words(self._codec.reply_text(example))
+        text = with_swapped_names(self._prompt(example), self._names, spare=repeated, chance=self._chance, rng=rng)
         return self._codec.with_prompt(example, text)
 
     def _weighted(self, example: WorldModelExample) -> WorldModelExample:

@@ -1,4 +1,4 @@
-"""The predictors of look-ahead: the world model, or a control in its place.
+"""The predictors of look-ahead: the world model, or a control that replaces it.
 
 world_model   the prediction of the adapter: the product
 truth         the real reply of the environment: the upper bound
@@ -34,8 +34,10 @@ def make_lookahead(
     store: ReplyStore | None = None,
     tools: Container[str] | None = None,
 ) -> LookAhead | None:
-    """Return the look-ahead of a config, or None if it is off. `tools`: the tools that may be imagined, if the run had
-    to find them out."""
+    """Return the look-ahead of a config, or None if it is off.
+
+    `tools` are the tools that may be imagined, if neither config nor environment names them.
+    """
     if config.lookahead == "off":
         return None
     return LookAhead(

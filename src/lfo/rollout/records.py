@@ -106,8 +106,8 @@ def transcripts(rollout: Rollout) -> Iterator[tuple[tuple[Turn, ...], tuple[Mess
 
 def transcript_at(rollout: Rollout, index: int) -> tuple[Message, ...]:
     """Return all real messages before a turn."""
-    said = (message for turn in rollout.turns[:index] if not turn.predicted for message in _messages(turn))
-    return (*rollout.opening, *said)
+    messages = (message for turn in rollout.turns[:index] if not turn.predicted for message in _messages(turn))
+    return (*rollout.opening, *messages)
 
 
 def _messages(turn: Turn) -> tuple[Message, Message]:
@@ -141,7 +141,7 @@ def _parse(line: bytes) -> Any:
 
 
 def _from_record(record: Any, environment: Environment) -> Rollout:
-    """Raises a ValueError whose text the caller puts after the file name and the line number."""
+    """Return a rollout; raise a ValueError without file name and line, which the caller adds."""
     opening, turns = _list_of_objects(record, "opening"), _list_of_objects(record, "turns")
     for message in opening:
         if message.get("role") not in ROLES or not isinstance(message.get("content"), str):

@@ -1,8 +1,8 @@
-"""A store of the replies heard so far, searched by text similarity: what to try before training a world model.
+"""A store of the replies received so far, searched by text similarity: what to try before training a world model.
 
     store = ReplyStore()
-    store.add(heard)                       # ObservedCalls
-    store.recall([(state, call)])          # -> for each, the reply that was heard in the most similar situation
+    store.add(calls)                       # ObservedCalls
+    store.recall([(state, call)])          # -> for each, the reply in the most similar situation
 
 A situation has three texts: the task, the earlier actions and replies that concern the call, and the call. The
 similarity of two situations is the mean cosine similarity of these texts, as TF-IDF vectors over character n-grams of
@@ -43,7 +43,8 @@ def situation_of(state: WorldModelState, call: ToolCall) -> Situation:
 
 @lru_cache(maxsize=65536)
 def _ngrams_of_word(word: str) -> tuple[str, ...]:
-    """
+    """Return the n-grams of a word with a space on each side.
+
     >>> _ngrams_of_word("pin")
     (' pi', 'pin', 'in ', ' pin', 'pin ', ' pin ')
     """
@@ -63,7 +64,7 @@ class TextIndex:
     """
 
     def __init__(self) -> None:
-        self._places: dict[str, int] = {}  # text -> its row
+        self._rows: dict[str, int] = {}  # text -> its row
         self._terms: dict[str, int] = {}  # term -> its column
         self._counts: list[dict[int, int]] = []  # of each row
         self._idf = np.zeros(0)  # of each column
@@ -71,12 +72,12 @@ class TextIndex:
 
     def add(self, text: str) -> int:
         """Return the row of a text; add it if it is new."""
-        index = self._places.setdefault(text, len(self._counts))
-        if index == len(self._counts):
+        row = self._rows.setdefault(text, len(self._counts))
+        if row == len(self._counts):
             terms = Counter(ngrams(text)).items()
             self._counts.append({self._terms.setdefault(term, len(self._terms)): count for term, count in terms})
             self._vectors = None
-        return index
+        return row
 
     def similarities(self, texts: Sequence[str]) -> np.ndarray:
         """Return the similarities as an array `[text, row]`, from 0 to 1."""
@@ -110,7 +111,7 @@ class StoredReply:
 
 @dataclass(slots=True)
 class ReplyStore:
-    """Every distinct (situation, reply), in the order in which it was first heard."""
+    """Every distinct (situation, reply), in the order in which they were first received."""
 
     replies: dict[StoredReply, tuple[int, ...]] = field(default_factory=dict)  # -> the row of each text in its index
     indexes: tuple[TextIndex, ...] = field(default_factory=lambda: (TextIndex(), TextIndex(), TextIndex()))
@@ -118,12 +119,12 @@ class ReplyStore:
     def __len__(self) -> int:
         return len(self.replies)
 
-    def hear(self, rollouts: Iterable[Rollout]) -> None:
+    def observe(self, rollouts: Iterable[Rollout]) -> None:
         """Store the calls that look-ahead asks about. Storing all calls was not better and five times as slow."""
         self.add(call for rollout in rollouts for call in observed_calls(rollout) if call.asked)
 
-    def add(self, heard: Iterable[ObservedCall]) -> None:
-        for each in heard:
+    def add(self, calls: Iterable[ObservedCall]) -> None:
+        for each in calls:
             self._keep(StoredReply(situation=situation_of(each.state, each.call), reply=each.reply[:_MAX_REPLY_CHARS]))
 
     def _keep(self, stored: StoredReply) -> None:
@@ -137,12 +138,12 @@ class ReplyStore:
             return [""] * len(questions)
         newest_first = list(self.replies)[::-1]
         rows = np.array(list(self.replies.values())[::-1])
-        asked = zip(*(situation_of(*question) for question in questions), strict=True)  # all tasks, all ..., all calls
-        likeness = sum(
+        asked = zip(*(situation_of(*question) for question in questions), strict=True)  # all tasks, histories, calls
+        similarity = sum(
             index.similarities(texts)[:, rows[:, part]]
             for part, (index, texts) in enumerate(zip(self.indexes, asked, strict=True))
         )
-        return [newest_first[place].reply for place in np.argmax(likeness, axis=1)]
+        return [newest_first[best].reply for best in np.argmax(similarity, axis=1)]
 
     def save(self, path: Path) -> None:
         records = [[*stored.situation, stored.reply] for stored in self.replies]

@@ -14,7 +14,7 @@ from lfo.types import Message, Origin, Rollout, StopReason, Turn
 
 
 class Speech(Protocol):
-    """The tokens that one row said."""
+    """The tokens of one message in a row."""
 
     @property
     def tokens(self) -> tuple[int, ...]: ...
@@ -29,7 +29,7 @@ MOST_IMAGINED = 2  # exchanges that stay in one rollout
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dictated:
-    """Tokens that were said in place of the policy, or restored from a draft."""
+    """A message that was not sampled just now: written for the policy, restored from a draft, or from a server."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...] = ()
@@ -64,7 +64,7 @@ class RolloutRequest:
     seeds: tuple[int, ...]
     blind: bool = False  # no look-ahead
     imagine: int | None = None  # how many exchanges it may imagine; None: the limit of the run
-    picks: bool = False  # makes for real its first candidate turn that other rollouts would imagine
+    picks: bool = False  # the first candidate turn that other rollouts would imagine is made for real
     untrained: bool = False  # the base acts, without the policy adapter
     feedback: Feedback | None = None
     inquiry: int = 0  # index of the look-ahead question that a blind rollout asks for real, modulo their number
@@ -80,7 +80,9 @@ class Mark(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Row:
-    index: int  # in the sampler's rows
+    """One rollout in progress; the sampler has the same tokens in its row `index`."""
+
+    index: int
     request: RolloutRequest
     rows: Rows
     environment: Environment | None = None
@@ -95,7 +97,7 @@ class Row:
     stop: StopReason | None = None
     error: str = ""
     speech: Speech | None = None
-    inquired: bool | None = None  # whether a look-ahead question was asked for real; None: there was none yet
+    inquired: bool | None = None  # whether a look-ahead question was asked for real; None: there was no question yet
     taken_back: list[Turn] = field(default_factory=list)
     discarded_tokens: int = 0
     on_turn: Callable[[Turn], None] | None = None
@@ -111,15 +113,14 @@ class Row:
             self.on_turn(turn)
 
     def write(self, piece: Tokens) -> int | None:
-        """Append a piece to the row and to the sampler's row; return its start, or None if the policy would have no
-        room left to speak."""
+        """Append a piece to this row and the sampler's; return its start, or None if no room for a message remains."""
         if len(piece.ids) >= self.rows.room(self.index):
             return None
         self.rows.extend([self.index], [piece.ids])
         return self.append(piece)
 
     def append(self, piece: Tokens) -> int:
-        """Append a piece to the row only, after which nobody speaks; return its start."""
+        """Append a piece to this row but not to the sampler's, because no message follows; return its start."""
         start = len(self.tokens)
         self.tokens += piece.ids
         self.origins += piece.origins
@@ -127,7 +128,7 @@ class Row:
         return start
 
     def say(self, speech: Speech) -> None:
-        """Append what the sampler has already written into its own row."""
+        """Append a message that the sampler already has in its own row."""
         self.speech = speech
         self.tokens += speech.tokens
         self.origins += [int(Origin.SAMPLED)] * len(speech.tokens)

@@ -5,7 +5,7 @@ environments reply in parallel. Within a turn, a rollout that has finished speak
 finished rollout leaves for good. Because turns are synchronous, a batch depends only on its seeds and not on how fast
 an environment replies.
 
-An environment that raises or hangs ends its own rollout, with a reason. This is the only place that catches it.
+An environment that raises or hangs ends its own rollout, with a reason. Only this module catches such failures.
 """
 
 from __future__ import annotations
@@ -21,16 +21,14 @@ import numpy as np
 from lfo.config import RunConfig
 from lfo.env.interface import Environment, EnvironmentFactory, describe_with
 from lfo.errors import EnvironmentFailed, WorkError
-from lfo.protocol.chat import ChatCodec, Said, Tokens
+from lfo.protocol.chat import ChatCodec, ParsedMessage, Tokens
 from lfo.protocol.hermes import read_tool_call
 from lfo.rollout.deliberation import Deliberation, LookAhead, is_asked, show_exchange
 from lfo.rollout.patience import call_all
 from lfo.rollout.row import RolloutRequest, Row, Rows
 from lfo.types import Message, ReplyFacts, Rollout, StepResult, StopReason, ToolCall, Turn
 
-BROKEN_OFF = frozenset({StopReason.ENVIRONMENT_ERROR, StopReason.ENVIRONMENT_TIMEOUT})  # the environment's fault
-
-
+ENVIRONMENT_FAILURES = frozenset({StopReason.ENVIRONMENT_ERROR, StopReason.ENVIRONMENT_TIMEOUT})
 RETRIES = 2  # retries of a call to an environment that raised; a call that timed out is not retried
 
 
@@ -46,8 +44,8 @@ class RunnerConfig:
     @classmethod
     def of_run(cls, config: RunConfig, **others: Any) -> RunnerConfig:
         """Return the runner config of a run; `others` override single values."""
-        own = ("max_turns", "max_turn_tokens", "temperature", "environment_timeout")
-        values = {name: getattr(config.rollout, name) for name in own} | {"environment_retries": RETRIES}
+        shared = ("max_turns", "max_turn_tokens", "temperature", "environment_timeout")
+        values = {name: getattr(config.rollout, name) for name in shared} | {"environment_retries": RETRIES}
         return cls(**(values | others))
 
     def call_all(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -86,28 +84,29 @@ class Runner:
     ) -> list[Rollout]:
         """Return one rollout for each request, in order; `rows` are new rows of a sampler, one for each request.
 
-        `on_turn` is called with each turn, imagined ones included, as soon as it is over.
+        `on_turn` is called with each turn, including imagined ones, as soon as it is over.
         """
-        heat = self.config.temperature if temperature is None else temperature
+        temperature = self.config.temperature if temperature is None else temperature
         batch = [
             Row(index=index, request=request, rows=rows, on_turn=on_turn) for index, request in enumerate(requests)
         ]
-        self._open(batch)
-        asks = self._lookahead.proposed_by if self._lookahead else None
+        self._reset_environments(batch)
+        proposed_by = self._lookahead.proposed_by if self._lookahead else None
         deliberation = self._deliberation(rows)
         for turn in range(self.config.max_turns):
             alive = [row for row in batch if row.stop is None]
             if not alive:
                 break
-            self._remind(alive)
+            self._show_feedback(alive)
             dictated: set[int] = set()
-            if deliberation and asks == "environment":
+            if deliberation and proposed_by == "environment":
                 deliberation.look_ahead(alive)
                 dictated = deliberation.inquire([row for row in alive if row.stop is None])
-            self._speak([row for row in alive if row.stop is None and row.index not in dictated], rows, turn, heat)
-            if deliberation and asks == "policy":
-                deliberation.reconsider([row for row in alive if row.stop is None], turn, heat)
-            self._listen([row for row in alive if row.stop is None])
+            speaking = [row for row in alive if row.stop is None and row.index not in dictated]
+            self._sample_messages(speaking, rows, turn, temperature)
+            if deliberation and proposed_by == "policy":
+                deliberation.reconsider([row for row in alive if row.stop is None], turn, temperature)
+            self._step_environments([row for row in alive if row.stop is None])
         for row in batch:
             row.stop = row.stop or StopReason.MAX_TURNS
         return [row.finished() for row in batch]
@@ -118,7 +117,7 @@ class Runner:
         limit, call = self.config.max_turn_tokens, self.config.call_all
         return Deliberation(self._lookahead, self._codec, rows, max_turn_tokens=limit, call_all=call)
 
-    def _open(self, batch: Sequence[Row]) -> None:
+    def _reset_environments(self, batch: Sequence[Row]) -> None:
         def start(task: Any) -> tuple[Environment, tuple[Message, ...]]:
             environment = self._make_environment()
             return environment, tuple(environment.reset(task))
@@ -133,14 +132,14 @@ class Runner:
             if row.write(self._codec.opening(row.opening)) is None:
                 row.stop = StopReason.CONTEXT_OVERFLOW
 
-    def _remind(self, alive: Sequence[Row]) -> None:
-        """Show rows their feedback as soon as they have had enough real turns, if there is room."""
+    def _show_feedback(self, alive: Sequence[Row]) -> None:
+        """Show rows their feedback once they have had as many real turns as it requires, if there is room."""
         for row in alive:
             feedback, real = row.request.feedback, sum(not turn.predicted for turn in row.turns)
             if feedback is not None and feedback.after <= real and not any(turn.feedback for turn in row.turns):
                 show_exchange(row, self._codec, feedback.action, feedback.observation, feedback=True)
 
-    def _speak(self, batch: Sequence[Row], rows: Rows, turn: int, temperature: float) -> None:
+    def _sample_messages(self, batch: Sequence[Row], rows: Rows, turn: int, temperature: float) -> None:
         if not batch:
             return
         limit = self.config.max_turn_tokens
@@ -156,21 +155,21 @@ class Runner:
                 full = rows.room(row.index) <= 0
                 row.stop = StopReason.CONTEXT_OVERFLOW if full else StopReason.TURN_OVERFLOW
                 said = self._codec.read(speech.tokens)
-                self._note(row, said, [_Exchange(message=said.message)], None)
+                self._record_turns(row, said, [_Exchange(message=said.message)], None)
 
-    def _listen(self, alive: Sequence[Row]) -> None:
+    def _step_environments(self, alive: Sequence[Row]) -> None:
         """Send each environment the message of its row, call by call, and record the replies.
 
         All environments receive their first call in parallel, then those that are not done their second, and so on.
         """
         said = {row.index: self._codec.read(row.speech.tokens) for row in alive if row.speech is not None}
         messages = {index: each.messages for index, each in said.items()}
-        heard: dict[int, list[_Exchange]] = {row.index: [] for row in alive}
-        for place in range(max(map(len, messages.values()), default=0)):
-            calling = [row for row in alive if row.stop is None and place < len(messages[row.index])]
-            steps = [partial(self._step, row, messages[row.index][place]) for row in calling]
+        exchanges: dict[int, list[_Exchange]] = {row.index: [] for row in alive}
+        for position in range(max(map(len, messages.values()), default=0)):
+            calling = [row for row in alive if row.stop is None and position < len(messages[row.index])]
+            steps = [partial(self._step, row, messages[row.index][position]) for row in calling]
             for row, outcome in zip(calling, self.config.call_all(steps), strict=True):
-                exchange = _Exchange(message=messages[row.index][place])
+                exchange = _Exchange(message=messages[row.index][position])
                 if isinstance(outcome, EnvironmentFailed):
                     row.fail(outcome)
                 else:
@@ -179,43 +178,46 @@ class Runner:
                     row.info = dict(result.info)
                     row.reward += float(result.reward)
                     row.stop = StopReason.DONE if result.done else None
-                heard[row.index].append(exchange)
+                exchanges[row.index].append(exchange)
                 row.transcript += exchange.messages
         for row in alive:
-            self._write_down(row, said[row.index], heard[row.index])
+            self._append_replies(row, said[row.index], exchanges[row.index])
 
     def _step(self, row: Row, message: str) -> tuple[StepResult, ReplyFacts | None, bool]:
         assert row.environment is not None
         # If the policy proposes, `mark_imagined` finds the asked calls later, from the whole group.
         named = self._lookahead is not None and self._lookahead.proposed_by == "environment"
         asked = named and is_asked(row.environment, row.transcript, message)
-        return *_hear(row.environment, message), asked
+        result = checked_step(row.environment, message)
+        return result, describe_with(row.environment, result.observation), asked
 
-    def _write_down(self, row: Row, said: Said, heard: Sequence[_Exchange]) -> None:
+    def _append_replies(self, row: Row, said: ParsedMessage, exchanges: Sequence[_Exchange]) -> None:
         """Append all replies to one message to the row, and the prompt for the next message."""
-        answered = [exchange.result.observation for exchange in heard if exchange.result is not None]
-        if row.stop is StopReason.DONE and not answered[-1]:
-            answered.pop()  # an empty last reply: nothing to learn, and nobody speaks after it
-        piece = self._codec.after_action(*answered, stopped=True) if answered else None
+        replies = [exchange.result.observation for exchange in exchanges if exchange.result is not None]
+        if row.stop is StopReason.DONE and not replies[-1]:
+            replies.pop()  # nothing to learn from an empty last reply, and no message follows it
+        piece = self._codec.after_action(*replies, stopped=True) if replies else None
         if piece is None:
             written = None
         elif row.stop is None:
             written = row.write(piece)
             if written is None:
                 row.stop = StopReason.CONTEXT_OVERFLOW
-        else:  # the world model learns from the last reply, but nobody speaks after it
+        else:  # the world model learns from the last reply, but no message follows it
             end = piece.content_end
             last = Tokens(ids=piece.ids[:end], origins=piece.origins[:end], spans=piece.spans)
             written = row.append(last) if end < row.rows.room(row.index) else None
-        self._note(row, said, heard, None if written is None or piece is None else (written, piece))
+        self._record_turns(row, said, exchanges, None if written is None or piece is None else (written, piece))
 
-    def _note(self, row: Row, said: Said, heard: Sequence[_Exchange], written: tuple[int, Tokens] | None) -> None:
-        """Record the turns of one message, with the spans of the observations that are in the row."""
+    def _record_turns(
+        self, row: Row, said: ParsedMessage, exchanges: Sequence[_Exchange], written: tuple[int, Tokens] | None
+    ) -> None:
+        """Record the turns of one message; `written` is where its observations start in the row, and their tokens."""
         assert row.speech is not None
         speech_end = written[0] if written else len(row.tokens)
         start, action_end = speech_end - len(row.speech.tokens), speech_end - (1 if row.speech.stopped else 0)
         spans = [(written[0] + begin, written[0] + end) for begin, end in written[1].spans] if written else []
-        for index, exchange in enumerate(heard):
+        for index, exchange in enumerate(exchanges):
             begin, end = spans[index] if index < len(spans) else (len(row.tokens), len(row.tokens))
             row.add(
                 Turn(
@@ -257,11 +259,11 @@ class _Exchange:
 
 def refuse_dead_environment(rollouts: Sequence[Rollout]) -> None:
     """Raise a `WorkError` if the environment failed in all rollouts; a single failed rollout is data."""
-    if rollouts and all(rollout.stop in BROKEN_OFF for rollout in rollouts):
+    if rollouts and all(rollout.stop in ENVIRONMENT_FAILURES for rollout in rollouts):
         raise WorkError(f"the environment failed in all {len(rollouts)} rollouts: {rollouts[0].error}")
 
 
-def _hear(environment: Environment, message: str) -> tuple[StepResult, ReplyFacts | None]:
+def checked_step(environment: Environment, message: str) -> StepResult:
     """Make one step and validate its result; an invalid result fails the rollout without a retry."""
     result = environment.step(message)
     if not isinstance(result, StepResult) or not isinstance(result.observation, str):
@@ -270,4 +272,4 @@ def _hear(environment: Environment, message: str) -> tuple[StepResult, ReplyFact
         raise EnvironmentFailed(f"step returned the reward {result.reward}; it must be a finite number")
     if not isinstance(result.info, Mapping):
         raise EnvironmentFailed(f"step returned an info that is not a mapping: {str(result.info)[:80]}")
-    return result, describe_with(environment, result.observation)
+    return result

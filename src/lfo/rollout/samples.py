@@ -20,7 +20,7 @@ from lfo.objectives.advantages import group_advantages
 from lfo.protocol.world_model import WorldModelCodec, WorldModelExample
 from lfo.rollout.deliberation import asked_at, imagined
 from lfo.rollout.records import read_rollouts
-from lfo.rollout.runner import BROKEN_OFF
+from lfo.rollout.runner import ENVIRONMENT_FAILURES
 from lfo.types import Origin, Rollout, RolloutGroup, TrainingSample
 
 MOST_ENCODERS = 4  # threads that tokenise replies; more would wait for the interpreter lock
@@ -43,8 +43,7 @@ def policy_sample(
     sampled = [float(origin == Origin.SAMPLED and advantage is not None) for origin in rollout.origins]
     observed = [0.0] * len(rollout.tokens)
     for turn in rollout.turns:
-        heard = turn.call is not None and not turn.predicted and (inline is None or turn.call.name in inline)
-        if heard:
+        if turn.call is not None and not turn.predicted and (inline is None or turn.call.name in inline):
             for index in range(turn.observation_start, turn.observation_end):
                 observed[index] = 1.0
     weighted = [index for index in range(len(rollout.tokens)) if sampled[index] or observed[index]]
@@ -61,10 +60,9 @@ def policy_sample(
     )
 
 
-def is_the_policys(rollout: Rollout) -> bool:
-    """Whether a rollout is the policy's own: its environment did not fail, no call was made for it, and the base did
-    not act in its place."""
-    return rollout.stop not in BROKEN_OFF and not rollout.inquired and not rollout.untrained
+def acted_by_policy(rollout: Rollout) -> bool:
+    """Whether the policy alone acted: the environment did not fail, and neither runner nor base acted instead of it."""
+    return rollout.stop not in ENVIRONMENT_FAILURES and not rollout.inquired and not rollout.untrained
 
 
 def mark_imagined(group: RolloutGroup) -> RolloutGroup:
@@ -114,7 +112,7 @@ def inline_rows(
         [
             row
             for rollout in group.rollouts
-            if not (index in without and is_the_policys(rollout))
+            if not (index in without and acted_by_policy(rollout))
             and (row := policy_sample(rollout, None, adapters=adapters, inline=inline))
         ]
         for index, group in enumerate(groups)
@@ -136,30 +134,42 @@ def examples_of_groups(
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     with ThreadPoolExecutor(min(MOST_ENCODERS, os.cpu_count() or 1)) as pool:
         examples = pool.map(partial(codec.examples_of, predict=predict), rollouts)
-    heard = []
+    by_group = []
     for group in groups:
         merged = ReplayBuffer()
         for of_rollout in islice(examples, len(group.rollouts)):
             merged.add(of_rollout)
-        heard.append(list(merged.examples.values()))
-    return heard
+        by_group.append(list(merged.examples.values()))
+    return by_group
+
+
+def supervised_sample(
+    tokens: Sequence[int],
+    *,
+    adapters: tuple[str, ...],
+    world_model_weights: Sequence[float] = (),
+    imitation_weights: Sequence[float] = (),
+) -> TrainingSample:
+    """Return a row without a policy loss; `()` means that the row has no such loss."""
+    zeros = [0.0] * len(tokens)
+    return TrainingSample(
+        tokens=tokens,
+        adapters=adapters,
+        logprobs=zeros,
+        advantages=zeros,
+        policy_weights=zeros,
+        world_model_weights=world_model_weights or zeros,
+        imitation_weights=imitation_weights,
+    )
 
 
 def world_model_sample(example: WorldModelExample, *, adapters: tuple[str, ...]) -> TrainingSample:
-    nothing = [0.0] * len(example.tokens)
-    return TrainingSample(
-        tokens=example.tokens,
-        adapters=adapters,
-        logprobs=nothing,
-        advantages=nothing,
-        policy_weights=nothing,
-        world_model_weights=example.token_weights,
-    )
+    return supervised_sample(example.tokens, adapters=adapters, world_model_weights=example.token_weights)
 
 
 @dataclass(slots=True)
 class ReplayBuffer:
-    """Every distinct reply heard so far. Environments are stationary, so old replies stay true.
+    """Every distinct reply received so far. Environments are stationary, so old replies stay true.
 
     A draw depends only on the buffer and the seeds, so a resumed run draws the same examples.
     """
@@ -178,15 +188,13 @@ class ReplayBuffer:
                 self.examples[example.key] = example
         return len(self.examples) - before
 
-    def draw(
-        self, count: int, seeds: Sequence[int], *, without: Collection[str] = (), asked_first: bool = False
-    ) -> list[WorldModelExample]:
-        """Return at most `count` different examples whose keys are not in `without`, all with the same probability.
+    def draw(self, count: int, seeds: Sequence[int], *, asked_first: bool = False) -> list[WorldModelExample]:
+        """Return at most `count` different examples, all with the same probability.
 
         With `asked_first`, calls that look-ahead asks about come before all others, because the world model will be
-        asked about these. (With a share of three quarters it learned half as fast: docs/LOG.md.)
+        asked about these. (With three quarters of such calls it learned half as fast: docs/LOG.md.)
         """
-        keys = [key for key in self.examples if key not in without]
+        keys = list(self.examples)
         shuffled = [keys[index] for index in np.random.default_rng(list(seeds)).permutation(len(keys))]
         if asked_first:
             shuffled.sort(key=lambda key: not self.examples[key].asked)

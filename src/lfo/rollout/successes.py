@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from lfo.rollout.samples import deal
+from lfo.rollout.samples import deal, supervised_sample
 from lfo.types import Origin, Rollout, TrainingSample
 
-DRAWN = 1  # seeds this draw with other random numbers than the replay buffer
+DRAW_STREAM = 1  # part of the seed: other random numbers than those of the replay buffer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,12 +42,12 @@ def without_shown(rollout: Rollout) -> Success:
     starts = [turn.action_start for turn in rollout.turns]
     tokens: list[int] = []
     sampled: list[bool] = []
-    place = 0
+    start = 0
     for turn, end in zip(rollout.turns, [*starts[1:], len(rollout.tokens)], strict=True):
         stop = turn.action_start if turn.predicted else end
-        tokens += rollout.tokens[place:stop]
-        sampled += [origin == Origin.SAMPLED for origin in rollout.origins[place:stop]]
-        place = end
+        tokens += rollout.tokens[start:stop]
+        sampled += [origin == Origin.SAMPLED for origin in rollout.origins[start:stop]]
+        start = end
     length = max((index + 1 for index, each in enumerate(sampled) if each), default=0)
     return Success(tokens=tuple(tokens[:length]), sampled=tuple(sampled[:length]))
 
@@ -84,15 +84,8 @@ def in_hindsight(rollout: Rollout, tools: Collection[str] | None) -> Rollout | N
 
 
 def imitation_sample(success: Success, *, adapters: tuple[str, ...]) -> TrainingSample:
-    nothing = [0.0] * len(success.tokens)
-    return TrainingSample(
-        tokens=success.tokens,
-        adapters=adapters,
-        logprobs=nothing,
-        advantages=nothing,
-        policy_weights=nothing,
-        world_model_weights=nothing,
-        imitation_weights=[float(each) for each in success.sampled],
+    return supervised_sample(
+        success.tokens, adapters=adapters, imitation_weights=[float(each) for each in success.sampled]
     )
 
 
@@ -124,9 +117,9 @@ class SuccessBuffer:
             self.successes[rollout.task_id] = success
 
     def draw(self, rows: int, mini_batches: int, seeds: Sequence[int]) -> list[list[Success]]:
-        """For each mini-batch at most `rows` successes, dealt evenly; all different, so at most one pass over all."""
+        """Return at most `rows` successes for each mini-batch, evenly distributed; no success occurs twice."""
         kept = list(self.successes.values())
-        order = np.random.default_rng([*seeds, DRAWN]).permutation(len(kept))[: rows * mini_batches]
+        order = np.random.default_rng([*seeds, DRAW_STREAM]).permutation(len(kept))[: rows * mini_batches]
         return deal([[kept[index]] for index in order], mini_batches)
 
     def save(self, path: Path) -> None:

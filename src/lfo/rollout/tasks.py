@@ -56,11 +56,11 @@ def first_wave(config: RunConfig) -> int:
 
 
 def _acts_untrained(config: RunConfig, step: int, *, explores: bool) -> bool:
-    """Whether the base acts in place of the policy.
+    """Whether the base acts instead of the policy.
 
-    A policy that has internalised what to do makes no informative calls, so the world model would hear nothing new. The
-    base still makes them, in the same words as the untrained policy. The base also keeps using predicted replies, which
-    a policy trained to act without them learns to ignore.
+    A policy that has internalised what to do makes no informative calls, so the world model would receive nothing new.
+    The base still makes them, in the same words as the untrained policy. The base also keeps using predicted replies,
+    which a policy trained to act without them learns to ignore.
     """
     internalise = config.internalise
     if not internalise.rows or internalise.over(step):
@@ -71,7 +71,7 @@ def _acts_untrained(config: RunConfig, step: int, *, explores: bool) -> bool:
 def _sight(config: RunConfig, member: int, *, explorers: int, in_turns: bool) -> dict[str, Any]:
     """Return how many exchanges one rollout of a group may imagine.
 
-    A blind policy that fails after its first call only ever hears the reply to the first call that others imagine. So
+    A blind policy that fails after its first call only ever gets the reply to the first call that others imagine. So
     explorers differ: they imagine 0, 1, ... calls and make the next one for real. If the policy proposes calls, they
     sample it themselves; if the environment proposes calls, the runner makes it for them.
     """

@@ -33,7 +33,7 @@ Submit = Callable[[ChatRequest], "Future[Reply]"]
 
 
 def make_app(submit: Submit, *, model: str, token: str) -> ASGIApp:
-    """The endpoints of one served model."""
+    """Return the application with the endpoints of one served model."""
 
     async def chat(request: Request) -> Response:
         wanted = wire.parse_request(await _body(request), model=model)
@@ -55,13 +55,13 @@ def make_app(submit: Submit, *, model: str, token: str) -> ASGIApp:
     async def gone(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_GONE)
 
-    async def nowhere(request: Request, error: Exception) -> Response:
+    async def not_found(request: Request, error: Exception) -> Response:
         status = getattr(error, "status_code", 404)
-        known = RefusedRequest("there is nothing here but /v1/chat/completions and /v1/models", status=status)
+        known = RefusedRequest("this server only has /v1/chat/completions and /v1/models", status=status)
         return JSONResponse(known.body(), status_code=status)
 
     routes = [Route("/v1/chat/completions", chat, methods=["POST"]), Route("/v1/models", models, methods=["GET"])]
-    handlers = {LfoError: refused, ClientDisconnect: gone, 404: nowhere, 405: nowhere}
+    handlers = {LfoError: refused, ClientDisconnect: gone, 404: not_found, 405: not_found}
     return _Guarded(Starlette(routes=routes, exception_handlers=handlers), token)
 
 

@@ -110,7 +110,7 @@ class Batcher:
             by_key: dict[Key, list[Job]] = {}
             for job in jobs:
                 if job.answer.set_running_or_notify_cancel():
-                    with _telling(job):
+                    with _failing(job):
                         by_key.setdefault(self._key(job.request), []).append(job)
             for key, group in by_key.items():
                 self._serve(key, group)
@@ -142,11 +142,11 @@ class Batcher:
     def _serve(self, key: Key, jobs: Sequence[Job]) -> None:
         """Answer jobs of one kind; an error in one job fails only that job."""
         ready: list[Ready] = []
-        with _telling(*jobs):
+        with _failing(*jobs):
             codec = self._codec(key, jobs[0].request)
             self._slots.begin()
             for job in jobs:
-                with _telling(job):
+                with _failing(job):
                     ready.append(self._prepare(job, codec, key))
             try:
                 self._speak(ready, codec, key)
@@ -155,7 +155,7 @@ class Batcher:
                 self._slots = Slots(self._speaker.new_rows(self._count), self._count)
                 raise
             for each in ready:
-                with _telling(each.job):
+                with _failing(each.job):
                     each.job.answer.set_result(self._reply(each, codec, key))
 
     def _codec(self, key: Key, request: ChatRequest) -> ChatCodec:
@@ -184,7 +184,7 @@ class Batcher:
             raise RefusedRequest(sentence, param="messages", code="context_length_exceeded")
         seed = secrets.randbits(63) if job.request.seed is None else job.request.seed
         row = Row(
-            index=self._slots.place(context),
+            index=self._slots.assign(context),
             request=RolloutRequest(task=None, seeds=(seed, len(context.turns))),
             rows=self._slots.rows,
             environment=self._speaker.make_environment(),
@@ -230,7 +230,7 @@ class Batcher:
         """Return the message of a row for the client, and keep its row for the next request."""
         row, request = ready.row, ready.job.request
         if row.speech is None:
-            raise RefusedRequest(f"the world model's part failed: {row.error or row.stop}", status=500)
+            raise RefusedRequest(f"look-ahead failed: {row.error or row.stop}", status=500)
         said = codec.read(row.speech.tokens)
         content, finish = said.text, "stop" if row.speech.stopped else "length"
         calls = said.calls if row.speech.stopped else ()  # the client gets calls that cannot be parsed as text
@@ -260,8 +260,8 @@ class Batcher:
 
 
 @contextmanager
-def _telling(*jobs: Job) -> Iterator[None]:
-    """Fail the jobs that have no reply yet; the thread continues."""
+def _failing(*jobs: Job) -> Iterator[None]:
+    """Turn an error into the reply of all jobs that have none yet; the thread continues."""
     try:
         yield
     except Exception as error:
@@ -285,7 +285,7 @@ class Slots:
         """Start a new batch: all rows are free."""
         self._taken.clear()
 
-    def place(self, context: Context) -> int:
+    def assign(self, context: Context) -> int:
         """Write a conversation into a free row, its own if possible; return the row."""
         own = context.slot
         slot = (

@@ -3,7 +3,7 @@
 A client sends the whole conversation with every request, without imagined exchanges. So the server keeps the row of
 each answered turn, by the random id of its call. A request with such an id, after exactly the same messages, extends
 that row, as in a rollout. Any other request is encoded from its messages: after a restart, if a client has edited
-messages, or if too many other conversations came since.
+messages, or if too many other conversations have come since.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ class Answered:
 class Conversations:
     """The newest answered conversations. Used by one thread."""
 
-    def __init__(self, kept: int = KEPT) -> None:
-        self._kept = kept
+    def __init__(self) -> None:
         self._answered: OrderedDict[str, Answered] = OrderedDict()
 
     def __len__(self) -> int:
@@ -54,7 +53,7 @@ class Conversations:
 
     def keep(self, call_id: str, answered: Answered) -> None:
         self._answered[call_id] = answered
-        while len(self._answered) > self._kept:
+        while len(self._answered) > KEPT:
             self._answered.popitem(last=False)
 
     def context(self, request: ChatRequest, codec: ChatCodec, tools: str) -> Context:
@@ -80,8 +79,8 @@ def _alternates(messages: Sequence[Message]) -> bool:
     A message of others is one user message, or one reply for each call.
     """
     parts = [[each.role for each in part] for part in _parts(messages)]
-    heard = all(part == ["user"] or set(part) == {"tool"} for part in parts[::2])
-    return heard and all(part == ["assistant"] for part in parts[1::2]) and len(parts) % 2 == 1
+    replies = all(part == ["user"] or set(part) == {"tool"} for part in parts[::2])
+    return replies and all(part == ["assistant"] for part in parts[1::2]) and len(parts) % 2 == 1
 
 
 def _parts(messages: Sequence[Message]) -> list[list[Message]]:
@@ -98,12 +97,12 @@ def _grown(context: Context, rest: Sequence[Message], codec: ChatCodec) -> Conte
             said = part[0].content
             tokens += [*codec.encode_message(said), codec.end_of_turn]
             continue
-        heard = [message.content for message in part]
+        replies = [message.content for message in part]
         if part[0].role == "user":
-            tokens += codec.after_action_by_user(*heard).ids
+            tokens += codec.after_action_by_user(*replies).ids
         else:
-            tokens += codec.after_action(*heard, stopped=True).ids
-        turns += _turns(said, heard)
+            tokens += codec.after_action(*replies, stopped=True).ids
+        turns += _turns(said, replies)
     return Context(
         opening=context.opening,
         tokens=tokens,
@@ -126,9 +125,9 @@ def _written(messages: Sequence[Message], codec: ChatCodec) -> Context:
     return Context(opening=tuple(messages[:first]), tokens=tokens, turns=tuple(turns), transcript=tuple(messages))
 
 
-def _turns(said: str, heard: Sequence[str]) -> list[Turn]:
+def _turns(said: str, replies: Sequence[str]) -> list[Turn]:
     """Return the exchanges of one message, one for each call with a reply."""
-    return [_turn(action, observation) for action, observation in zip(one_by_one(said), heard, strict=False)]
+    return [_turn(action, observation) for action, observation in zip(one_by_one(said), replies, strict=False)]
 
 
 def _turn(action: str, observation: str) -> Turn:

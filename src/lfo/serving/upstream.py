@@ -1,4 +1,4 @@
-"""A vLLM server in place of our sampler: it has the base and both LoRAs, and continues rows of tokens.
+"""A vLLM server instead of our sampler: it has the base and both LoRAs, and continues rows of tokens.
 
     vllm serve BASE --enable-lora --lora-modules policy=policy world_model=world_model     in the folder of `lfo export`
     lfo serve runs/x --upstream http://localhost:8001
@@ -82,7 +82,7 @@ class Upstream:
                 words = error.read(300).decode(errors="replace")
             raise WorkError(f"{self._url}{path} answered {error.code}: {words}") from error
         except (OSError, ValueError) as error:
-            raise WorkError(f"{self._url}{path} cannot be asked: {getattr(error, 'reason', error)}") from error
+            raise WorkError(f"{self._url}{path} cannot be reached: {getattr(error, 'reason', error)}") from error
 
 
 class UpstreamRows:
@@ -124,8 +124,8 @@ def completer(upstream: Upstream, model: str, limit: int) -> Complete:
     ) -> list[tuple[int, ...]]:
         seeds = [0] * len(prompts) if uniforms is None else [int(numbers[0] * 2**31) for numbers in uniforms]
         temperature = 0.0 if uniforms is None else 1.0
-        same = [limit] * len(prompts)
-        said = upstream.complete(model, prompts, limits=same, temperature=temperature, seeds=seeds)
+        limits = [limit] * len(prompts)
+        said = upstream.complete(model, prompts, limits=limits, temperature=temperature, seeds=seeds)
         return [each.tokens for each in said]
 
     return complete

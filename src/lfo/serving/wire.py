@@ -19,13 +19,13 @@ from itertools import groupby
 from typing import Any, cast
 
 from lfo.errors import UsageError
-from lfo.protocol.hermes import format_tool_call
+from lfo.protocol.hermes import format_tool_call, nests_deeper
 from lfo.types import Message, Role, ToolCall, Turn
 
 MAX_MESSAGES = 512
 MAX_TOOLS = 128
 MAX_NESTING = 64  # of JSON inside a request
-GREEDY_BELOW = 0.01  # lower temperatures are treated as 0
+GREEDY_BELOW = 0.01  # lower temperatures mean greedy decoding
 SPEAKERS = ("system", "developer", "user", "assistant", "tool")
 # Options that change the reply, with the only supported value; null means absent.
 ONLY: Mapping[str, Any] = {
@@ -59,7 +59,7 @@ class ChatRequest:
 
     messages: tuple[Message, ...]
     call_ids: tuple[str | None, ...]  # of each message: the id of the first call in it
-    tools: tuple[Mapping[str, Any], ...] | None = None  # None: the tools of the training
+    tools: tuple[Mapping[str, Any], ...] | None = None  # None: the tools of training
     temperature: float | None = None  # None: the run's
     max_tokens: int | None = None
     seed: int | None = None
@@ -85,7 +85,7 @@ def parse_request(body: bytes, *, model: str) -> ChatRequest:
         wanted = json.loads(body, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         raise RefusedRequest("the body is not a JSON object in UTF-8") from None
-    if not isinstance(wanted, dict) or _nests_deeper(wanted, MAX_NESTING):
+    if not isinstance(wanted, dict) or nests_deeper(wanted, MAX_NESTING):
         raise RefusedRequest(f"the body must be a JSON object, nested at most {MAX_NESTING} deep")
     _check_model(wanted.get("model"), model)
     _check_options(wanted)
@@ -226,7 +226,7 @@ def _read_call(given: Any, where: str) -> tuple[str, ToolCall]:
         read = json.loads(arguments, parse_constant=_refuse_constant) if isinstance(arguments, str) else None
     except (ValueError, RecursionError):
         read = None
-    if not isinstance(name, str) or not isinstance(read, dict) or _nests_deeper(read, MAX_NESTING):
+    if not isinstance(name, str) or not isinstance(read, dict) or nests_deeper(read, MAX_NESTING):
         raise RefusedRequest(f"{where}.function must have a name, and arguments that are a JSON object", param=where)
     return given["id"], ToolCall(name=name, arguments=read)
 
@@ -253,18 +253,8 @@ def _read_tools(given: Any) -> tuple[Mapping[str, Any], ...] | None:
     return tuple(given)
 
 
-def _nests_deeper(outermost: Any, depth: int) -> bool:
-    level = [outermost]
-    for _ in range(depth):
-        items = [item for box in level for item in (box.values() if isinstance(box, dict) else box)]
-        level = [item for item in items if isinstance(item, dict | list)]
-        if not level:
-            return False
-    return True
-
-
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 # --- answers -------------------------------------------------------------------------------------------------------

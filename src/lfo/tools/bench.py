@@ -147,7 +147,7 @@ def _fill_replay(trainer: Trainer, batches: int) -> None:
     """Fill the buffers as if some steps had been trained."""
     if trainer.state.weight and trainer.config.world_model.replay:
         for step in range(1, batches + 1):
-            trainer.hear(trainer.draw(step, 0))
+            trainer.store_replies(trainer.draw(step, 0))
 
 
 def _train(variant: _Variant) -> None:
@@ -156,10 +156,10 @@ def _train(variant: _Variant) -> None:
     parameters = [weight for weights in backend.learner.parameters.values() for weight in weights]
     before = [weight.detach().clone() for weight in parameters]
     trainer.codec.forget()  # in training every step has new texts
-    heard = _timed(variant, "examples", lambda: trainer.hear(variant.groups))
+    examples = _timed(variant, "examples", lambda: trainer.store_replies(variant.groups))
 
     def update() -> None:
-        work = trainer.rows(0, _collected(variant.groups), heard)
+        work = trainer.rows(0, _collected(variant.groups), examples)
         backend.learn(work.mini_batches, world_model_weight=work.world_model_weight, rate_factor=work.rate_factor)
         backend.sync(0)
 
@@ -181,7 +181,7 @@ def _timed(variant: _Variant, phase: str, work: Callable[[], Any]) -> Any:
 def _count(variant: _Variant) -> dict[str, int]:
     """Return the rows and tokens of one step, by loss."""
     trainer = variant.trainer
-    update = trainer.rows(0, _collected(variant.groups), trainer.hear(variant.groups))
+    update = trainer.rows(0, _collected(variant.groups), trainer.store_replies(variant.groups))
     learnt = [row for rows in update.mini_batches for row in rows]
     policy = [row for row in learnt if any(row.policy_weights)]
     other = [row for row in learnt if not any(row.policy_weights)]
@@ -218,10 +218,10 @@ def bench_rollout(
     every weight and all keys and values once, at the bandwidth of a plain copy.
     """
     torch.set_num_threads(1)
-    index = pick_device(device)
+    target = pick_device(device)
     tokenizer = load_tokenizer(model)
     codec = ChatCodec(tokenizer, PhoneCalls().tools())
-    dual = DualAdapterModel.build(load_base(model, index), coupling="separate", seed=0)
+    dual = DualAdapterModel.build(load_base(model, target), coupling="separate", seed=0)
     prompts = [prompt for prompt in _prompts(codec, tasks) for _ in range(group_size)]
     room = max(map(len, prompts)) + max(max_new_tokens, *FIXED)
     natural = Sampler(dual, max_context=room, eos_ids=[codec.end_of_turn])
@@ -235,14 +235,14 @@ def bench_rollout(
             return _sample(samplers[name], prompts, limit, seed)
         return _generate(dual, codec, prompts, limit, seed, fixed=name == "generate_fixed")
 
-    times, speeds = _in_turns(speak, limits, repeats, index)
+    times, speeds = _in_turns(speak, limits, repeats, target)
     rate = {name: median(values) for name, values in speeds.items()}
     step = (median(times["ours_fixed"]) - median(times["ours_short"])) / (FIXED[1] - FIXED[0])
     cached = sum(map(len, prompts)) + len(prompts) * sum(FIXED) / 2
-    bandwidth = speed.copy_bandwidth(index)
+    bandwidth = speed.copy_bandwidth(target)
     floor = speed.bytes_of_a_step(dual, cached) / bandwidth
     return {
-        "device": index.type,
+        "device": target.type,
         "model": model,
         "tokens_per_second": rate["ours"],
         "generate_tokens_per_second": rate["generate"],
@@ -256,7 +256,7 @@ def bench_rollout(
         "floor_tokens_per_second": len(prompts) / floor,
         "floor_fraction": floor / step,
         "copy_bandwidth": bandwidth,
-        "peak_memory": speed.peak_memory(index),
+        "peak_memory": speed.peak_memory(target),
         "batch": len(prompts),
         "prompt_tokens": sum(map(len, prompts)) / len(prompts),
         "max_new_tokens": max_new_tokens,
@@ -264,7 +264,7 @@ def bench_rollout(
 
 
 def _in_turns(
-    speak: Callable[[str, int, int], int], limits: Mapping[str, int], repeats: int, place: torch.device
+    speak: Callable[[str, int, int], int], limits: Mapping[str, int], repeats: int, device: torch.device
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """Return seconds and tokens per second of each sampler; the first repetition is a warm-up."""
     times: dict[str, list[float]] = defaultdict(list)
@@ -272,7 +272,7 @@ def _in_turns(
     for repeat in range(repeats + 1):
         for name, limit in limits.items():
             short = 4 if repeat == 0 and name.startswith("generate") else limit
-            seconds, tokens = speed.seconds_of(partial(speak, name, short, repeat), place)
+            seconds, tokens = speed.seconds_of(partial(speak, name, short, repeat), device)
             if repeat:
                 times[name].append(seconds)
                 speeds[name].append(tokens / seconds)
@@ -303,9 +303,8 @@ def _generate(
     model: DualAdapterModel, codec: ChatCodec, prompts: Sequence[Sequence[int]], limit: int, seed: int, *, fixed: bool
 ) -> int:
     longest, end = max(map(len, prompts)), codec.end_of_turn
-    index = model.device
-    tokens = torch.tensor([[end] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=index)
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=index)
+    tokens = torch.tensor([[end] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=model.device)
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=model.device)
     torch.manual_seed(seed)
     with model.active(model.policy_adapters):
         rows = model.causal_lm.generate(
@@ -320,6 +319,6 @@ def _generate(
             eos_token_id=end,
             pad_token_id=end,
         )[:, longest:]
-    said = (rows == end).int().cumsum(1)
+    ends = (rows == end).int()
     # Count the tokens of a row up to its first end of turn, without the padding.
-    return int(((said - (rows == end).int()) == 0).sum())
+    return int((ends.cumsum(1) - ends == 0).sum())

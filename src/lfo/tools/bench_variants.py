@@ -37,7 +37,7 @@ class Variant:
 
 
 def make_variant(name: str, trainer: Trainer, make_environment: EnvironmentFactory, record: Record) -> Variant:
-    """How a trial draws tasks and makes prompts; the practice is changed in the trainer."""
+    """Return how a trial draws tasks and makes prompts; `retrieve-k` also replaces the practice of the trainer."""
     config, codec = trainer.config, trainer.codec
 
     def plain(step: int) -> Sequence[Any]:
@@ -50,9 +50,9 @@ def make_variant(name: str, trainer: Trainer, make_environment: EnvironmentFacto
         larger = replace(config.rollout, prompts=POOL * config.rollout.prompts)
         pool = draw_tasks(replace(config, rollout=larger), make_environment(), step, 0)
         trainer.backend.sync(step)
-        sure = _certainties(trainer, [record(task) for task in pool])
-        ranked = sorted(range(len(pool)), key=lambda place: (sure[place], place))
-        return [pool[place] for place in sorted(ranked[: config.rollout.prompts])]
+        certainties = _certainties(trainer, [record(task) for task in pool])
+        ranked = sorted(range(len(pool)), key=lambda index: (certainties[index], index))
+        return [pool[index] for index in sorted(ranked[: config.rollout.prompts])]
 
     if name == "none":
         return Variant(draw=plain, ask=ask)
@@ -81,16 +81,16 @@ class Retrieval(Practice):
     """Practice with similar exchanges before each prompt, by the cosine of TF-IDF bags of words."""
 
     def __init__(
-        self, codec: WorldModelCodec, count: int, practice: Practice, heard: dict[str, WorldModelExample]
+        self, codec: WorldModelCodec, count: int, practice: Practice, examples: dict[str, WorldModelExample]
     ) -> None:
-        self._codec, self._most, self._practice, self._heard = codec, count, practice, heard
-        self._bags: dict[str, set[str]] = {}  # of all examples heard, by key
+        self._codec, self._most, self._practice, self._examples = codec, count, practice, examples
+        self._bags: dict[str, set[str]] = {}  # of all examples, by key
 
     def of(
-        self, drawn: Iterable[WorldModelExample], heard: Collection[WorldModelExample], seeds: Sequence[int]
+        self, drawn: Iterable[WorldModelExample], known: Collection[WorldModelExample], seeds: Sequence[int]
     ) -> list[WorldModelExample]:
         drawn, text_of = list(drawn), self._codec.prompt_text
-        practised = self._practice.of(drawn, heard, seeds)
+        practised = self._practice.of(drawn, known, seeds)
         return [
             self._codec.with_prompt(now, self._before(text_of(each), each.key) + text_of(now))
             for each, now in zip(drawn, practised, strict=True)
@@ -104,12 +104,12 @@ class Retrieval(Practice):
 
     def _before(self, prompt: str, key: str) -> str:
         """Return the most similar other exchanges, the most similar last."""
-        for each in self._heard.values():
+        for each in self._examples.values():
             if each.key not in self._bags:
                 self._bags[each.key] = words(self._codec.prompt_text(each))
         others = {name: bag for name, bag in self._bags.items() if name != key}
         best = most_similar(words(prompt), others, self._most)
-        exchanges = (self._heard[name] for name in reversed(best))
+        exchanges = (self._examples[name] for name in reversed(best))
         return "".join(
             f"{self._codec.prompt_text(each)}{render_target(self._codec.reply_text(each))}\n\n" for each in exchanges
         )
@@ -121,12 +121,12 @@ def most_similar(bag: set[str], others: dict[str, set[str]], count: int) -> list
     >>> most_similar({"bank", "card"}, {"a": {"bank", "loan"}, "b": {"bank", "card"}, "c": {"loan"}}, 2)
     ['b', 'a']
     """
-    held = Counter(word for other in others.values() for word in other)
-    weight = {word: math.log((1 + len(others)) / (0.5 + number)) ** 2 for word, number in held.items()}
+    bags_with = Counter(word for other in others.values() for word in other)
+    weight = {word: math.log((1 + len(others)) / (0.5 + count)) ** 2 for word, count in bags_with.items()}
 
-    def likeness(name: str) -> float:
+    def similarity(name: str) -> float:
         other = others[name]
         size = sum(weight[word] for word in other) * sum(weight.get(word, 0.0) for word in bag)
         return sum(weight[word] for word in other & bag) / math.sqrt(size) if size else 0.0
 
-    return sorted(others, key=lambda name: (-likeness(name), name))[:count]
+    return sorted(others, key=lambda name: (-similarity(name), name))[:count]

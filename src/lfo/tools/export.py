@@ -31,8 +31,8 @@ from lfo.evaluation.alone import Alone, policy_alone
 from lfo.evaluation.runs import read_run
 from lfo.loading import EMBEDDED, model_source
 from lfo.model.couplings import POLICY, WORLD_MODEL, names_where
-from lfo.rundir import write_folder_atomic, write_text_atomic
-from lfo.tools.model_card import BASE, folder_of, model_card
+from lfo.rundir import run_folder, write_folder_atomic, write_text_atomic
+from lfo.tools.model_card import BASE, model_card
 
 Form = Literal["alone", "adapters", "merged", "stacked"]
 
@@ -40,7 +40,7 @@ Form = Literal["alone", "adapters", "merged", "stacked"]
 def alone(agent: Agent, run: str | Path) -> Alone | None:
     """Return the success of these adapters without and with look-ahead; None if it was not measured."""
     step = re.fullmatch(r"step-(\d+)", agent.adapters_folder.name if agent.adapters_folder else "")
-    return policy_alone(read_run(folder_of(Path(run))).rows, step=int(step[1]) if step else None)
+    return policy_alone(read_run(run_folder(Path(run))).rows, step=int(step[1]) if step else None)
 
 
 def export(agent: Agent, out: str | Path, *, run: str | Path, form: Form = "adapters") -> list[str]:

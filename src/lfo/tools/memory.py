@@ -1,4 +1,4 @@
-"""Measure the memory of an update on a GPU, beside the figures of `plan`, with random weights.
+"""Measure the memory of an update on a GPU with random weights, and compare it with the figures of `plan`.
 
 lfo bench memory --json
 """
@@ -50,7 +50,7 @@ CASES = (
 
 
 def compare(cases: Sequence[Case] = CASES) -> Iterator[dict[str, Any]]:
-    """Return computed and measured bytes of each case."""
+    """Yield computed and measured bytes of each case."""
     for case in cases:
         planned = training(SHAPES[case.shape], case.work, gpus=1)
         found = measure_training(SHAPES[case.shape], case, torch.device("cuda"))

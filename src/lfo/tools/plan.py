@@ -298,7 +298,7 @@ def _fitting(shape: Shape, gpus: Gpus, work: Work) -> Work | None:
         else:
             return None
     while not _fits(shape, gpus, work, "rollout"):
-        if work.tensor_parallel < gpus.count:
+        if work.tensor_parallel * 2 <= gpus.count:
             work = replace(work, tensor_parallel=work.tensor_parallel * 2)
         elif work.rollouts > gpus.count // work.tensor_parallel:
             work = replace(work, rollouts=work.rollouts // 2)

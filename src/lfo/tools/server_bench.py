@@ -28,10 +28,9 @@ from lfo.tools import speed
 from lfo.tools.memory import model_config
 from lfo.tools.plan import SHAPES
 
-SHAPE_NAMES = ("smollm2-135m", "qwen3-1.7b", "qwen3-8b")
-ROWS = (16, 64, 256)
 PROMPT, SHORT, LONG = 743, 16, 80  # tokens: a phone-call prompt, and turns whose difference is pure decoding
 GROUP, RANK = 8, 16
+REPEATS = 3
 VLLM_SHARE = 0.4  # of the GPU memory; ours needs the weights twice, and a cache
 
 Speak = Callable[[Sequence[Sequence[int]], int], int]
@@ -44,17 +43,17 @@ def require_vllm() -> None:
         )
 
 
-def against_vllm(shapes: Sequence[str], rows: Sequence[int], *, repeats: int = 3) -> Iterator[dict[str, Any]]:
-    """Return tokens per second and milliseconds of a decode step of both, for each shape and number of rows."""
+def against_vllm(shapes: Sequence[str], rows: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Yield tokens per second and milliseconds of a decode step of both, for each shape and number of rows."""
     if unknown := [name for name in shapes if name not in SHAPES]:
-        raise UsageError(f"--shapes {unknown[0]} is none of {', '.join(SHAPES)}")
+        raise UsageError(f"--shapes has no {unknown[0]!r}; the shapes are {', '.join(SHAPES)}")
     require_vllm()
     for name in shapes:
         with tempfile.TemporaryDirectory() as folder:
             speakers = _speakers(name, Path(folder), max(rows))
             for count in rows:
                 prompts = _prompts(SHAPES[name].vocabulary, count)
-                yield {"shape": name, "rows": count, **_measured(speakers, prompts, repeats, torch.device("cuda"))}
+                yield {"shape": name, "rows": count, **_measured(speakers, prompts, REPEATS, torch.device("cuda"))}
             speakers.clear()
             gc.collect()
             torch.cuda.empty_cache()

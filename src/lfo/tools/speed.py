@@ -12,6 +12,8 @@ import torch
 
 from lfo.model.adapters import DualAdapterModel
 
+REPEATS = 7  # timed repetitions after a warm-up
+
 
 def seconds_of(work: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
     """Return seconds and result of a call: CPU time on a CPU, which other programs do not change."""
@@ -26,7 +28,7 @@ def seconds_of(work: Callable[[], Any], device: torch.device) -> tuple[float, An
     return time.perf_counter() - started, result
 
 
-def copy_bandwidth(device: torch.device, *, repeats: int = 7) -> float:
+def copy_bandwidth(device: torch.device, *, repeats: int = REPEATS) -> float:
     """Return the bytes per second, read plus written, of one large copy."""
     size = 1 << (32 if device.type == "cuda" else 26)
     source = torch.zeros(size, dtype=torch.uint8, device=device)
@@ -35,11 +37,11 @@ def copy_bandwidth(device: torch.device, *, repeats: int = 7) -> float:
     return 2 * size / median(times[1:])
 
 
-def arithmetic_rate(device: torch.device, dtype: torch.dtype, *, repeats: int = 7) -> float:
+def arithmetic_rate(device: torch.device, dtype: torch.dtype) -> float:
     """Return the operations per second of one large matrix product."""
     size = 8192 if device.type == "cuda" else 512
     one, other = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    times = [seconds_of(lambda: one @ other, device)[0] for _ in range(repeats + 1)]
+    times = [seconds_of(lambda: one @ other, device)[0] for _ in range(REPEATS + 1)]
     return 2 * size**3 / median(times[1:])
 
 

@@ -26,7 +26,7 @@ class SurprisingToken:
 
     text: str
     surprise: float
-    likeliest: str  # the token with the least surprise in its place
+    likeliest: str  # the most probable token at this position
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +64,7 @@ def inspect_calls(agent: Agent, calls: Iterable[ObservedCall]) -> Iterator[Inspe
 
 
 def _of_the_reply(reply: str, tokens: Sequence[SurprisingToken]) -> Iterator[SurprisingToken]:
-    """Return the tokens without the tags around the reply."""
+    """Yield the tokens without the tags around the reply."""
     start, end, index = len(REPLY_OPEN), len(REPLY_OPEN) + len(reply), 0
     for token in tokens:
         text = token.text[max(0, start - index) : max(0, end - index)]
@@ -89,12 +89,12 @@ def surprise_of_target(agent: Agent, seen: ObservedCall) -> list[SurprisingToken
 
 
 def _pieces(agent: Agent, ids: Sequence[int]) -> Iterator[str]:
-    """Return the text of each token; bytes of an incomplete character are added to the token that completes it."""
-    told = ""
+    """Yield the text of each token; bytes of an incomplete character are added to the token that completes it."""
+    before = ""
     for count in range(1, len(ids) + 1):
         text = agent.codec.decode(ids[:count])
         if text.endswith("\ufffd") and count < len(ids):
             yield ""
             continue
-        yield text[len(told) :]
-        told = text
+        yield text[len(before) :]
+        before = text

@@ -4,9 +4,9 @@ An adapter lists tasks and tools, starts a task and executes a call. This base c
 validates the call against the tool's JSON schema, counts mistakes and maps rewards.
 
 - Tasks are seeds, if the library has seeds; the splits `train`, `val` and `test` share none.
-- A mistake of the policy gets one sentence as reply and costs a turn; after `max_mistakes` the rollout ends.
-- An exception of the library ends the rollout (`EnvironmentFailed`) without a retry, which might act twice.
-- `reward_range=[low, high]` maps the sum of the library's rewards to 0..1 and clips it; else it is not changed.
+- A mistake of the policy is answered with one sentence and costs a turn; after `max_mistakes` the rollout ends.
+- An exception of the library ends the rollout (`EnvironmentFailed`). It is not retried: a retry might act twice.
+- `reward_range=[low, high]` maps the sum of the library's rewards to 0..1 and clips it; the default keeps rewards.
 - A library that draws from the global random state gets a separate state for each environment. Its output and changes
   of the working directory do not affect the run.
 """
@@ -79,7 +79,7 @@ class ForeignEnvironment(ABC):
         self._earned = 0.0  # the sum of the library's rewards
         self._paid = 0.0  # the mapped reward that was returned so far
         self._phase = "new"
-        self._world = GlobalState(0)
+        self._global_state = GlobalState(0)
 
     # An adapter implements these.
 
@@ -110,7 +110,7 @@ class ForeignEnvironment(ABC):
     def reset(self, task: Any) -> Sequence[Message]:
         if self._phase != "new":
             raise UsageError("An environment plays one rollout; make a new one for the next.")
-        self._world = GlobalState(getattr(task, "seed", 0))
+        self._global_state = GlobalState(getattr(task, "seed", 0))
         with self._own_state():
             messages = tuple(self.open(task))
         self._phase = "playing"
@@ -146,7 +146,7 @@ class ForeignEnvironment(ABC):
         if not self.shares_global_state:
             yield
             return
-        with self._world.entered():
+        with self._global_state.entered():
             yield
 
     def _checked(self, call: ToolCall) -> str:
@@ -158,7 +158,7 @@ class ForeignEnvironment(ABC):
         raise Mistake(f"There is no tool {quote(call.name)}; the tools are: {known}.")
 
     def _pay(self, reward: float) -> float:
-        """Return the part of the mapped reward that was not returned yet; a rollout that is cut off keeps the rest."""
+        """Return the change of the mapped reward, so that the sum over all steps is the reward so far."""
         self._earned += float(reward)
         low, high = self.reward_range or (0.0, 1.0)
         mapped = (self._earned - low) / (high - low)
@@ -177,23 +177,23 @@ def one_tool(name: str, description: str, parameters: Mapping[str, Any]) -> list
 
 
 def refuse_bad_arguments(call: ToolCall, schema: Mapping[str, Any]) -> None:
-    """Raise a `Mistake` for the first invalid argument, in words of the schema, not of the policy."""
+    """Raise a `Mistake` for the first invalid argument; the message quotes the schema, not the policy."""
     known = schema.get("properties", {})
     for name in call.arguments:
         if name not in known and not schema.get("additionalProperties"):
             raise Mistake(
                 f"{call.name} has no argument {quote(name)}; its arguments are: {', '.join(known) or 'none'}."
             )
-    error = jsonschema.Draft202012Validator(schema).evolve(format_checker=None)
-    for found in error.iter_errors(dict(call.arguments)):
+    validator = jsonschema.Draft202012Validator(schema).evolve(format_checker=None)
+    for found in validator.iter_errors(dict(call.arguments)):
         if found.validator == "required":
             missing = next(name for name in found.validator_value if name not in found.instance)
             raise Mistake(f"{call.name} needs the argument {missing}.")
         where = ".".join(str(part) for part in found.absolute_path)
-        raise Mistake(f"Argument {where} of {call.name} {_wanted(found.validator, found.validator_value)}.")
+        raise Mistake(f"Argument {where} of {call.name} {_requirement(found.validator, found.validator_value)}.")
 
 
-def _wanted(rule: str, value: Any) -> str:
+def _requirement(rule: str, value: Any) -> str:
     if rule == "enum":
         return "must be one of: " + ", ".join(map(str, value))
     if rule == "type":
@@ -228,16 +228,16 @@ class GlobalState:
     def entered(self) -> Iterator[None]:
         if not self._lock.acquire(timeout=LONGEST_WAIT):
             raise EnvironmentFailed(f"another environment has kept the random state for {LONGEST_WAIT:g} seconds")
-        outside, folder = (random.getstate(), np.random.get_state()), os.getcwd()
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._lock.release)
+            stack.callback(os.chdir, os.getcwd())
+            stack.callback(_set_state, (random.getstate(), np.random.get_state()))
             _set_state(self._inside)
-            with redirected_stdout(sys.stderr):
-                yield
-        finally:
-            self._inside = random.getstate(), np.random.get_state()
-            _set_state(outside)
-            os.chdir(folder)
-            self._lock.release()
+            try:
+                with redirected_stdout(sys.stderr):
+                    yield
+            finally:
+                self._inside = random.getstate(), np.random.get_state()
 
 
 def _set_state(state: tuple[Any, Any]) -> None:

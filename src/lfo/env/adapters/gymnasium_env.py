@@ -28,7 +28,7 @@ _ABOUT_ACTIONS = re.compile(r"##\s*Action Space\s*\n(.+?)(?:\n\s*##|\Z)", re.DOT
 
 class LibraryEnvironment(ForeignEnvironment):
     word = "gymnasium"
-    shares_global_state = True  # most do not, but it cannot be found out
+    shares_global_state = True  # most do not, but this cannot be detected
 
     def __init__(
         self,
@@ -197,9 +197,9 @@ def _meanings(game: Any, actions: spaces.Space[Any]) -> dict[str, int]:
     """Return the names of the actions, if the environment has them in one of the two usual ways."""
     if not isinstance(actions, spaces.Discrete):
         return {}
-    told: Any = getattr(game, "get_action_meanings", None)
-    if callable(told):
-        names: Any = told()
+    meanings: Any = getattr(game, "get_action_meanings", None)
+    if callable(meanings):
+        names: Any = meanings()
         return {str(name).lower(): index for index, name in enumerate(names)}
     return {each.name: int(each.value) for each in getattr(game, "actions", ()) if hasattr(each, "name")}
 

@@ -27,7 +27,7 @@ from lfo.protocol.hermes import Mistake
 from lfo.types import Message, ToolCall
 
 PATIENCE = 10.0  # seconds to wait for a server
-NOT_TOLD = ("done", "reward", "metadata")  # keys of an observation that the policy does not see
+HIDDEN_KEYS = ("done", "reward", "metadata")  # keys of an observation that the policy does not see
 REFUSED = ("VALIDATION_ERROR", "INVALID_JSON")  # codes that mean a bad action
 
 
@@ -44,12 +44,11 @@ class LibraryEnvironment(ForeignEnvironment):
     def open(self, task: SeededTask) -> Sequence[Message]:
         kind = MCPToolClient if self._has_tools else GenericEnvClient
         self._client = kind(base_url=self.name.rstrip("/")).sync()
-        weakref.finalize(self, _close, self._client)  # a rollout that is cut off is never closed otherwise
+        weakref.finalize(self, _close, self._client)  # for a rollout that ends before the environment is done
         self._client.connect()
         observation = self._client.reset(seed=task.seed).observation
-        heard = _words(observation)
-        opening = [system_message("behind this server")]
-        return [*opening, Message(role="user", content=heard or "Begin.")]
+        goal = Message(role="user", content=_words(observation) or "Begin.")
+        return [system_message("behind this server"), goal]
 
     def act(self, call: ToolCall) -> Reaction:
         action = (
@@ -101,10 +100,10 @@ def _words(observation: Any) -> str:
         data = result.get("data", result) if isinstance(result, Mapping) else getattr(result, "data", result)
         return _text(data)
     fields = observation if isinstance(observation, Mapping) else observation.model_dump()
-    told = {key: value for key, value in fields.items() if key not in NOT_TOLD}
-    if len(told) == 1:
-        return _text(next(iter(told.values())))
-    return "\n".join(f"{key}: {_text(value)}" for key, value in told.items())
+    shown = {key: value for key, value in fields.items() if key not in HIDDEN_KEYS}
+    if len(shown) == 1:
+        return _text(next(iter(shown.values())))
+    return "\n".join(f"{key}: {_text(value)}" for key, value in shown.items())
 
 
 def _text(value: Any) -> str:

@@ -113,7 +113,7 @@ def _java() -> Any:
 
 
 def _world(java: Any) -> Any:
-    """A separate world in the shared Java process; the library would start a process for each."""
+    """Return a separate world in the shared Java process; the library would start a process for each."""
     world = _World.__new__(_World)
     world.__dict__.update(java.__dict__)
     world.server = java._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()

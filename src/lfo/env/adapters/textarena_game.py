@@ -53,7 +53,7 @@ class LibraryEnvironment(ForeignEnvironment):
             near = get_close_matches(name, ENV_REGISTRY, n=1, cutoff=0.0)
             raise ConfigError(f"env={self.spec}: TextArena has no game {name}; the nearest is {near[0]}")
         self._options = options
-        _refuse_games_for_several(name, self.spec, options)
+        _refuse_multiplayer(name, self.spec, options)
 
     def tools(self) -> list[dict[str, Any]]:
         return _TOOL
@@ -61,24 +61,24 @@ class LibraryEnvironment(ForeignEnvironment):
     def open(self, task: SeededTask) -> Sequence[Message]:
         self._game = textarena.make(self.name, **self._options)
         self._game.reset(num_players=1, seed=task.seed)
-        self._last = self._heard()
+        self._last = self._new_output()
         return system_message(self.name), Message(role="user", content=self._last)
 
     def act(self, call: ToolCall) -> Reaction:
         done, _ = self._game.step(action=call.arguments["action"])
-        heard = self._last = self._heard()
+        output = self._last = self._new_output()
         if not done:
-            return Reaction(observation=heard)
+            return Reaction(observation=output)
         rewards, info = self._game.close()
         ending = str(info.get(0, {}).get("reason") or "")
-        words = [heard, *([ending] if ending and ending not in heard else [])]
-        return Reaction(observation="\n".join(filter(None, words)), reward=(rewards or {}).get(0, 0.0), done=True)
+        parts = [output, *([ending] if ending and ending not in output else [])]
+        return Reaction(observation="\n".join(filter(None, parts)), reward=(rewards or {}).get(0, 0.0), done=True)
 
     def moves(self) -> list[ToolCall]:
         """Return the parts in brackets of the last output; some games list their moves there."""
         return [ToolCall(name="act", arguments={"action": move}) for move in _BRACKETED.findall(self._last)]
 
-    def _heard(self) -> str:
+    def _new_output(self) -> str:
         """Return the new output of the game; its wrappers would repeat the whole history."""
         game = self._game
         while isinstance(game, textarena.Wrapper):
@@ -88,8 +88,8 @@ class LibraryEnvironment(ForeignEnvironment):
         return "\n".join(text for _, text, kind in messages if kind is not own)
 
 
-def _refuse_games_for_several(name: str, spec: str, options: dict[str, Any]) -> None:
-    """Open a game once with one player: only then it reports the number of players."""
+def _refuse_multiplayer(name: str, spec: str, options: dict[str, Any]) -> None:
+    """Raise a `ConfigError` for a game that needs several players, which it only reports when it is opened."""
     if name in _played:
         return
     with GlobalState(0).entered():

@@ -1,4 +1,4 @@
-"""Environments of verifiers 0.1, for which most are published: `env=verifiers:NAME`.
+"""Environments of verifiers 0.1, the version of most published ones: `env=verifiers:NAME`.
 
 NAME is an argument of `verifiers.load_environment`: an installed environment package, or a module in the current folder
 with a function `load_environment`. The tools of a `ToolEnv` stay tools, and a message without a call is the final
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import itertools
 import json
 import signal
 import sys
@@ -30,7 +29,7 @@ from lfo.env.adapters.foreign import ForeignEnvironment, Reaction, one_tool
 from lfo.errors import ConfigError, EnvironmentFailed, UsageError
 from lfo.types import Message, ToolCall
 
-HELD_OUT = 5  # without an evaluation set, one in so many rows of the dataset is held out
+HELD_OUT = 5  # without an evaluation set, every fifth row of the dataset is held out
 _SAY = one_tool(
     "say",
     "Say something to the environment.",
@@ -86,21 +85,21 @@ class LibraryEnvironment(ForeignEnvironment):
         return reaction if reaction.done else Reaction(observation="", reward=self._score(), done=True)
 
     def _turn(self, **said: Any) -> Reaction:
-        """Make one turn like `MultiTurnEnv.rollout`, with our message in place of a model's."""
+        """Make one turn like `MultiTurnEnv.rollout`, with our message instead of a model's."""
         library, state = self._library, self._state
         message = ResponseMessage(finish_reason="stop", is_truncated=False, **said)
         response = Response(id="lfo", created=int(time.time()), model="lfo", message=message)
         self._wait(library.add_model_response(state, self._prompt, response))
-        heard: list[Any] = []
+        replies: list[Any] = []
         if not self._wait(library.is_completed(state)):
             before = self._prompt
             self._prompt = self._wait(library.get_prompt_messages(state))
-            heard = self._prompt[len(before) + 1 :]
+            replies = self._prompt[len(before) + 1 :]
             if state.get("final_env_response") is not None:
-                heard = heard or state["final_env_response"]
+                replies = replies or state["final_env_response"]
             if not self._wait(library.is_completed(state)):
-                return Reaction(observation=_joined(heard))
-        return Reaction(observation=_joined(heard), reward=self._score(), done=True)
+                return Reaction(observation=_joined(replies))
+        return Reaction(observation=_joined(replies), reward=self._score(), done=True)
 
     def _score(self) -> float:
         library, state = self._library, self._state
@@ -155,10 +154,10 @@ def _splits(library: Any) -> dict[str, list[DatasetRow]]:
         held_out = list(library.get_eval_dataset()) if library.eval_dataset is not None else []
         if not held_out and len(rows) > 1:
             held_out = rows[HELD_OUT - 1 :: HELD_OUT] or rows[-1:]
-            rows = [row for index, row in enumerate(rows) if row not in held_out]
+            rows = [row for row in rows if row not in held_out]
         splits = {"train": rows, "val": held_out or rows}
         _SPLITS[id(library)] = {
-            split: [DatasetRow(f"{split}-{index}", row) for index, row in zip(itertools.count(), each, strict=False)]
+            split: [DatasetRow(f"{split}-{index}", row) for index, row in enumerate(each)]
             for split, each in splits.items()
         }
     return _SPLITS[id(library)]

@@ -68,8 +68,8 @@ class LibraryEnvironment(ForeignEnvironment):
     ) -> None:
         super().__init__(name, max_mistakes=max_mistakes, reward_range=reward_range)
         self._project = _opened(name, tool_config, function_tools, reward, reward_name)
-        self._most = max_assistant_turns
-        self._said: list[str] = []
+        self._max_turns = max_assistant_turns
+        self._response: list[str] = []  # the whole response, for `compute_score`
         self._state = SimpleNamespace(extra_fields={}, messages=[], tools_kwargs={})
         self._loop = asyncio.new_event_loop()
 
@@ -90,13 +90,13 @@ class LibraryEnvironment(ForeignEnvironment):
         return [Message(role=message["role"], content=str(message["content"])) for message in self._row["prompt"]]
 
     def act(self, call: ToolCall) -> Reaction:
-        heard = self._loop.run_until_complete(self._execute(call))
-        self._said += [json.dumps({"name": call.name, "arguments": dict(call.arguments)}), heard]
-        done = self._calls + self.mistakes + 1 >= self._most
-        return Reaction(observation=heard, reward=self._score() if done else 0.0, done=done)
+        reply = self._loop.run_until_complete(self._execute(call))
+        self._response += [json.dumps({"name": call.name, "arguments": dict(call.arguments)}), reply]
+        done = self._calls + self.mistakes + 1 >= self._max_turns
+        return Reaction(observation=reply, reward=self._score() if done else 0.0, done=done)
 
     def answer(self, message: str) -> Reaction:
-        self._said.append(message)
+        self._response.append(message)
         return Reaction(observation="", reward=self._score(), done=True)
 
     async def _execute(self, call: ToolCall) -> str:
@@ -120,7 +120,7 @@ class LibraryEnvironment(ForeignEnvironment):
         row = self._row
         result = self._project.score(
             data_source=row.get("data_source"),
-            solution_str="\n".join(self._said),
+            solution_str="\n".join(self._response),
             ground_truth=(row.get("reward_model") or {}).get("ground_truth"),
             extra_info={**(row.get("extra_info") or {}), **self._state.extra_fields, "num_turns": self._calls},
         )

@@ -35,6 +35,7 @@ from lfo.types import Rollout
 
 MAX_CONTEXT = 1_536
 PERMUTATIONS = 2_000
+FORMS = 512  # rollouts from which blind forms are collected
 
 # The conditions for a usable base.
 READS = 0.9  # least success on level 1 alone
@@ -85,7 +86,6 @@ def check_base(
     model: str = "tiny",
     *,
     tasks: int = 64,
-    forms: int = 512,
     law: int = 0,
     device: torch.device | None = None,
     progress: Callable[[str], None] = lambda words: None,
@@ -102,9 +102,9 @@ def check_base(
                 rollouts = player.play(chosen, temperature=temperature, with_true_replies=true_replies)
                 levels[str(level)][f"{name}_{way}"] = summary(rollouts)
     progress("blind forms")
-    asked = blind_forms(player, PhoneCalls(law=law, levels=(2,), counts={"val": forms}).tasks("val"))
+    asked = blind_forms(player, PhoneCalls(law=law, levels=(2,), counts={"val": FORMS}).tasks("val"))
     knowledge = rule_knowledge(asked)
-    problems = broken_promises(levels, knowledge)
+    problems = violated_conditions(levels, knowledge)
     return {
         "model": model,
         "law": law,
@@ -148,7 +148,7 @@ def blind_forms(player: Player, tasks: Sequence[Task]) -> list[BlindForm]:
     return found
 
 
-def rule_knowledge(forms: Sequence[BlindForm], *, permutations: int = PERMUTATIONS, seed: int = 0) -> dict[str, Any]:
+def rule_knowledge(forms: Sequence[BlindForm], *, permutations: int = PERMUTATIONS) -> dict[str, Any]:
     """Test whether blind forms depend on their tasks.
 
     Each statistic is compared with its values when the forms are assigned to tasks at random; the p-value is the share
@@ -162,7 +162,7 @@ def rule_knowledge(forms: Sequence[BlindForm], *, permutations: int = PERMUTATIO
         [[any(name in errand.requires for errand in form.task.errands) for name in FIELDS] for form in forms],
         dtype=float,
     )
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     deals = [rng.permutation(len(forms)) for _ in range(permutations)]
 
     def compared(statistic: Callable[[np.ndarray], float]) -> dict[str, float]:
@@ -196,7 +196,8 @@ def _information(asked_NF: np.ndarray, labels: np.ndarray) -> float:
     return float((joint_LF[seen] * np.log(joint_LF[seen] / independent_LF[seen])).sum())
 
 
-def broken_promises(levels: dict[str, Any], knowledge: dict[str, Any]) -> list[str]:
+def violated_conditions(levels: dict[str, Any], knowledge: dict[str, Any]) -> list[str]:
+    """Return the conditions for a usable base that these figures violate, as sentences."""
     problems = []
     for way in ("greedy", "sampled"):
         if (success := levels["1"][f"alone_{way}"]["success"]) < READS:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 PRACTICE_WORLD = 77_000  # the seed of the practice companies; no dataset uses it
 PRACTICE_COMPANIES = 4000
+PRACTICE_SHARE = 0.5  # of the tasks that are a `PracticeTask`
 # Irrelevant words, so that the base learns to ignore unknown words.
 _SMALL_TALK = ("Thank you.", "It is urgent.", "An answer is expected soon.", "Take your time.", "I am at work now.")
 _REMARKS = ("(recorded) ", "(by phone) ", "(line 2) ", "(note) ", "Rep: ", "They said: ", "Heard: ", "Answer: ")
@@ -45,7 +46,7 @@ _GIVING_UP = ("I could not get it done.", "Sorry, this did not work.", "It was n
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PracticeTask(Task):
-    """Return a task with one more failed check and more calls, so that reading succeeds."""
+    """A task that allows one more failed check and more calls, so that reading succeeds."""
 
     @property
     def limits(self) -> Level:
@@ -85,7 +86,7 @@ def _lawless(rng: random.Random, task: Task) -> Task:
     return dataclasses.replace(task, errands=tuple(errands), profile=profile)
 
 
-def practice_task(number: int, *, practice_share: float = 0.5) -> Task:
+def practice_task(number: int) -> Task:
     """Return the practice task of that number: any level, any practice company, random rules."""
     rng = stream(PRACTICE_WORLD, "practice", number)
     task = None
@@ -94,7 +95,7 @@ def practice_task(number: int, *, practice_share: float = 0.5) -> Task:
         where = company(PRACTICE_WORLD, rng.randrange(PRACTICE_COMPANIES))
         split = rng.choice(("train", "test_unseen_rules"))  # all kinds of departments occur
         task = draw_task(world=PRACTICE_WORLD, where=where, level=level, split=split, number=number, stream_seed=0)
-    if rng.random() < practice_share:
+    if rng.random() < PRACTICE_SHARE:
         task = PracticeTask(**{field.name: getattr(task, field.name) for field in dataclasses.fields(task)})
         limits = task.limits
         words = f"Limits: {limits.max_fields} details, {limits.calls} calls, {limits.failures_to_lock} failed checks."
@@ -235,8 +236,8 @@ class CorpusRows:
             ids += codec.encode(turn.action)
             if not turn.observation:
                 return [*ids, codec.end_of_turn]
-            said = turn.call is not None and turn.call.name in ("make_phone_call", "open_door")
-            after = codec.after_action(remark * said + turn.observation, stopped=False)
+            spoken = turn.call is not None and turn.call.name in ("make_phone_call", "open_door")
+            after = codec.after_action(remark * spoken + turn.observation, stopped=False)
             end = len(ids) + after.content_end
             ids += after.ids
         return ids[:end]

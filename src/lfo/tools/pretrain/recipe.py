@@ -104,7 +104,7 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Qwen3ForC
 
 def _encode_part(numbers: range, *, tokenizer: PreTrainedTokenizerBase) -> list[np.ndarray]:
     torch.set_num_threads(1)
-    return [np.array(row, dtype=np.uint16) for row in CorpusRows(tokenizer).write(numbers)]
+    return [np.array(row, dtype=np.int32) for row in CorpusRows(tokenizer).write(numbers)]
 
 
 def build_corpus(
@@ -133,13 +133,13 @@ def pack(documents: Sequence[np.ndarray], *, row: int, end: int, seed: int) -> n
     current: list[np.ndarray] = []
     room = row
     for index in order:
-        document = np.append(documents[index][: row - 1], np.uint16(end))
+        document = np.append(documents[index][: row - 1], np.int32(end))
         if len(document) > room:
-            rows.append(np.concatenate([*current, np.full(room, end, dtype=np.uint16)]))
+            rows.append(np.concatenate([*current, np.full(room, end, dtype=np.int32)]))
             current, room = [], row
         current.append(document)
         room -= len(document)
-    return np.stack(rows) if rows else np.empty((0, row), dtype=np.uint16)
+    return np.stack(rows) if rows else np.empty((0, row), dtype=np.int32)
 
 
 def _batches(rows: int, config: PretrainConfig) -> Iterator[np.ndarray]:

@@ -23,7 +23,7 @@ from lfo.env.interface import EnvironmentFactory, NamesMoves, tasks_of
 from lfo.env.random_play import random_call
 from lfo.env.seeds import stream
 from lfo.errors import ConfigError, WorkError
-from lfo.evaluation.environment_check import Story, random_speech, tell
+from lfo.evaluation.environment_check import Playthrough, play, random_message
 from lfo.loading import EMBEDDED, load_base, load_tokenizer
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.sampler import Sampler
@@ -96,12 +96,12 @@ def _rollout(
     """Return token ids, the mask of the calls, and the number of complete calls."""
     environment = make_environment()
     tools, opening = environment.tools(), tuple(environment.reset(task))
-    heard = "\n".join(message.content for message in opening)
+    transcript = "\n".join(message.content for message in opening)
     ids = list(codec.opening(opening).ids)
     mask, played = [False] * len(ids), 0
     for turn in range(MAX_TURNS):
         moves = environment.moves() if isinstance(environment, NamesMoves) else ()
-        call = random_call(tools, heard=heard, random=stream(config.seed, number, turn), moves=moves)
+        call = random_call(tools, transcript=transcript, random=stream(config.seed, number, turn), moves=moves)
         message = format_tool_call(call)
         said = [*codec.encode_message(message), codec.end_of_turn]
         if len(ids) + len(said) >= config.row:
@@ -110,7 +110,7 @@ def _rollout(
         result = environment.step(message)
         if result.done:
             break
-        heard = f"{heard}\n{result.observation}"
+        transcript = f"{transcript}\n{result.observation}"
         after = codec.after_action(result.observation, stopped=True).ids
         ids, mask = [*ids, *after], mask + [False] * len(after)
     return ids[: config.row], mask[: config.row], played
@@ -141,7 +141,7 @@ def teach_syntax(
     return {"output_dir": str(output_dir), "loss": loss, **figures}
 
 
-# --- what it can do now ---------------------------------------------------------------------------------------------
+# --- the check ---------------------------------------------------------------------------------------------
 
 
 def check_syntax(
@@ -168,20 +168,20 @@ def check_syntax(
         rollouts += runner.run(requests, sampler.session(rows=len(part), adapters=()))
     monitor = CallMonitor(30.0)
     random = [
-        tell(make_environment, task, monitor, max_turns=MAX_TURNS, speak=partial(random_speech, tools, index))
+        play(make_environment, task, monitor, max_turns=MAX_TURNS, next_message=partial(random_message, tools, index))
         for index, task in enumerate(chosen)
     ]
     return _verdict(model, rollouts, random, {tool["function"]["name"] for tool in tools})
 
 
-def _verdict(model: str, rollouts: Sequence[Rollout], random: Sequence[Story], names: set[str]) -> dict[str, Any]:
+def _verdict(model: str, rollouts: Sequence[Rollout], random: Sequence[Playthrough], names: set[str]) -> dict[str, Any]:
     turns = [turn for rollout in rollouts for turn in rollout.turns]
     readable = sum(turn.call is not None and turn.call.name in names for turn in turns) / max(1, len(turns))
     ours = _player([rollout.reward for rollout in rollouts])
-    theirs = _player([story.reward for story in random])
+    theirs = _player([played.reward for played in random])
     problems = []
     if readable < READABLE:
-        problems.append(f"{readable:.0%} of its turns are calls that can be read, fewer than {READABLE:.0%}")
+        problems.append(f"{readable:.0%} of its turns are valid calls, fewer than {READABLE:.0%}")
     if ours["low"] > theirs["high"]:
         problems.append(f"it succeeds in {ours['success']:.1%}, above the {theirs['success']:.1%} of random play")
     return {
