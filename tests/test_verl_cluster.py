@@ -41,6 +41,25 @@ def test_a_part_that_failed_is_not_told_like_one_that_is_done(capsys):
     assert told == ["starting: Ray, done in", "starting: trainer ranks, failed after"]
 
 
+OPTIONS = SimpleNamespace(router_config_path=None, full_determinism=False)
+CONFIG = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=OPTIONS), transfer_queue=None)
+
+
+def without_ray(monkeypatch, ended: list[Any]) -> None:
+    """Replace what `Cluster` calls of Ray and of the queue; `ended` gets what it ends."""
+    from lfo.engines.verl import cluster
+
+    monkeypatch.setattr(cluster, "_logs_of_this_session", lambda: "logs")
+    monkeypatch.setattr(cluster, "_queue_runs", lambda: False)
+    monkeypatch.setattr(cluster, "get_router_handle", lambda **_: "balancer")
+    monkeypatch.setattr(cluster, "remove_placement_group", ended.append)
+    monkeypatch.setattr(cluster.ray, "kill", ended.append)
+    monkeypatch.setattr(cluster.ray, "available_resources", lambda: {"GPU": 1})
+    monkeypatch.setattr(cluster.tq, "close", lambda: ended.append("queue"))
+    monkeypatch.setattr(cluster.trainer_base, "RayWorkerGroup", None)
+    monkeypatch.setattr(cluster.trainer_base, "LLMServerManager", None)
+
+
 @pytest.mark.parametrize("error", [ValueError("too few GPUs"), RuntimeError("no server"), KeyboardInterrupt()])
 def test_a_start_that_fails_gives_back_what_it_took(monkeypatch, error: BaseException):
     from lfo.engines.verl import cluster
@@ -72,26 +91,38 @@ def test_a_start_that_fails_gives_back_what_it_took(monkeypatch, error: BaseExce
     started = threading.Event()
     place = SimpleNamespace(address="here", port="1")
     loops = SimpleNamespace(agent_loop_workers=["loop"])
-    monkeypatch.setattr(cluster, "_logs_of_this_session", lambda: "logs")
-    monkeypatch.setattr(cluster, "_queue_runs", lambda: False)
-    monkeypatch.setattr(cluster, "get_router_handle", lambda **_: "balancer")
-    monkeypatch.setattr(cluster, "LLMServerClient", lambda **_: "client")
+    without_ray(monkeypatch, ended)
     monkeypatch.setattr(cluster, "_Processes", Processes)
     monkeypatch.setattr(cluster, "_Servers", Servers)
     monkeypatch.setattr(cluster, "places_of", lambda pool, device: [place])
     monkeypatch.setattr(cluster, "RayWorkerGroup", lambda **_: SimpleNamespace(workers=["rank"]))
-    monkeypatch.setattr(cluster.trainer_base, "RayWorkerGroup", None)
     monkeypatch.setattr(cluster.Cluster, "_start_loops", lambda self: loops)
-    monkeypatch.setattr(cluster, "remove_placement_group", ended.append)
-    monkeypatch.setattr(cluster.ray, "kill", ended.append)
-    monkeypatch.setattr(cluster.ray, "available_resources", lambda: {"GPU": 1})
-    monkeypatch.setattr(cluster.tq, "close", lambda: ended.append("queue"))
-    monkeypatch.setattr(cluster.trainer_base, "LLMServerManager", None)
-    options = SimpleNamespace(router_config_path=None, full_determinism=False)
-    config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=options))
     with pytest.raises(WorkError if isinstance(error, ValueError) else type(error)):
-        cluster.Cluster(config)
+        cluster.Cluster(CONFIG)
     assert set(ended) == {"balancer", "loop", "server", "rank", "group", "queue", "start of the servers"}
+
+
+def test_the_balancer_ends_if_nobody_can_be_its_client(monkeypatch):
+    """In a Ray session of another program it would stay alive."""
+    from lfo.engines.verl import cluster
+
+    class Processes:
+        def __init__(self, config: Any) -> None:
+            self.actor_rollout_wg = "ranks"
+
+        def init(self) -> None:
+            pass
+
+    def client(**_: Any) -> None:
+        raise RuntimeError("no client")
+
+    ended: list[Any] = []
+    without_ray(monkeypatch, ended)
+    monkeypatch.setattr(cluster, "_Processes", Processes)
+    monkeypatch.setattr(cluster, "LLMServerClient", client)
+    with pytest.raises(RuntimeError, match="no client"):
+        cluster.Cluster(CONFIG)
+    assert ended == ["balancer", "queue"]
 
 
 def test_servers_load_when_the_ranks_have(monkeypatch):

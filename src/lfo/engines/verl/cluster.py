@@ -40,7 +40,7 @@ from lfo.rollout.row import RolloutRequest
 from lfo.types import ReplyScore, Rollout, TrainingSample
 
 POLL_SECONDS = 0.05
-RELEASE_SECONDS = 10.0  # Ray releases slots a little later than it reports
+RELEASE_SECONDS = 10.0  # how long to wait at the end for parts that are still starting, and for Ray's slots
 SERVERS = {"vllm": "rollout servers: vLLM loads the base, compiles and captures graphs"}
 ALIVE_SECONDS = 5.0  # how often to check, while waiting, that the processes are alive
 
@@ -79,9 +79,10 @@ class _Servers(LLMServerManager):
 
 
 class _Together:
-    """Ranks and servers, which start at the same time; verl would start one after the other.
+    """Start ranks and servers at the same time; verl starts the servers after the ranks.
 
-    It stands where verl's trainer looks for the classes of both, and is asked for the ranks first.
+    `Cluster` installs this object in verl's trainer in place of two classes: the trainer calls `begin` to create its
+    worker group, and later `create` to create its servers.
     """
 
     def __init__(self, config: Any, balancer: Any) -> None:
@@ -92,12 +93,12 @@ class _Together:
         self.ranks: Sequence[Any] = ()
 
     def begin(self, *, resource_pool: Any, ray_cls_with_init: Any, **options: Any) -> RayWorkerGroup:
-        """The processes of ranks and of servers."""
+        """Start the processes of ranks and servers; return the worker group of the ranks."""
         places = places_of(resource_pool, options["device_name"])
         group: Any = RayWorkerGroup(
             resource_pool=resource_pool,
             ray_cls_with_init=ray_cls_with_init,
-            master_addr=places[0].address,  # verl would ask a process that imports all of verl before
+            master_addr=places[0].address,  # else verl asks a process that first imports all of verl
             master_port=places[0].port,
             **options,
         )
@@ -109,8 +110,8 @@ class _Together:
         return group
 
     def create(self, **_: Any) -> LLMServerManager:
-        """The servers, for which verl asks when the ranks have loaded their base."""
-        with suppress(InvalidStateError):  # a server has failed already; its error follows
+        """Wait for the servers. verl calls this when the ranks have loaded their base."""
+        with suppress(InvalidStateError):  # cancelled, because a server failed; `result` below raises its error
             self._ranks_loaded.set_result(None)
         stages.begin(SERVERS.get(self._config.actor_rollout_ref.rollout.name, "rollout servers"))
         self._servers_started.result()
@@ -121,13 +122,13 @@ class _Together:
         return [server for replica in replicas for server in replica.servers]
 
     def end(self) -> None:
-        """Also of a start that failed half-way, whose servers may wait for ranks that do not come."""
+        """Kill ranks and servers, also after a start that failed half-way, whose servers may wait for the ranks."""
         self._ranks_loaded.cancel()
         for actor in (*self.servers(), *self.ranks):
             ray.kill(actor)
         if self._servers is not None:
             wait([self._servers_started], RELEASE_SECONDS)
-            for late in self.servers():
+            for late in self.servers():  # a server that was created after the first loop
                 ray.kill(late)
 
 
@@ -138,18 +139,18 @@ class Cluster:
     loops) start in parallel with the trainer and its servers, and these in parallel with each other.
     """
 
-    logs = f"{os.environ.get('RAY_TMPDIR', '/tmp')}/ray/session_latest/logs"  # of the session that ran last
+    logs = f"{os.environ.get('RAY_TMPDIR', '/tmp')}/ray/session_latest/logs"  # until the session is known
 
     def __init__(self, config: Any) -> None:
         Cluster.logs = _logs_of_this_session()
         self._config = config
         self._own_queue = not _queue_runs()
+        self._processes: Any = cast(Any, _Processes)(config)  # the decorator makes verl's class concrete
         options = config.actor_rollout_ref.rollout
         self._balancer: Any = get_router_handle(
             servers={}, router_config_path=options.router_config_path, full_determinism=options.full_determinism
         )
-        self._client: Any = LLMServerClient(config=config, load_balancer_handle=self._balancer)
-        self._processes: Any = cast(Any, _Processes)(config)  # the decorator makes verl's class concrete
+        # From here on there is a process, so whatever fails must lead to `close`.
         self._together = _Together(config, self._balancer)
         trainer_base.RayWorkerGroup, trainer_base.LLMServerManager = self._together.begin, self._together
         self._loops_started: Future[Any] = _beside(self._start_loops)
@@ -167,6 +168,7 @@ class Cluster:
             raise
 
     def _start_loops(self) -> Any:
+        self._client: Any = LLMServerClient(config=self._config, load_balancer_handle=self._balancer)
         tq.init(self._config.transfer_queue)  # joins the queue of this Ray session, if there is one
         loops: Any = AgentLoopManagerTQ.create(
             config=self._config, llm_client=self._client, teacher_client=None, reward_loop_worker_handles=[]
@@ -195,7 +197,7 @@ class Cluster:
             time.sleep(POLL_SECONDS)
 
     def _loop_workers(self) -> Sequence[Any]:
-        """Those that are there, after a moment in which they may come."""
+        """Return the agent-loop workers; if they are still starting, wait for them a little."""
         wait([self._loops_started], RELEASE_SECONDS)
         if not self._loops_started.done() or self._loops_started.exception():
             return ()
@@ -334,7 +336,7 @@ class Cluster:
 
 
 def _beside(work: Any, *arguments: Any) -> Future[Any]:
-    """What this returns, when it is done; in a thread of its own."""
+    """Run `work` in its own thread; return the future of its result."""
     thread = ThreadPoolExecutor(1)
     done = thread.submit(work, *arguments)
     thread.shutdown(wait=False)
