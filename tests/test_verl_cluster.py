@@ -125,6 +125,33 @@ def test_the_balancer_ends_if_nobody_can_be_its_client(monkeypatch):
     assert ended == ["balancer", "queue"]
 
 
+def test_a_queue_that_died_is_noticed_while_its_answer_is_awaited(monkeypatch):
+    """The call that waits for it never returns."""
+    from lfo.engines.verl import cluster
+
+    def actor(name: str) -> Any:
+        return SimpleNamespace(__ray_ready__=SimpleNamespace(remote=lambda: name))
+
+    def answers(asked: list[str]) -> None:
+        if "storage" in asked:
+            raise RuntimeError("the storage is dead")
+
+    never = threading.Event()
+    one: Any = object.__new__(cluster.Cluster)
+    one._loops = SimpleNamespace(agent_loop_workers=[actor("loop")])
+    one._roll_out = lambda requests: never.wait()
+    monkeypatch.setattr(cluster, "ALIVE_SECONDS", 0.01)
+    monkeypatch.setattr(cluster.queue, "_TQ_CONTROLLER", actor("busy"))
+    monkeypatch.setattr(cluster.queue, "_TQ_STORAGE", {"SimpleStorage": {"unit": actor("storage")}})
+    monkeypatch.setattr(cluster.ray, "wait", lambda asked, **_: ([name for name in asked if name != "busy"], ["busy"]))
+    monkeypatch.setattr(cluster.ray, "get", answers)
+    with pytest.raises(RuntimeError, match="the storage is dead"):
+        one.roll_out([])
+    one._roll_out = lambda requests: ["rollout"]
+    assert one.roll_out([]) == ["rollout"]
+    never.set()
+
+
 def test_servers_load_when_the_ranks_have(monkeypatch):
     """And start before that."""
     from lfo.engines.verl import cluster
@@ -207,6 +234,16 @@ def test_why_vllm_did_not_start_is_told(tmp_path: Path, in_log: bool):
     assert ("lower verl.actor_rollout_ref.rollout.gpu_memory_utilization" in str(raised.value)) is in_log
     assert (str(tmp_path) in str(raised.value)) is not in_log
     assert "lfo train --resume runs/x" in str(raised.value)
+
+
+def test_a_lost_process_is_told_with_its_log_and_the_way_on():
+    from lfo.engines.verl.failures import Lost, in_one_sentence
+
+    with pytest.raises(WorkError) as raised, in_one_sentence("runs/x", lambda: "/ray/logs"):
+        raise Lost("a server failed")
+    assert str(raised.value) == (
+        "a server failed; see its log in /ray/logs; continue from the last checkpoint with: lfo train --resume runs/x"
+    )
 
 
 def test_the_world_model_is_told_where_to_end():

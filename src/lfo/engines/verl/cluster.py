@@ -14,14 +14,17 @@ import os
 import time
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor, wait
+from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
+from functools import partial
+from threading import Thread
 from typing import Any, cast
 
 import msgspec
 import ray
 import transfer_queue as tq
 from ray.util import remove_placement_group
+from transfer_queue import interface as queue
 from verl.single_controller.ray import RayWorkerGroup
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ, PPOTrainerSync, trainer_base
@@ -173,7 +176,7 @@ class Cluster:
         loops: Any = AgentLoopManagerTQ.create(
             config=self._config, llm_client=self._client, teacher_client=None, reward_loop_worker_handles=[]
         )
-        _await_all(loops.agent_loop_workers)
+        ray.get([worker.__ray_ready__.remote() for worker in loops.agent_loop_workers])
         return loops
 
     def close(self) -> None:
@@ -205,7 +208,18 @@ class Cluster:
 
     # --- rollouts ----------------------------------------------------------------------------------------------
 
-    def roll_out(
+    def roll_out(self, requests: Sequence[RolloutRequest], **options: Any) -> list[Rollout]:
+        """Return one rollout for each request, in order; requests of one task must be next to each other.
+
+        Check meanwhile that the processes are alive: a call of the queue has no time limit, not even if the queue is
+        dead.
+        """
+        rollouts = _beside(partial(self._roll_out, requests, **options))
+        while not wait([rollouts], ALIVE_SECONDS).done:
+            _check_alive((*self._loops.agent_loop_workers, *_queue_actors()))
+        return rollouts.result()
+
+    def _roll_out(
         self,
         requests: Sequence[RolloutRequest],
         *,
@@ -214,7 +228,6 @@ class Cluster:
         untrained: bool,
         tools: Sequence[str] | None,
     ) -> list[Rollout]:
-        """Return one rollout for each request, in order; requests of one task must be next to each other."""
         greedy = temperature == 0
         groups = [list(group) for _, group in itertools.groupby(requests, key=lambda request: id(request.task))]
         names = [uuid.uuid4().hex for _ in groups]
@@ -252,7 +265,6 @@ class Cluster:
 
     def _await(self, names: Sequence[str], partition: str) -> None:
         """Wait for all rollouts of these prompts; a loop that fails writes the reason to its log."""
-        looked = time.monotonic()
         while True:
             tags = (tq.kv_list(partition) or {}).get(partition, {})
             states = [tags[name]["status"] for name in names]
@@ -260,9 +272,6 @@ class Cluster:
                 raise Lost("a rollout could not be played: its server or its agent loop failed")
             if all(state == "finished" for state in states):
                 return
-            if time.monotonic() - looked > ALIVE_SECONDS:
-                _await_all(self._loops.agent_loop_workers)
-                looked = time.monotonic()
             time.sleep(POLL_SECONDS)
 
     def complete(
@@ -336,16 +345,33 @@ class Cluster:
 
 
 def _beside(work: Any, *arguments: Any) -> Future[Any]:
-    """Run `work` in its own thread; return the future of its result."""
-    thread = ThreadPoolExecutor(1)
-    done = thread.submit(work, *arguments)
-    thread.shutdown(wait=False)
+    """Run `work` in its own thread; return the future of its result.
+
+    The thread is a daemon: it may wait for a dead process, and must not keep this one alive.
+    """
+    done: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work(*arguments))
+        except BaseException as error:
+            done.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
     return done
 
 
-def _await_all(actors: Sequence[Any]) -> None:
-    """Wait for the results; raise if a process is lost."""
-    ray.get([actor.__ray_ready__.remote() for actor in actors])
+def _check_alive(actors: Sequence[Any]) -> None:
+    """Raise Ray's error if one of the processes is dead. One that is busy may answer later."""
+    asked = [actor.__ray_ready__.remote() for actor in actors]
+    answered, _ = ray.wait(asked, num_returns=len(asked), timeout=ALIVE_SECONDS)
+    ray.get(answered)
+
+
+def _queue_actors() -> list[Any]:
+    """Return the processes of the queue; storage is known only if this process started the queue."""
+    storage = (queue._TQ_STORAGE or {}).get("SimpleStorage", {})
+    return [queue._TQ_CONTROLLER, *storage.values()]
 
 
 def _logs_of_this_session() -> str:
