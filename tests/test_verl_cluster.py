@@ -139,16 +139,14 @@ def test_a_queue_that_died_is_noticed_while_its_answer_is_awaited(monkeypatch):
     never = threading.Event()
     one: Any = object.__new__(cluster.Cluster)
     one._loops = SimpleNamespace(agent_loop_workers=[actor("loop")])
-    one._roll_out = lambda requests: never.wait()
     monkeypatch.setattr(cluster, "ALIVE_SECONDS", 0.01)
     monkeypatch.setattr(cluster.queue, "_TQ_CONTROLLER", actor("busy"))
     monkeypatch.setattr(cluster.queue, "_TQ_STORAGE", {"SimpleStorage": {"unit": actor("storage")}})
     monkeypatch.setattr(cluster.ray, "wait", lambda asked, **_: ([name for name in asked if name != "busy"], ["busy"]))
     monkeypatch.setattr(cluster.ray, "get", answers)
     with pytest.raises(RuntimeError, match="the storage is dead"):
-        one.roll_out([])
-    one._roll_out = lambda requests: ["rollout"]
-    assert one.roll_out([]) == ["rollout"]
+        one._queued(never.wait)
+    assert one._queued(dict, step=3) == {"step": 3}
     never.set()
 
 

@@ -208,18 +208,7 @@ class Cluster:
 
     # --- rollouts ----------------------------------------------------------------------------------------------
 
-    def roll_out(self, requests: Sequence[RolloutRequest], **options: Any) -> list[Rollout]:
-        """Return one rollout for each request, in order; requests of one task must be next to each other.
-
-        Check meanwhile that the processes are alive: a call of the queue has no time limit, not even if the queue is
-        dead.
-        """
-        rollouts = _beside(partial(self._roll_out, requests, **options))
-        while not wait([rollouts], ALIVE_SECONDS).done:
-            _check_alive((*self._loops.agent_loop_workers, *_queue_actors()))
-        return rollouts.result()
-
-    def _roll_out(
+    def roll_out(
         self,
         requests: Sequence[RolloutRequest],
         *,
@@ -228,6 +217,7 @@ class Cluster:
         untrained: bool,
         tools: Sequence[str] | None,
     ) -> list[Rollout]:
+        """Return one rollout for each request, in order; requests of one task must be next to each other."""
         greedy = temperature == 0
         groups = [list(group) for _, group in itertools.groupby(requests, key=lambda request: id(request.task))]
         names = [uuid.uuid4().hex for _ in groups]
@@ -253,25 +243,43 @@ class Cluster:
             non_tensor_dict={"global_steps": step, "validate": greedy},
         )
         tags = [{"is_prompt": True, "status": "pending", "global_steps": step} for _ in names]
-        tq.kv_batch_put(keys=names, partition_id=partition, tags=tags)
+        self._queued(tq.kv_batch_put, keys=names, partition_id=partition, tags=tags)
         self._loops.generate_sequences(prompts)
         self._await(names, partition)
         members = [(name, member) for name, group in zip(names, groups, strict=True) for member in range(len(group))]
         keys = [f"{name}_{member}_0" for name, member in members]
-        fields = tq.kv_batch_get(keys=keys, partition_id=partition, select_fields=["rollout"])
+        fields = self._queued(tq.kv_batch_get, keys=keys, partition_id=partition, select_fields=["rollout"])
         rollouts = [msgspec.convert(getattr(each, "data", each), Rollout) for each in fields["rollout"]]
-        tq.kv_clear(keys=[*names, *keys], partition_id=partition)
+        self._queued(tq.kv_clear, keys=[*names, *keys], partition_id=partition)
         return rollouts
+
+    def _queued(self, call: Any, **options: Any) -> Any:
+        """Call the queue. Its calls have no time limit, not even if it is dead, so check meanwhile that it is alive."""
+        answer = _beside(partial(call, **options))
+        while not wait([answer], ALIVE_SECONDS).done:
+            self._check_alive()
+        return answer.result()
+
+    def _check_alive(self) -> None:
+        """Raise Ray's error if an agent loop or a process of the queue is dead. One that is busy may answer later."""
+        actors = (*self._loops.agent_loop_workers, *_queue_actors())
+        asked = [actor.__ray_ready__.remote() for actor in actors]
+        answered, _ = ray.wait(asked, num_returns=len(asked), timeout=ALIVE_SECONDS)
+        ray.get(answered)
 
     def _await(self, names: Sequence[str], partition: str) -> None:
         """Wait for all rollouts of these prompts; a loop that fails writes the reason to its log."""
+        looked = time.monotonic()
         while True:
-            tags = (tq.kv_list(partition) or {}).get(partition, {})
+            tags = (self._queued(tq.kv_list, partition_id=partition) or {}).get(partition, {})
             states = [tags[name]["status"] for name in names]
             if "failure" in states:
                 raise Lost("a rollout could not be played: its server or its agent loop failed")
             if all(state == "finished" for state in states):
                 return
+            if time.monotonic() - looked > ALIVE_SECONDS:
+                self._check_alive()
+                looked = time.monotonic()
             time.sleep(POLL_SECONDS)
 
     def complete(
@@ -359,13 +367,6 @@ def _beside(work: Any, *arguments: Any) -> Future[Any]:
 
     Thread(target=run, daemon=True).start()
     return done
-
-
-def _check_alive(actors: Sequence[Any]) -> None:
-    """Raise Ray's error if one of the processes is dead. One that is busy may answer later."""
-    asked = [actor.__ray_ready__.remote() for actor in actors]
-    answered, _ = ray.wait(asked, num_returns=len(asked), timeout=ALIVE_SECONDS)
-    ray.get(answered)
 
 
 def _queue_actors() -> list[Any]:

@@ -156,6 +156,7 @@ def prepare_environment(config: RunConfig) -> None:
     os.environ.setdefault("TQ_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # else Ray starts workers that we never use
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # else a call after the end of a run starts another Ray
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if is_cpu(config):
         os.environ["VERL_PLATFORM"] = "cpu"
