@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Two raylets on this machine, by the commands of docs/VERL_INTEGRATION.md: a run on two nodes of one rank each must leave the
-# adapters of a run on one node with two ranks.
+# adapters of a run on one node with two ranks. The trainer computes the log-probs that it trains on (bypass_mode=false): those of
+# the servers are rounded differently in each run, because a row shares its batch with other rows.
 #   scripts/two_nodes.sh FOLDER [NAME=VALUE ...]          on a CPU, where --num-gpus counts slots; some minutes on two cores
 # LFO names the command (default: lfo), PORT the head's port (default: a free one).
 set -euo pipefail
@@ -8,7 +9,7 @@ folder=${1:?a folder}; shift
 lfo=${LFO:-lfo}; port=${PORT:-$(python -c "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])")}; here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$folder"; folder=$(cd "$folder" && pwd)
 settings=(engine=verl preset=tiny levels=1 rollout.prompts=2 rollout.group_size=8 policy.max_resamples=-1
-    eval.every=0 steps=2 "$@")
+    eval.every=0 steps=2 verl.algorithm.rollout_correction.bypass_mode=false "$@")
 export RAY_prestart_worker_first_driver=0 RAY_USAGE_STATS_ENABLED=0
 # Ray's nodes and its clients must share a token, and all be told so.
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN=$(python -c 'import secrets; print(secrets.token_hex(32))')

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Test the faults of engine=verl: a worker or a server killed in a step, a full disk, Ctrl-C.
+"""Test the faults of engine=verl: one of its processes killed in a step, a full disk, Ctrl-C in a step or at the start.
 
-    scripts/verl_faults.py FOLDER                                        on a CPU, about five minutes on two cores
-    scripts/verl_faults.py FOLDER worker interrupt                       these alone, of: worker server disk interrupt
+    scripts/verl_faults.py FOLDER                               on a CPU, about ten minutes on two cores
+    scripts/verl_faults.py FOLDER worker interrupt              only these, of: start worker server loop balancer queue
+                                                                storage disk interrupt
     scripts/verl_faults.py FOLDER device=cuda verl.actor_rollout_ref.rollout.name=vllm
 
 One run is broken by each fault in turn and resumed each time. For each fault, the script prints the exit code, the last
@@ -83,11 +84,21 @@ def interrupt(process: subprocess.Popen[str], run: Path) -> None:
 
 
 FAULTS: dict[str, Callable[[subprocess.Popen[str], Path], None]] = {
+    "start": interrupt,  # while the ranks start; the others come after a checkpoint
     "worker": kill("WorkerDict"),
     "server": kill("SamplerServer", "VllmServer"),
+    "loop": kill("AgentLoopWorker"),
+    "balancer": kill("LoadBalancer"),
+    "queue": kill("TransferQueueController"),
+    "storage": kill("SimpleStorageUnit"),
     "disk": fill_the_disk,
     "interrupt": interrupt,
 }
+
+
+def last_step(run: Path) -> int:
+    checkpoint = latest_checkpoint(run)
+    return checkpoint.step if checkpoint else 0
 
 
 def left_behind(before: list[psutil.Process]) -> int:
@@ -98,10 +109,10 @@ def left_behind(before: list[psutil.Process]) -> int:
 
 def broken(fault: str, run: Path, arguments: tuple[str, ...]) -> dict[str, Any]:
     """Start or resume the run, wait for a new checkpoint, and break it."""
-    first = checkpoint.step if (checkpoint := latest_checkpoint(run)) else 0
+    first = last_step(run)
     process, began = lfo(*arguments), time.monotonic()
     while process.poll() is None and time.monotonic() < began + PATIENCE:
-        if (checkpoint := latest_checkpoint(run)) and checkpoint.step > first:
+        if named(process, "WorkerDict") if fault == "start" else last_step(run) > first:
             break
         time.sleep(0.1)
     else:

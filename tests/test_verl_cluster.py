@@ -41,6 +41,25 @@ def test_a_part_that_failed_is_not_told_like_one_that_is_done(capsys):
     assert told == ["starting: Ray, done in", "starting: trainer ranks, failed after"]
 
 
+OPTIONS = SimpleNamespace(router_config_path=None, full_determinism=False)
+CONFIG = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=OPTIONS), transfer_queue=None)
+
+
+def without_ray(monkeypatch, ended: list[Any]) -> None:
+    """Replace what `Cluster` calls of Ray and of the queue; `ended` gets what it ends."""
+    from lfo.engines.verl import cluster
+
+    monkeypatch.setattr(cluster, "_logs_of_this_session", lambda: "logs")
+    monkeypatch.setattr(cluster, "_queue_runs", lambda: False)
+    monkeypatch.setattr(cluster, "get_router_handle", lambda **_: "balancer")
+    monkeypatch.setattr(cluster, "remove_placement_group", ended.append)
+    monkeypatch.setattr(cluster.ray, "kill", ended.append)
+    monkeypatch.setattr(cluster.ray, "available_resources", lambda: {"GPU": 1})
+    monkeypatch.setattr(cluster.tq, "close", lambda: ended.append("queue"))
+    monkeypatch.setattr(cluster.trainer_base, "RayWorkerGroup", None)
+    monkeypatch.setattr(cluster.trainer_base, "LLMServerManager", None)
+
+
 @pytest.mark.parametrize("error", [ValueError("too few GPUs"), RuntimeError("no server"), KeyboardInterrupt()])
 def test_a_start_that_fails_gives_back_what_it_took(monkeypatch, error: BaseException):
     from lfo.engines.verl import cluster
@@ -72,26 +91,63 @@ def test_a_start_that_fails_gives_back_what_it_took(monkeypatch, error: BaseExce
     started = threading.Event()
     place = SimpleNamespace(address="here", port="1")
     loops = SimpleNamespace(agent_loop_workers=["loop"])
-    monkeypatch.setattr(cluster, "_logs_of_this_session", lambda: "logs")
-    monkeypatch.setattr(cluster, "_queue_runs", lambda: False)
-    monkeypatch.setattr(cluster, "get_router_handle", lambda **_: "balancer")
-    monkeypatch.setattr(cluster, "LLMServerClient", lambda **_: "client")
+    without_ray(monkeypatch, ended)
     monkeypatch.setattr(cluster, "_Processes", Processes)
     monkeypatch.setattr(cluster, "_Servers", Servers)
     monkeypatch.setattr(cluster, "places_of", lambda pool, device: [place])
     monkeypatch.setattr(cluster, "RayWorkerGroup", lambda **_: SimpleNamespace(workers=["rank"]))
-    monkeypatch.setattr(cluster.trainer_base, "RayWorkerGroup", None)
     monkeypatch.setattr(cluster.Cluster, "_start_loops", lambda self: loops)
-    monkeypatch.setattr(cluster, "remove_placement_group", ended.append)
-    monkeypatch.setattr(cluster.ray, "kill", ended.append)
-    monkeypatch.setattr(cluster.ray, "available_resources", lambda: {"GPU": 1})
-    monkeypatch.setattr(cluster.tq, "close", lambda: ended.append("queue"))
-    monkeypatch.setattr(cluster.trainer_base, "LLMServerManager", None)
-    options = SimpleNamespace(router_config_path=None, full_determinism=False)
-    config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=options))
     with pytest.raises(WorkError if isinstance(error, ValueError) else type(error)):
-        cluster.Cluster(config)
+        cluster.Cluster(CONFIG)
     assert set(ended) == {"balancer", "loop", "server", "rank", "group", "queue", "start of the servers"}
+
+
+def test_the_balancer_ends_if_nobody_can_be_its_client(monkeypatch):
+    """In a Ray session of another program it would stay alive."""
+    from lfo.engines.verl import cluster
+
+    class Processes:
+        def __init__(self, config: Any) -> None:
+            self.actor_rollout_wg = "ranks"
+
+        def init(self) -> None:
+            pass
+
+    def client(**_: Any) -> None:
+        raise RuntimeError("no client")
+
+    ended: list[Any] = []
+    without_ray(monkeypatch, ended)
+    monkeypatch.setattr(cluster, "_Processes", Processes)
+    monkeypatch.setattr(cluster, "LLMServerClient", client)
+    with pytest.raises(RuntimeError, match="no client"):
+        cluster.Cluster(CONFIG)
+    assert ended == ["balancer", "queue"]
+
+
+def test_a_queue_that_died_is_noticed_while_its_answer_is_awaited(monkeypatch):
+    """The call that waits for it never returns."""
+    from lfo.engines.verl import cluster
+
+    def actor(name: str) -> Any:
+        return SimpleNamespace(__ray_ready__=SimpleNamespace(remote=lambda: name))
+
+    def answers(asked: list[str]) -> None:
+        if "storage" in asked:
+            raise RuntimeError("the storage is dead")
+
+    never = threading.Event()
+    one: Any = object.__new__(cluster.Cluster)
+    one._loops = SimpleNamespace(agent_loop_workers=[actor("loop")])
+    monkeypatch.setattr(cluster, "ALIVE_SECONDS", 0.01)
+    monkeypatch.setattr(cluster.queue, "_TQ_CONTROLLER", actor("busy"))
+    monkeypatch.setattr(cluster.queue, "_TQ_STORAGE", {"SimpleStorage": {"unit": actor("storage")}})
+    monkeypatch.setattr(cluster.ray, "wait", lambda asked, **_: ([name for name in asked if name != "busy"], ["busy"]))
+    monkeypatch.setattr(cluster.ray, "get", answers)
+    with pytest.raises(RuntimeError, match="the storage is dead"):
+        one._queued(never.wait)
+    assert one._queued(dict, step=3) == {"step": 3}
+    never.set()
 
 
 def test_servers_load_when_the_ranks_have(monkeypatch):
@@ -176,6 +232,16 @@ def test_why_vllm_did_not_start_is_told(tmp_path: Path, in_log: bool):
     assert ("lower verl.actor_rollout_ref.rollout.gpu_memory_utilization" in str(raised.value)) is in_log
     assert (str(tmp_path) in str(raised.value)) is not in_log
     assert "lfo train --resume runs/x" in str(raised.value)
+
+
+def test_a_lost_process_is_told_with_its_log_and_the_way_on():
+    from lfo.engines.verl.failures import Lost, in_one_sentence
+
+    with pytest.raises(WorkError) as raised, in_one_sentence("runs/x", lambda: "/ray/logs"):
+        raise Lost("a server failed")
+    assert str(raised.value) == (
+        "a server failed; see its log in /ray/logs; continue from the last checkpoint with: lfo train --resume runs/x"
+    )
 
 
 def test_the_world_model_is_told_where_to_end():

@@ -116,6 +116,9 @@ ASKED: dict[str, list[str]] = {
     "own loss": ["preset=tiny", "engine=verl", "verl.actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"],
     "same loss": ["preset=tiny", "engine=verl", "verl.actor_rollout_ref.actor.loss_agg_mode=token-mean"],
     "fsdp1": ["preset=tiny", "engine=verl", "verl.actor_rollout_ref.actor.strategy=fsdp"],
+    "offload": ["preset=tiny", "engine=verl", "verl.actor_rollout_ref.actor.fsdp_config.param_offload=true"],
+    "sglang": ["preset=tiny", "engine=verl", "verl.actor_rollout_ref.rollout.name=sglang"],
+    "half a server": ["preset=tiny", "engine=verl", "verl.actor_rollout_ref.rollout.tensor_model_parallel_size=2"],
 }
 
 
@@ -212,7 +215,17 @@ def test_what_our_settings_or_our_code_decide_cannot_be_set_in_verls_words(answe
     one_way = "the code of lfo supports no other value"
     assert answers["own loss"] == f"{actor}.loss_agg_mode must be token-mean: {one_way}"
     assert answers["fsdp1"] == f"{actor}.strategy must be fsdp2: {one_way}"
+    assert answers["offload"] == f"{actor}.fsdp_config.param_offload must be False: {one_way}"
     assert answers["same loss"]["actor_rollout_ref"]["actor"]["loss_agg_mode"] == "token-mean"
+
+
+@pytest.mark.verl
+def test_servers_that_cannot_start_are_refused_before_anything_starts(answers):
+    servers = "verl.actor_rollout_ref.rollout"
+    assert answers["sglang"] == f"{servers}.name must be lfo or vllm, not sglang"
+    assert answers["half a server"] == (
+        f"a server of lfo holds the whole base: set {servers}.tensor_model_parallel_size=1, or {servers}.name=vllm"
+    )
 
 
 @pytest.mark.verl

@@ -79,6 +79,12 @@ def gap_of_draw(trainer: Trainer, request: RolloutRequest, rollout: Rollout, oth
     return max(abs(drawn - float(distribution[lower])), abs(drawn - float(distribution[upper - 1])))
 
 
+def test_the_tokenizer_lies_where_all_machines_see_it(folder, results):
+    """In the run folder, and only as long as the run goes on."""
+    assert Path(results["tokenizer"]).parent == folder
+    assert not Path(results["tokenizer"]).exists()
+
+
 def test_three_steps_are_those_of_the_local_engine(results):
     """The same rollouts, token by token, and the same losses: tasks, seeds, look-ahead, sampling and updates agree.
 

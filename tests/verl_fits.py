@@ -60,6 +60,7 @@ def steps_beside_the_local_engine() -> None:
     backend: Any = trainer.backend
     with backend.running(FOLDER):
         cluster = backend.cluster
+        RESULTS["tokenizer"] = cluster._config.actor_rollout_ref.model.tokenizer_path
         rollouts: list[Any] = []
         roll_out = backend.roll_out
 

@@ -2,17 +2,17 @@
 
     lfo train engine=verl preset=tiny output_dir=runs/x
 
-    config.py       our config in verl's words
+    config.py       our config as a config of verl
     backend.py      the driver's side               cluster.py      verl's processes, as the driver calls them
     engine.py       the registered FSDP engine      learner.py      the local update, shared among ranks
     worker.py       one rank's process              rollout.py      rollout servers made of our sampler
     agent_loop.py   our runner as an agent loop     vllm.py         both adapters in vLLM
-    platform.py     a CPU as a platform of verl's   starting.py     what a run waits for while it starts
-    places.py       where the ranks lie             replicas.py     servers that start beside them
-    failures.py     what a user is told             bare_vllm.py    vLLM by itself, for a bench
+    platform.py     a CPU as a platform of verl     starting.py     which part of a run is starting
+    places.py       node and device of each rank    replicas.py     servers that start with the ranks
+    failures.py     errors as one sentence          bare_vllm.py    vLLM without verl, for a benchmark
 
-How the parts meet, and what is tested where: docs/VERL_INTEGRATION.md. Importing this package imports nothing: every
-process of verl's does, on its way to `platform.py`.
+How the parts work together, and what is tested where: docs/VERL_INTEGRATION.md. This package imports nothing at the
+top, because every process of verl imports it on its way to `platform.py`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def create_backend(
 
 
 def config_text(config: RunConfig) -> str:
-    """The whole config of verl's that a run would have, as YAML."""
+    """Return the complete config of verl for a run, as YAML."""
     from omegaconf import OmegaConf
 
     from lfo.engines.verl.config import verl_config

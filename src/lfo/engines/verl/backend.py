@@ -69,7 +69,8 @@ class VerlBackend:
     @contextmanager
     def running(self, run: Path) -> Iterator[None]:
         """Start all processes of a run and end them with the context, whatever happens."""
-        with tempfile.TemporaryDirectory() as folder:
+        # Below the run folder, which all machines see; the name is one that `RunDirectory` removes after a kill.
+        with tempfile.TemporaryDirectory(dir=run.absolute(), prefix=".tokenizer.", suffix=".tmp") as folder:
             self.tokenizer.save_pretrained(folder)
             config = runnable(verl_config(self.config, tokenizer=folder), self.config, self.make_environment)
             if config.actor_rollout_ref.rollout.name == "vllm" and find_spec("vllm") is None:

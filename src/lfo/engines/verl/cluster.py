@@ -14,14 +14,17 @@ import os
 import time
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor, wait
+from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
+from functools import partial
+from threading import Thread
 from typing import Any, cast
 
 import msgspec
 import ray
 import transfer_queue as tq
 from ray.util import remove_placement_group
+from transfer_queue import interface as queue
 from verl.single_controller.ray import RayWorkerGroup
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ, PPOTrainerSync, trainer_base
@@ -40,7 +43,7 @@ from lfo.rollout.row import RolloutRequest
 from lfo.types import ReplyScore, Rollout, TrainingSample
 
 POLL_SECONDS = 0.05
-RELEASE_SECONDS = 10.0  # Ray releases slots a little later than it reports
+RELEASE_SECONDS = 10.0  # how long to wait at the end for parts that are still starting, and for Ray's slots
 SERVERS = {"vllm": "rollout servers: vLLM loads the base, compiles and captures graphs"}
 ALIVE_SECONDS = 5.0  # how often to check, while waiting, that the processes are alive
 
@@ -79,9 +82,10 @@ class _Servers(LLMServerManager):
 
 
 class _Together:
-    """Ranks and servers, which start at the same time; verl would start one after the other.
+    """Start ranks and servers at the same time; verl starts the servers after the ranks.
 
-    It stands where verl's trainer looks for the classes of both, and is asked for the ranks first.
+    `Cluster` installs this object in verl's trainer in place of two classes: the trainer calls `begin` to create its
+    worker group, and later `create` to create its servers.
     """
 
     def __init__(self, config: Any, balancer: Any) -> None:
@@ -92,12 +96,12 @@ class _Together:
         self.ranks: Sequence[Any] = ()
 
     def begin(self, *, resource_pool: Any, ray_cls_with_init: Any, **options: Any) -> RayWorkerGroup:
-        """The processes of ranks and of servers."""
+        """Start the processes of ranks and servers; return the worker group of the ranks."""
         places = places_of(resource_pool, options["device_name"])
         group: Any = RayWorkerGroup(
             resource_pool=resource_pool,
             ray_cls_with_init=ray_cls_with_init,
-            master_addr=places[0].address,  # verl would ask a process that imports all of verl before
+            master_addr=places[0].address,  # else verl asks a process that first imports all of verl
             master_port=places[0].port,
             **options,
         )
@@ -109,8 +113,8 @@ class _Together:
         return group
 
     def create(self, **_: Any) -> LLMServerManager:
-        """The servers, for which verl asks when the ranks have loaded their base."""
-        with suppress(InvalidStateError):  # a server has failed already; its error follows
+        """Wait for the servers. verl calls this when the ranks have loaded their base."""
+        with suppress(InvalidStateError):  # cancelled, because a server failed; `result` below raises its error
             self._ranks_loaded.set_result(None)
         stages.begin(SERVERS.get(self._config.actor_rollout_ref.rollout.name, "rollout servers"))
         self._servers_started.result()
@@ -121,13 +125,13 @@ class _Together:
         return [server for replica in replicas for server in replica.servers]
 
     def end(self) -> None:
-        """Also of a start that failed half-way, whose servers may wait for ranks that do not come."""
+        """Kill ranks and servers, also after a start that failed half-way, whose servers may wait for the ranks."""
         self._ranks_loaded.cancel()
         for actor in (*self.servers(), *self.ranks):
             ray.kill(actor)
         if self._servers is not None:
             wait([self._servers_started], RELEASE_SECONDS)
-            for late in self.servers():
+            for late in self.servers():  # a server that was created after the first loop
                 ray.kill(late)
 
 
@@ -138,18 +142,18 @@ class Cluster:
     loops) start in parallel with the trainer and its servers, and these in parallel with each other.
     """
 
-    logs = f"{os.environ.get('RAY_TMPDIR', '/tmp')}/ray/session_latest/logs"  # of the session that ran last
+    logs = f"{os.environ.get('RAY_TMPDIR', '/tmp')}/ray/session_latest/logs"  # until the session is known
 
     def __init__(self, config: Any) -> None:
         Cluster.logs = _logs_of_this_session()
         self._config = config
         self._own_queue = not _queue_runs()
+        self._processes: Any = cast(Any, _Processes)(config)  # the decorator makes verl's class concrete
         options = config.actor_rollout_ref.rollout
         self._balancer: Any = get_router_handle(
             servers={}, router_config_path=options.router_config_path, full_determinism=options.full_determinism
         )
-        self._client: Any = LLMServerClient(config=config, load_balancer_handle=self._balancer)
-        self._processes: Any = cast(Any, _Processes)(config)  # the decorator makes verl's class concrete
+        # From here on there is a process, so whatever fails must lead to `close`.
         self._together = _Together(config, self._balancer)
         trainer_base.RayWorkerGroup, trainer_base.LLMServerManager = self._together.begin, self._together
         self._loops_started: Future[Any] = _beside(self._start_loops)
@@ -167,11 +171,12 @@ class Cluster:
             raise
 
     def _start_loops(self) -> Any:
+        self._client: Any = LLMServerClient(config=self._config, load_balancer_handle=self._balancer)
         tq.init(self._config.transfer_queue)  # joins the queue of this Ray session, if there is one
         loops: Any = AgentLoopManagerTQ.create(
             config=self._config, llm_client=self._client, teacher_client=None, reward_loop_worker_handles=[]
         )
-        _await_all(loops.agent_loop_workers)
+        ray.get([worker.__ray_ready__.remote() for worker in loops.agent_loop_workers])
         return loops
 
     def close(self) -> None:
@@ -195,7 +200,7 @@ class Cluster:
             time.sleep(POLL_SECONDS)
 
     def _loop_workers(self) -> Sequence[Any]:
-        """Those that are there, after a moment in which they may come."""
+        """Return the agent-loop workers; if they are still starting, wait for them a little."""
         wait([self._loops_started], RELEASE_SECONDS)
         if not self._loops_started.done() or self._loops_started.exception():
             return ()
@@ -238,28 +243,42 @@ class Cluster:
             non_tensor_dict={"global_steps": step, "validate": greedy},
         )
         tags = [{"is_prompt": True, "status": "pending", "global_steps": step} for _ in names]
-        tq.kv_batch_put(keys=names, partition_id=partition, tags=tags)
+        self._queued(tq.kv_batch_put, keys=names, partition_id=partition, tags=tags)
         self._loops.generate_sequences(prompts)
         self._await(names, partition)
         members = [(name, member) for name, group in zip(names, groups, strict=True) for member in range(len(group))]
         keys = [f"{name}_{member}_0" for name, member in members]
-        fields = tq.kv_batch_get(keys=keys, partition_id=partition, select_fields=["rollout"])
+        fields = self._queued(tq.kv_batch_get, keys=keys, partition_id=partition, select_fields=["rollout"])
         rollouts = [msgspec.convert(getattr(each, "data", each), Rollout) for each in fields["rollout"]]
-        tq.kv_clear(keys=[*names, *keys], partition_id=partition)
+        self._queued(tq.kv_clear, keys=[*names, *keys], partition_id=partition)
         return rollouts
+
+    def _queued(self, call: Any, **options: Any) -> Any:
+        """Call the queue. Its calls have no time limit, not even if it is dead, so check meanwhile that it is alive."""
+        answer = _beside(partial(call, **options))
+        while not wait([answer], ALIVE_SECONDS).done:
+            self._check_alive()
+        return answer.result()
+
+    def _check_alive(self) -> None:
+        """Raise Ray's error if an agent loop or a process of the queue is dead. One that is busy may answer later."""
+        actors = (*self._loops.agent_loop_workers, *_queue_actors())
+        asked = [actor.__ray_ready__.remote() for actor in actors]
+        answered, _ = ray.wait(asked, num_returns=len(asked), timeout=ALIVE_SECONDS)
+        ray.get(answered)
 
     def _await(self, names: Sequence[str], partition: str) -> None:
         """Wait for all rollouts of these prompts; a loop that fails writes the reason to its log."""
         looked = time.monotonic()
         while True:
-            tags = (tq.kv_list(partition) or {}).get(partition, {})
+            tags = (self._queued(tq.kv_list, partition_id=partition) or {}).get(partition, {})
             states = [tags[name]["status"] for name in names]
             if "failure" in states:
                 raise Lost("a rollout could not be played: its server or its agent loop failed")
             if all(state == "finished" for state in states):
                 return
             if time.monotonic() - looked > ALIVE_SECONDS:
-                _await_all(self._loops.agent_loop_workers)
+                self._check_alive()
                 looked = time.monotonic()
             time.sleep(POLL_SECONDS)
 
@@ -334,16 +353,26 @@ class Cluster:
 
 
 def _beside(work: Any, *arguments: Any) -> Future[Any]:
-    """What this returns, when it is done; in a thread of its own."""
-    thread = ThreadPoolExecutor(1)
-    done = thread.submit(work, *arguments)
-    thread.shutdown(wait=False)
+    """Run `work` in its own thread; return the future of its result.
+
+    The thread is a daemon: it may wait for a dead process, and must not keep this one alive.
+    """
+    done: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work(*arguments))
+        except BaseException as error:
+            done.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
     return done
 
 
-def _await_all(actors: Sequence[Any]) -> None:
-    """Wait for the results; raise if a process is lost."""
-    ray.get([actor.__ray_ready__.remote() for actor in actors])
+def _queue_actors() -> list[Any]:
+    """Return the processes of the queue; storage is known only if this process started the queue."""
+    storage = (queue._TQ_STORAGE or {}).get("SimpleStorage", {})
+    return [queue._TQ_CONTROLLER, *storage.values()]
 
 
 def _logs_of_this_session() -> str:

@@ -47,6 +47,7 @@ RATE_FLOOR = 0.1
 GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 _ACTOR, _SAMPLING, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+_PARALLEL = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")  # of one server
 
 # Fixed values: what our code supports, and what makes verl use our code.
 _FIXED: Mapping[str, Any] = {
@@ -66,6 +67,8 @@ _FIXED: Mapping[str, Any] = {
     f"{_MODEL}.use_remove_padding": False,  # rows are sorted by length and padded on the right
     f"{_ACTOR}.strategy": "fsdp2",
     f"{_ACTOR}.fsdp_config.strategy": "fsdp2",
+    f"{_ACTOR}.fsdp_config.param_offload": False,
+    f"{_ACTOR}.fsdp_config.offload_policy": False,
     f"{_ACTOR}.use_dynamic_bsz": True,
     f"{_SAMPLING}.calculate_log_probs": True,
     f"{_SAMPLING}.agent.default_agent_loop": AGENT_LOOP,
@@ -125,7 +128,7 @@ def sampling_parameters(
 
 
 def run_name(rollout: Any) -> str:
-    """What the servers of a run are named after: no other run's, on this machine or in this session of Ray."""
+    """Return the unique name of a run, from which the names of its servers and sockets are made."""
     return str(rollout.engine_kwargs[SAMPLER]["servers"])
 
 
@@ -153,6 +156,7 @@ def prepare_environment(config: RunConfig) -> None:
     os.environ.setdefault("TQ_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # else Ray starts workers that we never use
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # else a call after the end of a run starts another Ray
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if is_cpu(config):
         os.environ["VERL_PLATFORM"] = "cpu"
@@ -173,6 +177,7 @@ def verl_config(config: RunConfig, *, tokenizer: str | None = None) -> DictConfi
             _check_open(name, value, translated)
             OmegaConf.update(tree, name, value, force_add=True)
     _validate(tree)
+    _check_servers(tree.actor_rollout_ref.rollout)
     return tree
 
 
@@ -275,13 +280,12 @@ def _chosen(config: RunConfig) -> dict[str, Any]:
 
 
 def _executor(config: RunConfig) -> str:
-    """Where vLLM runs its model: in its engine's process if one GPU holds it all, which is a process less to start.
+    """Return the executor of vLLM: `uni`, in the process of its engine, if one GPU holds a server.
 
-    It is vLLM's own default there; verl asks for processes of their own (mp) in any case.
+    vLLM's own default is the same. verl sets `mp`, which starts one more process, in all cases.
     """
     chosen = dict(dotted(config.verl))
-    parts = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
-    return "uni" if all(chosen.get(f"{_SAMPLING}.{part}", 1) == 1 for part in parts) else "mp"
+    return "uni" if all(chosen.get(f"{_SAMPLING}.{part}", 1) == 1 for part in _PARALLEL) else "mp"
 
 
 def _check_known(tree: DictConfig, name: str) -> None:
@@ -307,6 +311,16 @@ def _check_open(name: str, value: Any, translated: Mapping[str, Mapping[str, Any
             raise ConfigError(f"set {setting} instead of verl.{name}")
     if name in _FIXED and value != _FIXED[name]:
         raise ConfigError(f"verl.{name} must be {_FIXED[name]}: the code of lfo supports no other value")
+
+
+def _check_servers(rollout: Any) -> None:
+    """Raise a `ConfigError` for servers that our code cannot start."""
+    name = f"verl.{_SAMPLING}.name"
+    if rollout.name not in (SAMPLER, "vllm"):
+        raise ConfigError(f"{name} must be {SAMPLER} or vllm, not {rollout.name}")
+    parallel = [part for part in _PARALLEL if rollout[part] != 1]
+    if rollout.name == SAMPLER and parallel:
+        raise ConfigError(f"a server of lfo holds the whole base: set verl.{_SAMPLING}.{parallel[0]}=1, or {name}=vllm")
 
 
 def _validate(tree: DictConfig) -> None:

@@ -28,7 +28,6 @@ from lfo.agent import start_from
 from lfo.config import RunConfig, from_mapping
 from lfo.engines.verl.config import ENGINE, SAMPLER, forget_world_models, world_model_folder
 from lfo.engines.verl.learner import RankedLearner
-from lfo.errors import ConfigError
 from lfo.model.adapters import DualAdapterModel
 from lfo.rundir import write_folder_atomic
 from lfo.types import ReplyScore, TrainingSample
@@ -46,8 +45,6 @@ class DualLoraEngine(FSDPEngine):
         self.run: RunConfig = from_mapping(_plain(model_config.lora["run"]))
         self.rollout_name = SAMPLER
         self._exported: Path | None = None  # the folder of the world model that the servers have
-        if engine_config.param_offload or engine_config.offload_policy:
-            raise ConfigError("the frozen base cannot be offloaded: set param_offload and offload_policy to false")
 
     # --- building ----------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""One sentence for the user when a process of a run is lost or fails, with what to do."""
+"""Turn what a lost or failed process raises into one sentence for the user, with what to do next."""
 
 # pyright: reportMissingImports=false
 
@@ -15,15 +15,15 @@ from safetensors import SafetensorError
 
 from lfo.errors import WorkError
 
-# As torch says it, and vLLM where it finds less free than it was promised or too little for its cache.
+# The words of torch, and those of vLLM when it finds less free memory than configured or too little for its cache.
 OUT_OF_MEMORY = (
     "CUDA out of memory",
     "torch.OutOfMemoryError",
     "Free memory on device",
     "No available memory for the cache blocks",
 )
-_ERROR = re.compile(r"(?:^|[\s\]])((?:\w+\.)*\w*(?:Error|Exception): \S.*)$")  # behind what vLLM puts before each line
-_TOLD_ABOVE = ("See root cause", "See stack trace")  # vLLM's words for a failure whose cause only its log tells
+_ERROR = re.compile(r"(?:^|[\s\]])((?:\w+\.)*\w*(?:Error|Exception): \S.*)$")  # after the prefix of vLLM
+_TOLD_ABOVE = ("See root cause", "See stack trace")  # vLLM's words for an error whose cause is in its log only
 
 
 class Lost(WorkError):
@@ -32,7 +32,7 @@ class Lost(WorkError):
 
 @contextmanager
 def as_if_here() -> Iterator[None]:
-    """Let a disk that failed in another process fail here, where it becomes a sentence: `lfo.rundir`."""
+    """Raise a write error of another process as if it had happened here, so that `lfo.rundir` reports it."""
     try:
         yield
     except RayTaskError as error:
@@ -43,20 +43,20 @@ def as_if_here() -> Iterator[None]:
 
 @contextmanager
 def in_one_sentence(resume: str, logs: Callable[[], str]) -> Iterator[None]:
-    """Turn what a lost or failed process raises into one sentence with the way on; `logs` is Ray's folder of them."""
+    """Raise a `WorkError` of one sentence instead; `resume` is the run folder, `logs` returns Ray's log folder."""
     way_on = f"continue from the last checkpoint with: lfo train --resume {resume}"
     try:
         yield
     except Lost as error:
-        raise WorkError(f"{error}; {way_on}") from error
+        raise WorkError(f"{error}; see its log in {logs()}; {way_on}") from error
     except RayError as error:
         cause = getattr(error, "cause", None)
         if isinstance(cause, WorkError):
             raise cause from error
-        if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:  # while the world model goes to the servers
+        if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:  # while the world model is written for vLLM
             raise WorkError(f"the disk is full: {cause}; {way_on}") from error
         lines = str(cause or error).strip().splitlines() or [""]
-        # An actor that failed while it was made says why in its last line.
+        # For an actor that failed in its constructor, the cause is in the last line.
         reason = lines[-1] if "creation task" in lines[0] else lines[0]
         told = f"{type(cause or error).__name__}: {reason}"
         if any(words in str(error) for words in _TOLD_ABOVE):
@@ -67,12 +67,12 @@ def in_one_sentence(resume: str, logs: Callable[[], str]) -> Iterator[None]:
                 f"or micro_batch_tokens (lfo plan counts what fits); {way_on} and the lower values"
             ) from error
         raise WorkError(
-            f"a process of the run was lost or failed ({told[:300]}); its log lies in {logs()}; {way_on}"
+            f"a process of the run was lost or failed ({told[:300]}); see its log in {logs()}; {way_on}"
         ) from error
 
 
 def last_error(logs: Path) -> str | None:
-    """The last error in the logs of Ray's workers that is not itself about another one, as Python writes it."""
+    """Return the last error in the logs of Ray's workers, as Python prints it, that does not refer to another one."""
     found = None
     for log in sorted((*logs.glob("worker-*.err"), *logs.glob("worker-*.out")), key=lambda path: path.stat().st_mtime):
         for line in log.read_text(encoding="utf-8", errors="replace").splitlines():

@@ -91,13 +91,12 @@ class RankedLearner(Learner):
         super().__init__(model, config)
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.micro_batch_tokens = micro_batch_tokens
-        # Whether some rank has such rows in the current round.
-        self._round_trains_policy = False
+        self._round_trains_policy = False  # whether any rank has rows that train the policy in the current round
 
     def update(
         self, samples: Sequence[TrainingSample], *, world_model_weight: float, rate_factor: float
     ) -> dict[str, float]:
-        # Without their weights, such rows are dropped; else only idle ranks would make passes in their rounds.
+        # With weight 0, a rank makes no pass for a world-model row, but a rank without rows would: remove these rows.
         samples = samples if world_model_weight else [without_world_model(sample) for sample in samples]
         return super().update(samples, world_model_weight=world_model_weight, rate_factor=rate_factor)
 

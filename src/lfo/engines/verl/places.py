@@ -1,7 +1,7 @@
-"""Where each rank of a run lies: its node and its device, known before the rank itself has started.
+"""Find out the node and the device of each rank before the rank itself has started.
 
-verl asks the ranks, which import for many seconds before they answer; whatever starts beside them would wait. Here a
-task that imports nothing asks in their place, in the slot of the placement group that the rank will have.
+verl asks the ranks, which import for many seconds before they answer, and the servers would wait for that. Here a task
+that imports nothing runs in the slot of the placement group that the rank will get, and answers in its place.
 """
 
 # pyright: reportMissingImports=false
@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from verl.single_controller.ray.base import sort_placement_group_by_node_ip
 from verl.utils.device import get_resource_name
 
-A_LITTLE = 0.01  # of a device: enough to be told which one it is
+A_LITTLE = 0.01  # the share of a device for which Ray already tells a task which device it is
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,11 +25,11 @@ class Place:
     node: str
     device: str
     address: str
-    port: str  # a free one
+    port: str  # a free port on the node
 
 
 def places_of(pool: Any, device_name: str) -> list[Place]:
-    """One for each rank of verl's resource pool, in their order."""
+    """Return the place of each rank of verl's resource pool, in the order of the ranks."""
     groups = sort_placement_group_by_node_ip(pool.get_placement_groups(device_name=device_name))
     ask: Any = ray.remote(num_cpus=0, num_gpus=A_LITTLE)(_question())
     asked = [
@@ -45,6 +45,12 @@ def places_of(pool: Any, device_name: str) -> list[Place]:
 
 
 def _question() -> Callable[[str], dict[str, str]]:
+    """Return the function that the task runs.
+
+    It is a local function because Ray sends the code of those. Ray would import a function of this module by name, and
+    verl with it.
+    """
+
     def here(resource: str) -> dict[str, str]:
         import socket
 
@@ -61,4 +67,4 @@ def _question() -> Callable[[str], dict[str, str]]:
             "port": port,
         }
 
-    return here  # made here, so that Ray sends its code: by its name it would import this module, and verl with it
+    return here

@@ -1,6 +1,7 @@
-"""How rollout servers start: their processes beside the trainer's ranks, the rest when the ranks are there.
+"""Rollout servers that start in parallel with the trainer's ranks.
 
-Nothing of this imports vLLM: only its own process does (`vllm.py`), while the driver and the ranks go on.
+The processes of the servers start with the ranks. vLLM's engine starts when the ranks have loaded their base. Nothing
+here imports vLLM; only the process of a vLLM server does (`vllm.py`), so neither driver nor ranks wait for the import.
 """
 
 # pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false
@@ -23,7 +24,7 @@ from lfo.engines.verl.places import Place
 
 
 class BesideRanks(RolloutReplica):
-    """A replica that knows the places of its ranks, and when they have loaded their base."""
+    """A replica that knows the places of its ranks before they have started, and when they have loaded their base."""
 
     places: Sequence[Place] = ()
     ranks_loaded: Future[None]
@@ -35,7 +36,7 @@ class BesideRanks(RolloutReplica):
         await super().init_hybrid(worker_group)
 
     def at(self, node: str) -> dict[str, Any]:
-        """Options of Ray for a process on this node that sees every device, and chooses by itself."""
+        """Return Ray's options for a process on this node that sees all devices of it and selects its own."""
         variables = dict.fromkeys(get_platform().ray_noset_envvars(), "1") | get_platform().rollout_env_vars()
         return {
             "num_cpus": 0,
@@ -46,7 +47,7 @@ class BesideRanks(RolloutReplica):
 
 
 class VllmServer:
-    """The process of a vLLM server as others call it: `lfo.engines.verl.vllm`, which is imported in there alone."""
+    """The Ray actor of a vLLM server. It passes the calls of verl on to `DualLoraServer`, whose module imports vLLM."""
 
     def __init__(self, **arguments: Any) -> None:
         from lfo.engines.verl.vllm import DualLoraServer
@@ -75,14 +76,14 @@ for _name in CALLS:
 
 
 class VllmReplica(BesideRanks):
-    """verl's `vLLMReplica`, which imports vLLM wherever it is named."""
+    """verl's `vLLMReplica` written anew, because the module of verl's class imports vLLM."""
 
     async def launch_servers(self) -> None:
         size = self.gpus_per_replica_node
         for node_rank in range(self.nnodes):
             here = slice(node_rank * size, (node_rank + 1) * size)
             server: Any = ray.remote(VllmServer).options(
-                name=f"vllm_server_{self.replica_rank}_{node_rank}",  # by which the ranks find it
+                name=f"vllm_server_{self.replica_rank}_{node_rank}",  # the ranks look it up by this name
                 **self.at(self.places[here][0].node),
             )
             self.servers.append(
@@ -100,7 +101,7 @@ class VllmReplica(BesideRanks):
             )
         first: Any = self.servers[0]
         master = await first.get_master_address.remote()
-        # vLLM measures the memory that is left, so nobody else may take or leave any meanwhile.
+        # vLLM measures the free memory, so no other process may allocate or free any at the same time.
         await asyncio.shield(asyncio.wrap_future(self.ranks_loaded))
         await asyncio.gather(*(server.launch_server.remote(*master) for server in self.servers))
         address, port = await first.get_server_address.remote()
@@ -116,7 +117,7 @@ class VllmReplica(BesideRanks):
         await super().release_kv_cache()
 
     async def resume_generation(self) -> None:
-        """First the engines, then the gates of all servers, as verl does it."""
+        """Resume the engine first, then open the gates of all servers, as verl does."""
         await self._first.resume_engine_generation.remote()
         await asyncio.gather(*(server.open_submission_gate.remote() for server in self.servers))
 

@@ -36,7 +36,7 @@ from lfo.model.couplings import POLICY, WORLD_MODEL
 from lfo.model.sampler import Sampler
 from lfo.protocol.chat import ChatCodec
 
-GATHER_SECONDS = 0.02  # a batch starts when no request has arrived for so long: a larger batch is worth the wait
+GATHER_SECONDS = 0.02  # a batch starts when no request has arrived for so long; larger batches are faster
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,6 +186,4 @@ class SamplerPort(BaseRollout):
 
 verl_rollouts._ROLLOUT_REGISTRY[SAMPLER, "async"] = f"{__name__}.{SamplerPort.__name__}"
 RolloutReplicaRegistry.register(SAMPLER, lambda: SamplerReplica)
-
-
 RolloutReplicaRegistry.register("vllm", lambda: VllmReplica)

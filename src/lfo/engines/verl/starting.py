@@ -35,7 +35,7 @@ class Stages:
             self._say(f"starting: {name} ...")
 
     def end(self, *, failed: bool = False) -> None:
-        """End the last part, because it is done or the start has failed."""
+        """End the current part, if there is one: it is done, or the start has failed."""
         if self._status is not None:
             self._status.stop()
             self._status = None

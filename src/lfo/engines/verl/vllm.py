@@ -41,8 +41,8 @@ def _with_room_for_both(arguments: Mapping[str, Any]) -> Any:
 vllm_async_server.build_cli_args_from_config = _with_room_for_both
 
 
-# vLLM looks at a model's class in a process of its own, which imports everything again for 17 s, lest CUDA be
-# initialised in this one. It may be: engines are spawned from here, never forked.
+# vLLM inspects the class of a model in a subprocess, which imports everything again (17 s), so that CUDA is not
+# initialised in this process. Here it may be: this process spawns its engines and never forks.
 registry._run_in_subprocess = lambda look: look()
 
 
@@ -62,7 +62,8 @@ class ByAdapter:
         return {VLLM_LORA_INT_ID}
 
     def generate(self, *, sampling_params: Any, lora_request: Any = None, **options: Any) -> Any:
-        """verl reads the last answer and no text, so vLLM need not make an answer for each token, nor its text."""
+        """Generate with the selected adapter, and without an answer for each token and without text: verl reads only
+        the tokens of the last answer."""
         sampling_params.output_kind, sampling_params.detokenize = RequestOutputKind.FINAL_ONLY, False
         return self._engine.generate(sampling_params=sampling_params, lora_request=self._lora(lora_request), **options)
 
@@ -80,7 +81,7 @@ class ByAdapter:
 class DualLoraServer(vllm_async_server.vLLMHttpServer):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        os.environ["VERL_RAY_JOB_ID"] = run_name(self.config)  # in the name of the socket: worker.py, `own_socket`
+        os.environ["VERL_RAY_JOB_ID"] = run_name(self.config)  # part of the socket's name: `worker.own_socket`
 
     async def run_server(self, args: Any) -> None:
         await super().run_server(args)

@@ -20,14 +20,14 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from lfo.engines.verl.config import run_name
 from lfo.types import ReplyScore, TrainingSample
 
-TO_ALL: Any = getattr(Dispatch, "ONE_TO_ALL")  # noqa: B009  made at run time, so no type checker knows it
+TO_ALL: Any = getattr(Dispatch, "ONE_TO_ALL")  # noqa: B009  verl creates it at run time; type checkers do not know it
 
 
 def own_socket(address: str, rollout: Any) -> str:
-    """verl's socket to vLLM, named after this run.
+    """Return the address of verl's socket to vLLM with the name of this run in it.
 
-    verl names it after the job of Ray, and the first job of every session has the same number: of two runs on one
-    machine, each with its own Ray, one would be sent the weights of the other.
+    verl puts the number of the Ray job there, and the first job of every Ray session has the same number. Of two runs
+    on one machine, each with its own Ray session, one would get the weights of the other.
     """
     return address.replace(ray.get_runtime_context().get_job_id(), run_name(rollout))
 
