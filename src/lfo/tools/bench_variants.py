@@ -3,7 +3,7 @@
 none        as in training
 unsure      choose from a pool the tasks whose predictions are least certain
 retrieve-k  put the k most similar exchanges so far before the prompt, in training and in every question
-again-k     make k steps' updates after every step, from the same replies
+again-k     after the last task, go on until k times as many updates are made, from the same replies
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Ask = Callable[[ObservedCall], list[int]]  # the prompt of a question
 class Variant:
     draw: DrawTasks
     ask: Ask
-    again: int = 1  # how often each step's updates are made
+    again: int = 1  # how many times as many updates are made before the last measurement
 
 
 def make_variant(name: str, trainer: Trainer, make_environment: EnvironmentFactory, record: Record) -> Variant:

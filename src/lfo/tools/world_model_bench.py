@@ -158,11 +158,13 @@ def trial(
         new = [record(make_environment, [task]) for task in tasks]
         heard += [each for some in new for each in some]
         started = time.process_time()
-        for more in range(way.again):  # each with its own number, so that it draws other examples
-            _learn(trainer, step * way.again + more, [] if more else new)
+        _learn(trainer, step, new)
         seconds += time.process_time() - started
         step += 1
         if step * config.rollout.prompts in points:
+            if step * config.rollout.prompts == max(points):
+                for more in range(step, way.again * step):
+                    _learn(trainer, more, [])
             trainer.backend.sync(step)
             rivals = fit_rivals(heard, make_environment, embed)
             _judge({"world_model": partial(share_right, trainer, ask=way.ask), **rivals}, held_out, shares)
