@@ -15,6 +15,10 @@ variants() {
   echo "unsure --variant=unsure"
   echo "retrieve-1 --variant=retrieve-1"
   echo "retrieve-2 --variant=retrieve-2"
+  echo "rivals --rivals-only"
+  for law in 1 2 3; do echo "rivals-law-$law --rivals-only env_args.law=$law"; done
+  # Why the linear classifier is ahead after 40 tasks: the same replies, and more updates.
+  for times in 1 2 4; do echo "early-again-$times --variant=again-$times --tasks=40 --calls=100"; done
 }
 chosen=$(variants | grep -E "^(${VARIANTS:-.*})( |$)") || { echo "no variant matches VARIANTS=$VARIANTS" >&2; exit 2; }
 mkdir -p "$folder"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy.sparse import csr_array
 
 from lfo.agent import REPLY_STORE_FILE, load_agent
 from lfo.errors import ConfigError, DataError
@@ -15,7 +16,7 @@ from lfo.protocol.world_model import ObservedCall, WorldModelState
 from lfo.rollout import reply_store
 from lfo.rollout.deliberation import Question
 from lfo.rollout.predictors import reply_store_predictor
-from lfo.rollout.reply_store import ReplyStore, TextIndex
+from lfo.rollout.reply_store import ReplyStore, columns_of, informativeness, occurrences
 from lfo.rollout.tasks import draw_tasks
 from lfo.rundir import read_metrics
 from lfo.training import Trainer
@@ -62,34 +63,54 @@ def test_situations_are_compared_by_what_concerns_the_call():
 # --- retrieval -----------------------------------------------------------------------------------------------------
 
 
-def test_similarities_of_three_texts_by_hand(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reply_store, "ngrams", str.split)
-    index = TextIndex()
-    assert [index.add(text) for text in ("a b", "a a c", "d", "a b")] == [0, 1, 2, 0]
-    often, once = math.log(4 / 3) + 1, math.log(4 / 2) + 1  # a is in two of three texts; b, c and d are in one
-    ((first, second, third),) = index.similarities(["a c unheard"]).tolist()
-    asked = math.hypot(often, once)
-    assert first == pytest.approx(often * often / (asked * math.hypot(often, once)))
-    assert second == pytest.approx((2 * often**2 + once**2) / (asked * math.hypot(2 * often, once)))
-    assert third == 0.0
-    assert index.similarities([""]).tolist() == [[0.0, 0.0, 0.0]]
-    index.add("c")
-    rarer, common = math.log(5 / 3) + 1, math.log(5 / 2) + 1  # now c is in two of four
-    assert index.similarities(["c b"])[0, 3] == pytest.approx(rarer / math.hypot(rarer, common))
+def matrix(*bags: str) -> csr_array:
+    return occurrences([bag.split() for bag in bags], columns_of(bag.split() for bag in bags))
 
 
-def test_words_are_compared_by_their_character_ngrams():
-    assert list(reply_store.ngrams("Of ID-7")) == [" of", "of ", " of ", " id", "id ", " id ", " 7 "]
-    index = TextIndex()
-    index.add("renewal")
-    index.add("refund")
-    same, related, other = index.similarities(["Renewal!", "renewals", "quux"])
-    assert same.tolist() == pytest.approx([1.0, index.similarities(["renewal"])[0, 1]])
-    assert 1 > related[0] > related[1] > 0
-    assert other.tolist() == [0.0, 0.0]
+def test_a_term_weighs_what_it_told_about_the_words_of_the_replies():
+    """bank: always and only with pin, in half of the replies, so ln 2; it never occurs with zip. please: always there.
+    now: in as many replies with pin as with zip. once: with pin by chance."""
+    terms = matrix(
+        "bank now please", "bank please", "bank now please", "bank please once", *["now please", "please"] * 2
+    )
+    words = matrix(*["pin"] * 4, *["zip"] * 4)
+    assert list(columns_of([["bank", "now", "once", "please"]])) == ["bank", "now", "once", "please"]
+    assert informativeness(terms, words).tolist() == pytest.approx([math.log(2), 0, 0, 0])
+    assert not informativeness(terms[2:6], words[2:6]).any(), "four replies are too few to be sure: 8 ln 2 = 5.5"
 
 
-def test_the_most_similar_situation_answers_and_its_three_texts_count_alike():
+def test_words_that_told_something_decide_and_not_rare_ones(monkeypatch: pytest.MonkeyPatch):
+    law = {"bank": "your pin", "airline": "your passport"}
+    calls = [heard(f"call {kind} about topic{place}", law[kind]) for place in range(6) for kind in law]
+    calls += [heard("call bank about my very special old topic9", "your pin")]
+    question = [(state("call airline about my very special old topic9"), dial("1"))]
+    assert store_of(calls).recall(question) == ["your passport"]
+    monkeypatch.setattr(reply_store, "SIGNIFICANT", math.inf)
+    assert store_of(calls).recall(question) == ["your pin"], "TF-IDF alone goes by the rare words"
+
+
+def test_of_equally_telling_situations_the_most_similar_one_answers():
+    """Each name occurs once, which proves nothing."""
+    names = {"bank": "abcd", "airline": "efgh"}
+    calls = [heard(f"{kind} of {name}", f"{kind} {name}") for kind in names for name in names[kind]]
+    questions = [(state("bank of c"), dial("1")), (state("airline of e"), dial("1"))]
+    assert store_of(calls).recall(questions) == ["bank c", "airline e"]
+
+
+def test_a_word_is_another_term_in_another_text():
+    """The directory names both services; what the task asks for decides."""
+    directory = ("search", "Acme: refund, renewal")
+    services = {"refund": "card", "renewal": "zip"}
+    calls = [
+        ObservedCall(state=state(f"my {service}", directory), call=dial("1"), reply=reply, facts=None)
+        for service, reply in list(services.items()) * 5
+    ]
+    assert len(store_of(calls)) == 2
+    questions = [(state(f"the {service}", directory), dial("2")) for service in services]
+    assert store_of(calls).recall(questions) == ["card", "zip"]
+
+
+def test_each_of_the_three_texts_counts():
     store = store_of([heard("cancel my card", "one", "77"), heard("renew my card", "two", "88")])
     questions = [(state("renew the card"), dial("88")), (state("cancel my card"), dial("77"))]
     assert store.recall(questions) == ["two", "one"]
@@ -166,8 +187,6 @@ def test_growing_step_by_step_and_all_at_once_is_the_same():
         grown.add([call])
         grown.recall(questions)
     assert grown.recall(questions) == store_of(calls).recall(questions)
-    for one, other in zip(grown.indexes, store_of(calls).indexes, strict=True):
-        assert one.similarities(["clinic task"]).tobytes() == other.similarities(["clinic task"]).tobytes()
 
 
 # --- in training ---------------------------------------------------------------------------------------------------

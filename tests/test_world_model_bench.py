@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import pytest
+import torch
 
 from lfo.cli import bench as commands
 from lfo.env.oracle import OracleCodes
@@ -21,7 +23,7 @@ from lfo.tools import world_model_bench as bench
 from lfo.tools.bench_variants import POOL, make_variant
 from lfo.tools.world_model_bench import Heard, record, share_right
 from lfo.types import ReplyFacts, ToolCall
-from small_runs import small_trainer, tokenizer
+from small_runs import small_config, small_trainer, tokenizer
 
 
 def calls(level: int) -> PhoneCalls:
@@ -88,13 +90,52 @@ def test_the_linear_classifier_puts_parts_together():
         return heard(" ".join(words), tuple(law[word] for word in words), " ".join(words))
 
     known = [case("bank", "billing"), case("bank", "refunds"), case("telecom", "billing")] * 3
-    judges = rivals.fit_rivals(known, two)
+    judges = rivals.fit_rivals(known, two, lambda some: torch.ones(len(some), 1))
     assert tuple(judges) == rivals.NAMES
     new = [case("telecom", "refunds")]
     assert judges["linear"](new) == judges["linear_top4"](new) == 1.0
-    assert judges["lookup"](new) == 0.0
+    assert judges["lookup"](new) == judges["memory_metric"](new) == 0.0
+    assert judges["memory_metric"](known) == 1.0
     wrong = [heard("telecom refunds", ("account", "zip"))]
     assert judges["linear"](wrong) == 0.0
+
+
+def test_the_nearest_is_the_one_in_the_same_direction_from_the_mean():
+    """Around the mean (10, 10): zip lies above, the two of pin and tax below, to the left and to the right."""
+    places = {"a": (10.0, 12.0), "b": (9.0, 9.0), "c": (11.0, 9.0), "asked": (10.2, 9.8), "old": (9.0, 9.0)}
+
+    def vectors(some) -> torch.Tensor:
+        return torch.tensor([places[each.observed.state.task] for each in some])
+
+    known = [heard("a", ("zip",)), heard("b", ("pin",)), heard("c", ("tax",))]
+    assert rivals.nearest(known, [heard("asked", ())], vectors) == [{"tax"}]
+    twice = [heard("old", ("older",)), *known]
+    assert rivals.nearest(twice, [heard("b", ())], vectors) == [{"pin"}], "the newest of equals"
+
+
+def test_as_many_facts_are_named_as_their_probabilities_add_up_to():
+    chances = torch.tensor([[0.7, 0.4, 0.6], [0.1, 0.2, 0.1], [0.9, 0.9, 0.9]])  # sums 1.7, 0.4 and 2.7
+    told = rivals.as_many_as_expected(["pin", "tax", "zip"], chances.logit())
+    assert told == [{"pin", "zip"}, {"tax"}, {"pin", "tax", "zip"}]
+
+
+def test_the_frozen_base_embeds_what_the_world_model_reads():
+    one, other = record(two, two().tasks("val")[:2])
+    embed = rivals.frozen_embedding(small_config())
+    (first, second), (again,) = embed([one, other]), embed([one])
+    assert first.ndim == 1
+    assert first.equal(again)
+    assert not first.equal(second)
+
+
+def test_all_true_facts_are_among_the_four_that_most_samples_name():
+    only, *rest = record(two, two().tasks("val")[:20])
+    reply, true = only.observed.reply, bench.facts_in(two(), only.observed.reply)
+    others = [each.observed.reply for each in rest if not true & bench.facts_in(two(), each.observed.reply)]
+    share = partial(bench.share_among_likeliest, two(), [only])
+    assert share([[*others, *[reply] * len(others)]]) == 1.0
+    assert share([[*others, *others, reply]]) == 0.0
+    assert share([["", "?"]]) == 0.0
 
 
 def test_right_is_what_means_the_same(monkeypatch):
@@ -119,6 +160,8 @@ def test_a_trial_follows_the_run_that_it_stands_for():
     one, other = (each["memory"]["val"] for each in result["trials"])
     assert result["mean"]["memory"]["val"] == pytest.approx([(a + b) / 2 for a, b in zip(one, other, strict=True)])
     assert result["seconds_a_step"] > 0
+    alone = bench.bench_world_model(settings, seeds=2, points=(4, 8), calls=5, rivals_only=True)
+    assert alone["mean"] == {name: result["mean"][name] for name in rivals.NAMES}
 
 
 def test_of_a_pool_the_tasks_are_heard_that_the_world_model_is_least_sure_of(monkeypatch):
@@ -156,8 +199,23 @@ def test_what_is_most_alike_stands_before_the_prompt_and_never_the_example_itsel
     assert practised.tokens[practised.reply_start :] == examples[0].tokens[examples[0].reply_start :]
 
 
+def test_again_goes_on_with_the_same_replies_after_the_last_task(monkeypatch):
+    trainer = small_trainer("policy.frozen=true", environment=two)
+    monkeypatch.setattr(bench, "create_trainer", lambda *parts: trainer)
+    learnt: list[tuple[int, int]] = []
+    monkeypatch.setattr(bench, "_learn", lambda _, step, new: learnt.append((step, len(new))))
+    prompts = trainer.config.rollout.prompts
+    some = {"val": record(two, two().tasks("val")[:2])}
+    bench.trial(
+        trainer.config, two, some, points=(2 * prompts,), variant="again-3", embed=lambda some: torch.ones(len(some), 1)
+    )
+    assert learnt == [(0, prompts), (1, prompts), (2, 0), (3, 0), (4, 0), (5, 0)]
+
+
 def test_a_variant_that_there_is_not_is_refused():
-    with pytest.raises(UsageError, match="must be none, unsure or retrieve-1"):
+    with pytest.raises(UsageError, match="leave one out"):
+        bench.bench_world_model(["steps=5"], points=(40,), calls=1, variant="unsure", rivals_only=True)
+    with pytest.raises(UsageError, match="must be none, unsure, retrieve-1"):
         bench.bench_world_model(["steps=5"], points=(40,), calls=1, variant="retrieve-0")
 
 

@@ -97,19 +97,22 @@ def bench_world_model(
         str, typer.Option(help="Numbers of tasks after which to measure, separated by commas.")
     ] = "40,80,160,320",
     calls: Annotated[int, typer.Option(min=1, help="Held-out tasks of each split.")] = 200,
-    variant: Annotated[str, typer.Option(help="An experimental variant: unsure, retrieve-1, retrieve-2, ...")] = "none",
+    variant: Annotated[str, typer.Option(help="An experimental variant: unsure, retrieve-1, again-2, ...")] = "none",
+    rivals_only: Annotated[
+        bool, typer.Option("--rivals-only", help="Measure the baselines alone, in seconds.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure how many replies the world model needs, beside a lookup table, text retrieval and a linear classifier."""
+    """Measure how many replies the world model needs, beside a lookup table, three memories and a linear classifier."""
     points = _points(tasks)
     from lfo.tools import world_model_bench as bench
 
     def say(words: str) -> None:
         typer.echo(words, err=True)
 
-    with working("training world models"):
+    with working("fitting baselines" if rivals_only else "training world models"):
         result = bench.bench_world_model(
-            overrides or [], seeds=seeds, points=points, calls=calls, variant=variant, say=say
+            overrides or [], seeds=seeds, points=points, calls=calls, variant=variant, rivals_only=rivals_only, say=say
         )
     if as_json:
         typer.echo(json.dumps(result))
@@ -118,6 +121,8 @@ def bench_world_model(
         rows = [(name, *map(bench.percent, shares[split])) for name, shares in result["mean"].items()]
         title = f"Right predictions on {split} by number of tasks, percent, mean of {seeds}"
         Console().print(figures_table(title, [("", *map(str, points)), *rows]))
+    if rivals_only:
+        return
     typer.echo(f"the updates of one step take {result['seconds_a_step']:.2f} s of processor time")
     typer.echo(
         f"at the end, certainty and truth lie {result['calibration_error']:.0%} apart (expected calibration error)"

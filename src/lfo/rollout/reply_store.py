@@ -4,36 +4,37 @@
     store.add(calls)                       # ObservedCalls
     store.recall([(state, call)])          # -> for each, the reply in the most similar situation
 
-A situation has three texts: the task, the earlier actions and replies that concern the call, and the call. The
-similarity of two situations is the mean cosine similarity of these texts, as TF-IDF vectors over character n-grams of
-their words: standard text retrieval, with nothing made for one environment. Of equally similar situations the newest
-wins. Nothing here is trained. docs/LOG.md lists the alternatives that were tried; this was the best.
+A situation has three texts: the task, the earlier actions and replies that concern the call, and the call. Its terms
+are the words of each text. The similarity of two situations is the cosine of their terms, weighted by how much a term
+says about the words of the replies so far (`informativeness`). TF-IDF decides between equals, then the newest wins.
+Nothing here is made for one environment. docs/LOG.md lists the alternatives that were tried; this was the best.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 from scipy.sparse import csr_array
+from scipy.special import xlogy
 
 from lfo.errors import DataError
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import ObservedCall, WorldModelState, concerning, observed_calls
 from lfo.types import Rollout, ToolCall
 
-NGRAMS = (3, 4, 5)
+SIGNIFICANT = 6.63  # of 2 n times the mutual information of two words: by chance above it in one case of a hundred
+TIE = 0.01  # weight of the TF-IDF similarity
 _WORD = re.compile(r"\w+")
 _MAX_CHARS = 8_000  # of one text; the parts of a state are already cut there
 _MAX_REPLY_CHARS = 1_000  # of a shown reply; more could fill the context of the policy
 
 Situation = tuple[str, ...]  # task, earlier actions and replies, call
+_TEXTS = 3
 
 
 def situation_of(state: WorldModelState, call: ToolCall) -> Situation:
@@ -41,66 +42,38 @@ def situation_of(state: WorldModelState, call: ToolCall) -> Situation:
     return state.task[:_MAX_CHARS], before[-_MAX_CHARS:], format_tool_call(call)[:_MAX_CHARS]
 
 
-@lru_cache(maxsize=65536)
-def _ngrams_of_word(word: str) -> tuple[str, ...]:
-    """Return the n-grams of a word with a space on each side.
+def terms_of(texts: Iterable[str]) -> set[str]:
+    """Return the words of several texts. The same word in another text is another term.
 
-    >>> _ngrams_of_word("pin")
-    (' pi', 'pin', 'in ', ' pin', 'pin ', ' pin ')
+    >>> sorted(terms_of(["Pay the bill", "bill"]))
+    ['0 bill', '0 pay', '0 the', '1 bill']
     """
-    padded = f" {word} "
-    return tuple(padded[at : at + size] for size in NGRAMS for at in range(len(padded) - size + 1)) or (padded,)
+    return {f"{index} {word}" for index, text in enumerate(texts) for word in _WORD.findall(text.lower())}
 
 
-def ngrams(text: str) -> Iterator[str]:
-    for word in _WORD.findall(text.lower()):
-        yield from _ngrams_of_word(word)
+def columns_of(bags: Iterable[Iterable[str]]) -> dict[str, int]:
+    return {term: column for column, term in enumerate(sorted(set().union(*bags)))}
 
 
-class TextIndex:
-    """Distinct texts, and the cosine similarity of other texts to each, as TF-IDF vectors.
+def occurrences(bags: Sequence[Iterable[str]], columns: Mapping[str, int]) -> csr_array:
+    """Return a matrix `[bag, column]` of zeros and ones; terms without a column are ignored."""
+    known = [sorted(columns[term] for term in bag if term in columns) for bag in bags]
+    ends = np.cumsum([0, *map(len, known)])
+    found = np.array([column for row in known for column in row], dtype=np.int64)
+    return csr_array((np.ones(len(found)), found, ends), shape=(len(bags), len(columns)))
 
-    A term that occurs in d of n texts has the weight ln((1 + n) / (1 + d)) + 1, times its count in the text.
-    """
 
-    def __init__(self) -> None:
-        self._rows: dict[str, int] = {}  # text -> its row
-        self._terms: dict[str, int] = {}  # term -> its column
-        self._counts: list[dict[int, int]] = []  # of each row
-        self._idf = np.zeros(0)  # of each column
-        self._vectors: csr_array | None = None  # of all rows; computed on first use after `add`
-
-    def add(self, text: str) -> int:
-        """Return the row of a text; add it if it is new."""
-        row = self._rows.setdefault(text, len(self._counts))
-        if row == len(self._counts):
-            terms = Counter(ngrams(text)).items()
-            self._counts.append({self._terms.setdefault(term, len(self._terms)): count for term, count in terms})
-            self._vectors = None
-        return row
-
-    def similarities(self, texts: Sequence[str]) -> np.ndarray:
-        """Return the similarities as an array `[text, row]`, from 0 to 1."""
-        if self._vectors is None:
-            texts_with = Counter(column for row in self._counts for column in row)
-            found_in = np.array([texts_with[column] for column in range(len(self._terms))])
-            self._idf = np.log((1 + len(self._counts)) / (1 + found_in)) + 1
-            self._vectors = self._tf_idf(self._counts)
-        known = [
-            {self._terms[term]: count for term, count in Counter(ngrams(text)).items() if term in self._terms}
-            for text in texts
-        ]
-        return (self._vectors @ self._tf_idf(known).toarray().T).T
-
-    def _tf_idf(self, counts: Sequence[dict[int, int]]) -> csr_array:
-        """Return rows of length 1; a row without terms stays empty."""
-        sizes = np.array([len(row) for row in counts])
-        rows = np.repeat(np.arange(len(counts)), sizes)
-        columns = np.array([column for row in counts for column in row], dtype=np.int64)
-        values = np.array([count for row in counts for count in row.values()]) * self._idf[columns]
-        lengths = np.sqrt(np.bincount(rows, weights=values**2, minlength=len(counts)))
-        ends = np.concatenate([[0], np.cumsum(sizes)])
-        return csr_array((values / lengths[rows], columns, ends), shape=(len(counts), len(self._terms)))
+def informativeness(terms: csr_array, words: csr_array) -> np.ndarray:
+    """Return how much each term says about the words of the reply: the sum of its mutual information, in nats, with
+    all words that it occurs with significantly (a G-test)."""
+    count, of_terms, of_words = len(terms.indptr) - 1, terms.sum(axis=0), words.sum(axis=0)
+    pairs = (terms.T @ words).tocoo()
+    both, term, word = pairs.data, of_terms[pairs.row], of_words[pairs.col]
+    cells = both, term - both, word - both, count - term - word + both
+    margins = term, count - term, word, count - word
+    information = (sum(xlogy(n, n) for n in cells) - sum(xlogy(n, n) for n in margins)) / count + np.log(count)
+    significant = np.where(2 * count * information > SIGNIFICANT, information, 0.0)
+    return np.bincount(pairs.row, weights=significant, minlength=len(of_terms))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,12 +82,40 @@ class StoredReply:
     reply: str
 
 
+class Similarity:
+    """The similarity of a situation to stored ones."""
+
+    def __init__(self, stored: Sequence[StoredReply]) -> None:
+        bags, replies = ([terms_of(each.situation) for each in stored], [terms_of([each.reply]) for each in stored])
+        self._columns, words = columns_of(bags), columns_of(replies)
+        terms = occurrences(bags, self._columns)
+        rarity = np.log((1 + len(stored)) / (1 + terms.sum(axis=0))) + 1
+        self._weights = informativeness(terms, occurrences(replies, words)), rarity
+        self._stored = [_directions(terms, weights) for weights in self._weights]
+
+    def __call__(self, situations: Sequence[Situation]) -> np.ndarray:
+        """Return the similarities as an array `[situation, stored situation]`."""
+        asked = occurrences([terms_of(each) for each in situations], self._columns)
+        informative, rare = (
+            (_directions(asked, weights) @ stored.T).toarray()
+            for weights, stored in zip(self._weights, self._stored, strict=True)
+        )
+        return informative + TIE * rare
+
+
+def _directions(terms: csr_array, weights: np.ndarray) -> csr_array:
+    """Return weighted rows of length 1; a row without weight stays 0."""
+    weighted = terms.multiply(weights).tocsr()
+    lengths = np.sqrt(weighted.multiply(weighted).sum(axis=1))
+    return weighted.multiply(1 / np.where(lengths > 0, lengths, 1)[:, None]).tocsr()
+
+
 @dataclass(slots=True)
 class ReplyStore:
     """Every distinct (situation, reply), in the order in which they were first received."""
 
-    replies: dict[StoredReply, tuple[int, ...]] = field(default_factory=dict)  # -> the row of each text in its index
-    indexes: tuple[TextIndex, ...] = field(default_factory=lambda: (TextIndex(), TextIndex(), TextIndex()))
+    replies: dict[StoredReply, None] = field(default_factory=dict)
+    _similarity: Similarity | None = None  # to all replies; computed on first use after `add`
 
     def __len__(self) -> int:
         return len(self.replies)
@@ -129,20 +130,16 @@ class ReplyStore:
 
     def _keep(self, stored: StoredReply) -> None:
         if stored not in self.replies:
-            texts = zip(self.indexes, stored.situation, strict=True)
-            self.replies[stored] = tuple(index.add(text) for index, text in texts)
+            self.replies[stored] = None
+            self._similarity = None
 
     def recall(self, questions: Sequence[tuple[WorldModelState, ToolCall]]) -> list[str]:
         """Return the reply in the most similar situation, for each question; "" while the store is empty."""
         if not self.replies or not questions:
             return [""] * len(questions)
         newest_first = list(self.replies)[::-1]
-        rows = np.array(list(self.replies.values())[::-1])
-        asked = zip(*(situation_of(*question) for question in questions), strict=True)  # all tasks, histories, calls
-        similarity = sum(
-            index.similarities(texts)[:, rows[:, part]]
-            for part, (index, texts) in enumerate(zip(self.indexes, asked, strict=True))
-        )
+        self._similarity = self._similarity or Similarity(newest_first)
+        similarity = self._similarity([situation_of(*question) for question in questions])
         return [newest_first[best].reply for best in np.argmax(similarity, axis=1)]
 
     def save(self, path: Path) -> None:
@@ -156,6 +153,6 @@ class ReplyStore:
         except (OSError, ValueError, TypeError) as error:
             raise DataError(f"{path} is damaged: it is not a store of replies") from error
         for record in records:
-            if len(record) != len(self.indexes) + 1 or not all(isinstance(text, str) for text in record):
+            if len(record) != _TEXTS + 1 or not all(isinstance(text, str) for text in record):
                 raise DataError(f"{path} is damaged: it is not a store of replies")
             self._keep(StoredReply(situation=record[:-1], reply=record[-1]))

@@ -3,6 +3,7 @@
 none        as in training
 unsure      choose from a pool the tasks whose predictions are least certain
 retrieve-k  put the k most similar exchanges so far before the prompt, in training and in every question
+again-k     after the last task, go on until k times as many updates are made, from the same replies
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from lfo.rollout.tasks import draw_tasks
 from lfo.training import Trainer
 
 POOL = 4  # tasks to choose each task from
-RETRIEVE = re.compile(r"retrieve-([1-9])")
+RETRIEVE, AGAIN = re.compile(r"retrieve-([1-9])"), re.compile(r"again-([1-9])")
 
 Record = Callable[[Any], Sequence[ObservedCall]]  # the calls of a task that look-ahead asks about
 DrawTasks = Callable[[int], Sequence[Any]]  # step -> its tasks
@@ -34,6 +35,7 @@ Ask = Callable[[ObservedCall], list[int]]  # the prompt of a question
 class Variant:
     draw: DrawTasks
     ask: Ask
+    again: int = 1  # how many times as many updates are made before the last measurement
 
 
 def make_variant(name: str, trainer: Trainer, make_environment: EnvironmentFactory, record: Record) -> Variant:
@@ -62,7 +64,9 @@ def make_variant(name: str, trainer: Trainer, make_environment: EnvironmentFacto
         retrieval = Retrieval(codec, int(found[1]), trainer.mini_batches.practice, trainer.mini_batches.replay.examples)
         trainer.mini_batches.practice = retrieval
         return Variant(draw=plain, ask=retrieval.ask)
-    raise UsageError(f"--variant must be none, unsure or retrieve-1 to retrieve-9, not {name!r}")
+    if found := AGAIN.fullmatch(name):
+        return Variant(draw=plain, ask=ask, again=int(found[1]))
+    raise UsageError(f"--variant must be none, unsure, retrieve-1 to -9 or again-1 to -9, not {name!r}")
 
 
 def _certainties(trainer: Trainer, tasks: Sequence[Sequence[ObservedCall]]) -> list[float]:

@@ -2,6 +2,7 @@
 
     lfo bench world-model                                              the preset, on level 2, one seed
     lfo bench world-model --seeds 5 world_model.swap_names=0           another config, on five seeds
+    lfo bench world-model --seeds 5 --rivals-only env_args.law=1       the baselines of `rivals.py` alone, in seconds
 
 A trial is a run without rollouts, of 60 steps by default. For every task that the run would draw, the calls that
 look-ahead asks about are made in a copy of the environment and added to the replay buffer. Then `Trainer.rows` and
@@ -13,7 +14,8 @@ The baselines of `rivals.py` get the same replies.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import fmean
@@ -23,7 +25,7 @@ import torch
 
 from lfo.config import RunConfig, load_config
 from lfo.engines import create_trainer
-from lfo.env.interface import EnvironmentFactory, OffersLookahead, describe_with, same_meaning, tasks_of
+from lfo.env.interface import Environment, EnvironmentFactory, OffersLookahead, describe_with, same_meaning, tasks_of
 from lfo.env.oracle import OracleCodes, OracleTask
 from lfo.env.phone_calls import PhoneCalls
 from lfo.env.tasks import Task
@@ -35,8 +37,9 @@ from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import ObservedCall, state_of
 from lfo.rollout.certainty import certainty, sampled_replies
 from lfo.rollout.records import rollout_from_texts, transcript_at
+from lfo.rollout.tasks import draw_tasks
 from lfo.tools.bench_variants import Ask, make_variant
-from lfo.tools.rivals import NAMES, fit_rivals
+from lfo.tools.rivals import NAMES, TOP, Asked, Judge, Vectors, fit_rivals, frozen_embedding
 from lfo.training import Collected, Trainer
 from lfo.types import Message, ToolCall
 
@@ -49,6 +52,7 @@ SPLITS = {
 _NOTHING = Collected(groups=(), kept={}, report=DynamicSamplingReport(kept=0, all_failed=0, all_succeeded=0))
 
 Say = Callable[[str], None]
+Shares = dict[str, dict[str, list[float]]]  # name -> split -> the share of right predictions after each point
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +70,7 @@ def bench_world_model(
     points: Sequence[int] = POINTS,
     calls: int = CALLS,
     variant: str = "none",
+    rivals_only: bool = False,
     say: Say = lambda words: None,
 ) -> dict[str, Any]:
     """Return the share of right predictions by tasks, for the world model and its rivals, by seed and as mean."""
@@ -77,18 +82,21 @@ def bench_world_model(
         raise UsageError(f"steps={steps} draws fewer than {max(points)} tasks; raise it, or name fewer with --tasks")
     if odd := [point for point in points if point % prompts]:
         raise UsageError(f"--tasks must be multiples of rollout.prompts={prompts}, not {odd[0]}")
+    if rivals_only and variant != "none":
+        raise UsageError(f"--rivals-only trains no world model, so --variant {variant} changes nothing; leave one out")
     torch.set_num_threads(1)
     make_environment = environment_factory(configs[0])
     held_out = {
         split: record(make_environment, tasks_of(make_environment(), split)[:calls])
         for split in SPLITS[_kind(make_environment)]
     }
+    run = partial(rival_trial if rivals_only else partial(trial, variant=variant), embed=frozen_embedding(configs[0]))
+    names = NAMES if rivals_only else ("world_model", *NAMES)
     trials = []
     for config in configs:
-        trials.append(trial(config, make_environment, held_out, points=points, variant=variant))
-        say(f"seed {config.seed}: {in_words(trials[-1]['world_model'])}")
-    names = ("world_model", *NAMES)
-    return {
+        trials.append(run(config, make_environment, held_out, points=points))
+        say(f"seed {config.seed}: {names[0]} {in_words(trials[-1][names[0]])}")
+    result = {
         "settings": list(overrides),
         "variant": variant,
         "env": configs[0].env,
@@ -97,9 +105,32 @@ def bench_world_model(
         "tasks": list(points),
         "trials": trials,
         "mean": {name: _mean([each[name] for each in trials]) for name in names},
+    }
+    if rivals_only:
+        return result
+    return {
+        **result,
         "seconds_a_step": fmean(each["seconds_a_step"] for each in trials),
         "calibration_error": fmean(each["calibration"]["error"] for each in trials),
+        "world_model_top4": fmean(each["top4"] for each in trials),
     }
+
+
+def rival_trial(
+    config: RunConfig,
+    make_environment: EnvironmentFactory,
+    held_out: dict[str, list[Heard]],
+    *,
+    points: Sequence[int],
+    embed: Vectors,
+) -> dict[str, Any]:
+    """One seed of the rivals: `{"memory": {split: [share after each point]}, ...}`"""
+    steps = max(points) // config.rollout.prompts
+    tasks = [task for step in range(steps) for task in draw_tasks(config, make_environment(), step, 0)]
+    shares = _no_shares(NAMES, held_out)
+    for point in points:
+        _judge(fit_rivals(record(make_environment, tasks[:point]), make_environment, embed), held_out, shares)
+    return {"seed": config.seed, **shares}
 
 
 def trial(
@@ -108,6 +139,7 @@ def trial(
     held_out: dict[str, list[Heard]],
     *,
     points: Sequence[int],
+    embed: Vectors,
     variant: str = "none",
 ) -> dict[str, Any]:
     """One seed: `{"world_model": {split: [share after each point]}, "memory": ..., "seconds_a_step": 1.3}`"""
@@ -115,9 +147,7 @@ def trial(
     way = make_variant(
         variant, trainer, make_environment, lambda task: [each.observed for each in record(make_environment, [task])]
     )
-    shares: dict[str, dict[str, list[float]]] = {
-        name: {split: [] for split in held_out} for name in ("world_model", *NAMES)
-    }
+    shares = _no_shares(("world_model", *NAMES), held_out)
     heard: list[Heard] = []
     seconds = 0.0
     step = 0
@@ -132,14 +162,31 @@ def trial(
         seconds += time.process_time() - started
         step += 1
         if step * config.rollout.prompts in points:
+            if step * config.rollout.prompts == max(points):
+                for more in range(step, way.again * step):
+                    _learn(trainer, more, [])
             trainer.backend.sync(step)
-            judges = {"world_model": partial(share_right, trainer, ask=way.ask), **fit_rivals(heard, make_environment)}
-            for name, judge in judges.items():
-                for split, asked in held_out.items():
-                    shares[name][split].append(judge(asked))
+            rivals = fit_rivals(heard, make_environment, embed)
+            _judge({"world_model": partial(share_right, trainer, ask=way.ask), **rivals}, held_out, shares)
     first_split = next(iter(held_out.values()))
-    calibrated = calibration(trainer, first_split, way.ask)
-    return {"seed": config.seed, **shares, "seconds_a_step": seconds / step, "calibration": calibrated}
+    sampled = sample(trainer, first_split, way.ask)
+    return {
+        "seed": config.seed,
+        **shares,
+        "seconds_a_step": seconds / step,
+        "calibration": calibration(trainer, first_split, sampled, way.ask),
+        "top4": share_among_likeliest(trainer.make_environment(), first_split, sampled),
+    }
+
+
+def _no_shares(names: Iterable[str], held_out: Iterable[str]) -> Shares:
+    return {name: {split: [] for split in held_out} for name in names}
+
+
+def _judge(judges: Mapping[str, Judge], held_out: Mapping[str, Sequence[Heard]], shares: Shares) -> None:
+    for name, judge in judges.items():
+        for split, asked in held_out.items():
+            shares[name][split].append(judge(asked))
 
 
 def _learn(trainer: Trainer, step: int, heard: Sequence[Sequence[Heard]]) -> None:
@@ -156,7 +203,7 @@ def _learn(trainer: Trainer, step: int, heard: Sequence[Sequence[Heard]]) -> Non
     )
 
 
-def share_right(trainer: Trainer, asked: Sequence[Heard], *, ask: Ask) -> float:
+def share_right(trainer: Trainer, asked: Sequence[Asked], *, ask: Ask) -> float:
     """Return the share of predictions with the meaning of the true reply."""
     calls, judge = [each.observed for each in asked], trainer.make_environment()
     written = trainer.backend.complete([ask(each) for each in calls])
@@ -164,18 +211,36 @@ def share_right(trainer: Trainer, asked: Sequence[Heard], *, ask: Ask) -> float:
     return fmean(bool(same_meaning(judge, said, each.reply)) for said, each in zip(replies, calls, strict=True))
 
 
-def calibration(trainer: Trainer, asked: Sequence[Heard], ask: Ask) -> dict[str, Any]:
+def sample(trainer: Trainer, asked: Sequence[Heard], ask: Ask) -> list[list[str]]:
+    """Return several sampled replies to each call."""
+    limit = trainer.config.world_model.reply_tokens
+    written = sampled_replies(trainer.backend.complete, [ask(each.observed) for each in asked], limit=limit)
+    return [[trainer.codec.decode(ids) for ids in some] for some in written]
+
+
+def calibration(trainer: Trainer, asked: Sequence[Heard], sampled: Sequence[Sequence[str]], ask: Ask) -> dict[str, Any]:
     """Return the calibration of the world model at the end."""
     calls, judge, codec = [each.observed for each in asked], trainer.make_environment(), trainer.codec
-    prompts = [ask(each) for each in calls]
-    predicted = [codec.decode(ids) for ids in trainer.backend.complete(prompts)]
-    sampled = sampled_replies(trainer.backend.complete, prompts, limit=trainer.config.world_model.reply_tokens)
+    predicted = [codec.decode(ids) for ids in trainer.backend.complete([ask(each) for each in calls])]
     judged = [
-        (certainty(judge, reply, map(codec.decode, some)) or 0.0, bool(same_meaning(judge, reply, each.reply)))
+        (certainty(judge, reply, some) or 0.0, bool(same_meaning(judge, reply, each.reply)))
         for reply, some, each in zip(predicted, sampled, calls, strict=True)
     ]
     diagram = reliability([sure for sure, _ in judged], [right for _, right in judged])
     return {"error": expected_calibration_error(diagram), "diagram": [asdict(each) for each in diagram]}
+
+
+def share_among_likeliest(judge: Environment, asked: Sequence[Heard], sampled: Sequence[Sequence[str]]) -> float:
+    """Judge the world model as `linear_top4`: all true facts are among the four that most sampled replies name."""
+    told = [Counter(fact for reply in some for fact in facts_in(judge, reply)) for some in sampled]
+    likeliest = [{fact for fact, _ in counts.most_common(TOP)} for counts in told]
+    true = [facts_in(judge, each.observed.reply) for each in asked]
+    return fmean(facts <= among for facts, among in zip(true, likeliest, strict=True))
+
+
+def facts_in(judge: Environment, reply: str) -> set[str]:
+    described = describe_with(judge, reply)
+    return set(described.facts) if described else set()
 
 
 # --- what is recorded ------------------------------------------------------------------------------------------------
