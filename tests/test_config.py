@@ -488,6 +488,27 @@ def test_an_old_run_with_two_schedules_keeps_the_second_apart(tmp_path: Path):
     assert config.older == {"world_model": {"adaptive_weight": True}, "exploration": {"blind_steps": 3}}
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "world_model: {schedule: adaptive, adaptive_weight: true}",
+        "world_model: {schedule: 'explore_first:3'}\nexploration: {blind_steps: 3}",
+    ],
+)
+def test_a_schedule_under_its_old_and_its_new_name_is_one_schedule(text: str, tmp_path: Path, caplog):
+    (tmp_path / "config.yaml").write_text(text)
+    assert from_yaml(tmp_path / "config.yaml").older == {}
+    assert caplog.messages == []
+
+
+def test_a_bad_value_beside_a_removed_setting_is_one_sentence(tmp_path: Path):
+    (tmp_path / "config.yaml").write_text("lora: {rank: null, alpha: 32}\n")
+    with pytest.raises(ConfigError, match=r"lora\.rank must be a valid integer"):
+        from_yaml(tmp_path / "config.yaml")
+    (tmp_path / "config.yaml").write_text("policy: {dynamic_sampling: false, max_resamples: many}\n")
+    assert from_yaml(tmp_path / "config.yaml").policy.max_resamples == -1
+
+
 def test_levels_of_another_environment_may_be_anything():
     config = load_config(["env=my.world:World", "env_args.levels=3"])
     assert experiment(config) != experiment(load_config(["env=my.world:World", "env_args.levels=4"]))

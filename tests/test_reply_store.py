@@ -67,7 +67,7 @@ def matrix(*bags: str) -> csr_array:
     return occurrences([bag.split() for bag in bags], columns_of(bag.split() for bag in bags))
 
 
-def test_a_term_weighs_what_it_told_about_the_words_of_the_replies():
+def test_a_term_weighs_what_it_told_about_the_words_of_the_replies(monkeypatch: pytest.MonkeyPatch):
     """bank: always and only with pin, in half of the replies, so ln 2; it never occurs with zip. please: always there.
     now: in as many replies with pin as with zip. once: with pin by chance."""
     terms = matrix(
@@ -77,6 +77,17 @@ def test_a_term_weighs_what_it_told_about_the_words_of_the_replies():
     assert list(columns_of([["bank", "now", "once", "please"]])) == ["bank", "now", "once", "please"]
     assert informativeness(terms, words).tolist() == pytest.approx([math.log(2), 0, 0, 0])
     assert not informativeness(terms[2:6], words[2:6]).any(), "four replies are too few to be sure: 8 ln 2 = 5.5"
+    together = informativeness(terms, words)
+    monkeypatch.setattr(reply_store, "TERMS_AT_ONCE", 3)
+    assert informativeness(terms, words).tolist() == together.tolist()
+
+
+@pytest.mark.parametrize(
+    "texts", [[("", "")], [("!", "...")], [("bank", ""), ("airline", "")], [("", "yes"), ("", "no")]]
+)
+def test_texts_without_words_are_no_fault(texts: list[tuple[str, str]]):
+    store = store_of(heard(task, reply) for task, reply in texts)
+    assert store.recall([(state("?"), dial("1"))]) == [texts[-1][1]], "all are equally similar, so the newest wins"
 
 
 def test_words_that_told_something_decide_and_not_rare_ones(monkeypatch: pytest.MonkeyPatch):

@@ -13,7 +13,7 @@ import pytest
 from lfo.cli import main
 from lfo.config import load_config, to_yaml
 from lfo.errors import DataError, UsageError
-from lfo.evaluation.alone import blind_rows
+from lfo.evaluation.alone import without_lookahead
 from lfo.evaluation.comparison_text import (
     as_json,
     conclusions,
@@ -422,9 +422,21 @@ def test_policies_that_internalised_are_compared_without_look_ahead_when_asked()
     sighted = compare([trained, plain])
     assert sighted.groups[0].by_seed == {0: Reached(tasks=80)}
     assert any("--blind measures their policies" in note for note in sighted.notes)
-    blind = compare([dataclasses.replace(run, rows=blind_rows(run.rows)) for run in (trained, plain)])
+    blind = compare([without_lookahead(run) for run in (trained, plain)])
     assert [group.by_seed for group in blind.groups] == [{0: Reached(tasks=81, censored=True)}, {0: Reached(tasks=160)}]
     assert not any("--blind" in note for note in blind.notes)
+
+
+def test_blind_shows_no_success_with_look_ahead():
+    run = reaching(80, "algo=dual-lora")
+    levels = {f"{VAL}_by_level": {"2": 0.9, "3": 0.8}}
+    measured = [{**row, **levels, f"{VAL}_blind": 0.2} for row in run.rows]
+    blind = compare([without_lookahead(dataclasses.replace(run, rows=(*measured, {"step": 99, **levels})))])
+    assert (blind.groups[0].success, blind.groups[0].by_level, blind.groups[0].blind) == (0.2, {}, {})
+    with pytest.raises(DataError, match="was never evaluated without look-ahead"):
+        compare([without_lookahead(run)])
+    plain = reaching(80, "algo=dapo")
+    assert without_lookahead(plain) is plain
 
 
 def test_a_world_without_a_ceiling_is_compared_by_success_itself():

@@ -146,6 +146,7 @@ def test_a_queue_that_died_is_noticed_while_its_answer_is_awaited(monkeypatch):
     monkeypatch.setattr(cluster.ray, "get", answers)
     with pytest.raises(RuntimeError, match="the storage is dead"):
         one._queued(never.wait)
+    monkeypatch.setattr(cluster.ray, "get", lambda asked: None)  # alive, and perhaps slower than ALIVE_SECONDS
     assert one._queued(dict, step=3) == {"step": 3}
     never.set()
 

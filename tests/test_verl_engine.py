@@ -272,4 +272,4 @@ def test_a_checkpoint_of_the_verl_engine_is_one_of_the_local_engine(runs):
     for name, weights in trainer.backend.learner.parameters.items():
         for place, weight in enumerate(weights):
             assert torch.equal(weight, results[f"weight.{name}.{place}"])
-            assert float(trainer.backend.learner._optimizer_of[weight].state[weight]["step"]) == UPDATES
+            assert float(trainer.backend.learner.optimizer.state[weight]["step"]) == UPDATES

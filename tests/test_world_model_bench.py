@@ -138,6 +138,20 @@ def test_all_true_facts_are_among_the_four_that_most_samples_name():
     assert share([["", "?"]]) == 0.0
 
 
+def test_of_facts_that_as_many_samples_name_the_first_by_name_count():
+    """In whatever order a set of them is: it differs between processes."""
+
+    class Words(OracleCodes):
+        def describe_reply(self, reply: str) -> ReplyFacts:
+            return ReplyFacts(category="words", facts=tuple(reply.split()))
+
+    letters = [chr(ord("a") + index) for index in range(26)]
+    for letter in letters:
+        only = heard("", ())
+        only = replace(only, observed=replace(only.observed, reply=letter))
+        assert bench.share_among_likeliest(Words(), [only], [[" ".join(letters)]]) == float(letter in "abcd")
+
+
 def test_right_is_what_means_the_same(monkeypatch):
     trainer = small_trainer(environment=two)
     asked = record(two, two().tasks("val")[:6])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Annotated
@@ -28,13 +27,13 @@ def compare(
     A target counts as reached at the first of two consecutive evaluations at or above it.
     """
     from lfo.evaluation import comparison_text
-    from lfo.evaluation.alone import blind_rows
+    from lfo.evaluation.alone import without_lookahead
     from lfo.evaluation.runs import find_runs, read_run
     from lfo.evaluation.sample_efficiency import compare as compare_runs
 
     records = [read_run(path) for path in find_runs(runs)]
     if blind:
-        records = [dataclasses.replace(run, rows=blind_rows(run.rows)) for run in records]
+        records = [without_lookahead(run) for run in records]
     comparison = compare_runs(records, baseline=baseline)
     if as_json:
         typer.echo(json.dumps(comparison_text.as_json(comparison), indent=2))

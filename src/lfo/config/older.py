@@ -77,13 +77,14 @@ def modernise(settings: Iterable[Setting], *, complete: bool = False) -> tuple[l
         if isinstance(value := found.get(name), str | bool):
             found[name] = words.get(value, value)
     lost = {name: found.pop(name) for name in REMOVED if name in found and found[name] != REMOVED[name]}
-    if "lora.alpha" in found and found["lora.alpha"] != 2 * found.get("lora.rank", 16):
+    rank = found.get("lora.rank", 16)
+    if "lora.alpha" in found and isinstance(rank, int) and found["lora.alpha"] != 2 * rank:
         lost["lora.alpha"] = found["lora.alpha"]
     if found.get("feedback") == "own" and found.get("feedback_source") == "other_task":
         found["feedback"] = "other_task"
     _modernise_schedule(found, lost)
     if found.get("policy.dynamic_sampling") is False:
-        if found.get("policy.max_resamples", 1) > 0:  # such runs drew other tasks
+        if found.get("policy.max_resamples", 1) not in (0, -1):  # such runs drew other tasks
             lost["policy.dynamic_sampling"] = False
         found["policy.max_resamples"] = -1
     if found.get("internalise.hindsight") is True:
@@ -105,7 +106,7 @@ def _modernise_schedule(found: dict[str, Any], lost: dict[str, Any]) -> None:
         ("world_model.adaptive_weight", "adaptive"),
     ):
         if found.get(old):
-            if found.get(name, "joint") == "joint":
+            if found.get(name, "joint") in ("joint", schedule):
                 found[name] = schedule
             else:  # one run has one schedule now
                 lost[old] = found[old]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from lfo.evaluation.runs import RunRecord
 
 NEAR = 0.05  # how much lower the success without look-ahead may be
 
@@ -44,13 +46,25 @@ def policy_alone(rows: Sequence[Mapping[str, Any]], *, step: int | None = None) 
     return Alone(blind=judged[-1]["eval/val/success_blind"], sighted=sighted[-1]) if sighted else None
 
 
-def blind_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows of metrics in which success is that without look-ahead; runs without look-ahead stay as they are.
+def without_lookahead(run: RunRecord) -> RunRecord:
+    """Return a run whose success is that without look-ahead; a run that has no look-ahead stays as it is."""
+    if run.config is None or not run.config.looks_ahead:
+        return run
+    problem = run.problem
+    if run.rows and not any("eval/val/success_blind" in row for row in run.rows):
+        problem = problem or f"{run.path} was never evaluated without look-ahead"
+    return replace(run, rows=tuple(map(_blind, run.rows)), problem=problem)
 
-    >>> blind_rows([{"eval/val/success": 0.8, "eval/val/success_blind": 0.1}, {"eval/val/success": 0.3}])
-    [{'eval/val/success': 0.1}, {'eval/val/success': 0.3}]
+
+def _blind(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of metrics in which success is that without look-ahead, which is not known by level.
+
+    >>> _blind({"step": 5, "eval/val/success": 0.8, "eval/val/success_by_level": {}, "eval/val/success_blind": 0.1})
+    {'step': 5, 'eval/val/success': 0.1}
     """
-    return [
-        {name: row.get(f"{name}_blind", value) for name, value in row.items() if not name.endswith("_blind")}
-        for row in rows
-    ]
+    with_lookahead = ("/success", "/success_by_level")
+    return {
+        name.removesuffix("_blind") if name.endswith("/success_blind") else name: value
+        for name, value in row.items()
+        if not (name.startswith("eval/") and name.endswith(with_lookahead))
+    }

@@ -29,6 +29,7 @@ from lfo.types import Rollout, ToolCall
 
 SIGNIFICANT = 6.63  # of 2 n times the mutual information of two words: by chance above it in one case of a hundred
 TIE = 0.01  # weight of the TF-IDF similarity
+TERMS_AT_ONCE = 512  # bounds the memory: each of them has a figure for every word of the replies
 _WORD = re.compile(r"\w+")
 _MAX_CHARS = 8_000  # of one text; the parts of a state are already cut there
 _MAX_REPLY_CHARS = 1_000  # of a shown reply; more could fill the context of the policy
@@ -66,8 +67,15 @@ def occurrences(bags: Sequence[Iterable[str]], columns: Mapping[str, int]) -> cs
 def informativeness(terms: csr_array, words: csr_array) -> np.ndarray:
     """Return how much each term says about the words of the reply: the sum of its mutual information, in nats, with
     all words that it occurs with significantly (a G-test)."""
-    count, of_terms, of_words = len(terms.indptr) - 1, terms.sum(axis=0), words.sum(axis=0)
-    pairs = (terms.T @ words).tocoo()
+    rows = terms.T.tocsr()
+    parts = (rows[first : first + TERMS_AT_ONCE] for first in range(0, len(rows.indptr) - 1, TERMS_AT_ONCE))
+    return np.concatenate([np.zeros(0), *(_informativeness(part, words) for part in parts)])
+
+
+def _informativeness(terms: csr_array, words: csr_array) -> np.ndarray:
+    """Return `informativeness` of some terms, which are rows here."""
+    count, of_terms, of_words = len(words.indptr) - 1, terms.sum(axis=1), words.sum(axis=0)
+    pairs = (terms @ words).tocoo()
     both, term, word = pairs.data, of_terms[pairs.row], of_words[pairs.col]
     cells = both, term - both, word - both, count - term - word + both
     margins = term, count - term, word, count - word

@@ -232,7 +232,8 @@ def calibration(trainer: Trainer, asked: Sequence[Heard], sampled: Sequence[Sequ
 
 def share_among_likeliest(judge: Environment, asked: Sequence[Heard], sampled: Sequence[Sequence[str]]) -> float:
     """Judge the world model as `linear_top4`: all true facts are among the four that most sampled replies name."""
-    told = [Counter(fact for reply in some for fact in facts_in(judge, reply)) for some in sampled]
+    # Sorted, because `most_common` keeps the order of equals, and that of a set differs between processes.
+    told = [Counter(fact for reply in some for fact in sorted(facts_in(judge, reply))) for some in sampled]
     likeliest = [{fact for fact, _ in counts.most_common(TOP)} for counts in told]
     true = [facts_in(judge, each.observed.reply) for each in asked]
     return fmean(facts <= among for facts, among in zip(true, likeliest, strict=True))
