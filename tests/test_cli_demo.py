@@ -63,7 +63,7 @@ def test_both_arms_train_on_the_same_tasks_are_compared_and_go_on(demo, tmp_path
     assert read_metrics(tmp_path / "demo" / "dual-lora") == metrics, "nothing was trained twice"
 
     code, out, err = demo()
-    assert (code, "to train anew, remove" in err) == (0, True)
+    assert (code, "to train again, remove" in err) == (0, True)
     assert "information ceiling" in out
     code, out, err = demo("--seed", "1")
     assert (code, out) == (2, "")

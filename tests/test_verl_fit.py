@@ -23,6 +23,7 @@ from small_runs import model_of, small_trainer, tokenizer
 pytest.importorskip("verl", reason="verl is not installed: pip install -e '.[verl]'")
 pytestmark = pytest.mark.verl
 
+from lfo.engines.verl.backend import LARGEST_GAP  # noqa: E402
 from verl_worlds import LONG, TalkativeWorld, shown, told_requests  # noqa: E402
 
 HERE = Path(__file__).parent
@@ -144,11 +145,14 @@ def test_the_base_acts_and_is_told_what_others_heard_as_in_the_local_engine(resu
 
 
 def test_rollouts_are_sampled_with_the_weights_that_are_trained(results, folder: Path):
-    """After every weight sync, for each coupling; `separate` is in tests/test_verl_resume.py."""
+    """After every weight sync, for each coupling; `separate` is in tests/test_verl_resume.py.
+
+    Which rows a server decodes together changes the rounding of their log-probs: 1e-4 was seen.
+    """
     gaps = [row["logprob_gap"] for row in results["rows"] if "logprob_gap" in row]
     gaps += [row["logprob_gap"] for row in read_metrics(folder / "oracle") if "logprob_gap" in row]
     assert len(gaps) >= 4
-    assert max(gaps) < CLOSE
+    assert max(gaps) < LARGEST_GAP
 
 
 def test_a_server_that_missed_the_new_weights_is_noticed(results):
