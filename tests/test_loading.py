@@ -16,6 +16,7 @@ from lfo.env.phone_calls import PhoneCalls
 from lfo.errors import ConfigError
 from lfo.loading import (
     environment_factory,
+    limit_threads,
     load_base,
     load_tokenizer,
     model_source,
@@ -173,7 +174,7 @@ def test_a_small_base_runs_on_one_thread_unless_the_user_says_otherwise(
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        load_base("tiny", torch.device("cpu"))
+        limit_threads(load_base("tiny", torch.device("cpu")))
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from lfo.config import RunConfig, from_yaml
 from lfo.env.interface import EnvironmentFactory, tasks_of
 from lfo.errors import DataError, UsageError
-from lfo.loading import environment_factory, load_base, load_tokenizer, pick_device
+from lfo.loading import environment_factory, limit_threads, load_base, load_tokenizer, pick_device
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.couplings import POLICY
 from lfo.model.lora_folder import CONFIG_FILE
@@ -208,6 +208,7 @@ def load_agent(
         config = dataclasses.replace(config, env_args={**config.env_args, "levels": list(levels)})
     folder = None if adapter == "none" else checkpoint or adapters_of(run, adapter)
     base = load_base(config.model, pick_device(device))
+    limit_threads(base)
     environment = environment_factory(config) if environment is None else environment
     agent = build_agent(config, environment, load_tokenizer(config.model), base)
     if folder is not None:

@@ -24,7 +24,7 @@ from lfo.model import catalog
 from lfo.settings import did_you_mean
 
 EMBEDDED = "tiny"
-ONE_THREAD_BELOW = 20_000_000  # parameters; for smaller bases, starting threads costs more than it saves
+ONE_THREAD_BELOW = 20_000_000  # parameters: for smaller bases more threads cost more than they save
 
 
 def model_source(name: str) -> str:
@@ -51,10 +51,13 @@ def load_base(name: str, device: torch.device) -> Any:
     """Load the base model: fp32 on a CPU, bf16 on a GPU; the embedded base is always fp32."""
     disable_progress_bar()
     dtype = torch.float32 if device.type == "cpu" or name == EMBEDDED else torch.bfloat16
-    base = _from_hub_or_folder(partial(AutoModelForCausalLM.from_pretrained, dtype=dtype), name)
+    return _from_hub_or_folder(partial(AutoModelForCausalLM.from_pretrained, dtype=dtype), name).to(device)
+
+
+def limit_threads(base: Any) -> None:
+    """Let this process use one CPU thread if the base is small and OMP_NUM_THREADS is not set."""
     if base.num_parameters() < ONE_THREAD_BELOW and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
-    return base.to(device)
 
 
 def _from_hub_or_folder(load: Any, name: str) -> Any:

@@ -36,7 +36,7 @@ def compare(
         records = [without_lookahead(run) for run in records]
     comparison = compare_runs(records, baseline=baseline)
     if as_json:
-        typer.echo(json.dumps(comparison_text.as_json(comparison), indent=2))
+        typer.echo(json.dumps({"blind": blind, **comparison_text.as_json(comparison)}, indent=2))
         return
     console = Console()
     of = "success" if comparison.ceiling is None else f"the ceiling ({comparison.ceiling:.1%})"

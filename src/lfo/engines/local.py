@@ -17,7 +17,7 @@ from lfo.agent import REPLY_STORE_FILE, Agent, build_agent, start_from
 from lfo.config import RunConfig, to_yaml
 from lfo.env.interface import EnvironmentFactory
 from lfo.errors import WorkError
-from lfo.loading import load_base, pick_device
+from lfo.loading import limit_threads, load_base, pick_device
 from lfo.model.learner import Learner
 from lfo.rollout import ending_tools
 from lfo.rollout.ending_tools import EndingTools
@@ -35,6 +35,7 @@ def create_backend(
 ) -> LocalBackend:
     if base is None:
         base = load_base(config.model, pick_device(config.device))
+        limit_threads(base)
     agent = build_agent(config, make_environment, tokenizer, base)
     if config.init_from:
         start_from(agent.model, config.init_from)

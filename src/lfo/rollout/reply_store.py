@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from scipy.sparse import csr_array
+from scipy.sparse import coo_array, csr_array
 from scipy.special import xlogy
 
 from lfo.errors import DataError
@@ -75,7 +75,7 @@ def informativeness(terms: csr_array, words: csr_array) -> np.ndarray:
 def _informativeness(terms: csr_array, words: csr_array) -> np.ndarray:
     """Return `informativeness` of some terms, which are rows here."""
     count, of_terms, of_words = len(words.indptr) - 1, terms.sum(axis=1), words.sum(axis=0)
-    pairs = (terms @ words).tocoo()
+    pairs = coo_array(terms @ words)
     both, term, word = pairs.data, of_terms[pairs.row], of_words[pairs.col]
     cells = both, term - both, word - both, count - term - word + both
     margins = term, count - term, word, count - word
