@@ -51,8 +51,7 @@ def evaluate(
     the mean over tasks. Intervals are Wilson's (95 %), over tasks.
     """
     agent = common.open_agent(run, adapter=adapter, device=device)
-    from lfo.evaluation.fixed_tasks import evaluate as evaluate_agent
-    from lfo.evaluation.fixed_tasks import evaluate_paired
+    from lfo.evaluation import fixed_tasks
 
     chosen = agent.tasks(split)[: tasks or agent.config.eval.tasks]
     other = common.open_agent(against, adapter=adapter, device=device) if against else None
@@ -60,7 +59,7 @@ def evaluate(
         raise UsageError(f"{run} and {against} have different tasks in {split}: compare runs of one environment")
     lookahead = agent.lookahead is not None and not no_lookahead
     with common.progress_bar(f"{len(chosen)} tasks of {split}", len(chosen) * (1 + k), hidden=as_json) as advance:
-        figures = evaluate_agent(agent, chosen, k=k, lookahead=lookahead, seed=seed, on_rollouts=advance)
+        figures = fixed_tasks.evaluate(agent, chosen, k=k, lookahead=lookahead, seed=seed, on_rollouts=advance)
     result = {
         "run": str(run),
         "weights": str(agent.adapters_folder) if agent.adapters_folder else None,
@@ -76,7 +75,9 @@ def evaluate(
     if other:
         sighted = other.lookahead is not None and not no_lookahead
         with common.progress_bar(f"{against} on the same tasks", len(chosen), hidden=as_json) as advance:
-            paired = evaluate_paired(other, chosen, figures["greedy"]["solved"], lookahead=sighted, on_rollouts=advance)
+            paired = fixed_tasks.evaluate_paired(
+                other, chosen, figures["greedy"]["solved"], lookahead=sighted, on_rollouts=advance
+            )
         result["against"] = {"run": str(against), "lookahead": sighted, **paired}
     if as_json:
         typer.echo(json.dumps(result))

@@ -77,13 +77,15 @@ def most_similar(heard: Sequence[Asked], make_environment: EnvironmentFactory, a
 
 
 def nearest(heard: Sequence[Asked], asked: Sequence[Asked], vectors: Vectors) -> list[frozenset[str]]:
-    """Return the facts heard in the situation whose vector has the smallest angle, seen from the mean; the newest of
-    equals."""
+    """Return the facts of the situation with the smallest angle between the vectors, relative to the mean.
+
+    Of equals the newest wins.
+    """
     newest_first = heard[::-1]
     known, new = vectors(newest_first), vectors(asked)
     centre = known.mean(dim=0)
     best: list[int] = (normalize(new - centre) @ normalize(known - centre).T).argmax(dim=1).tolist()
-    return [_facts(newest_first[place]) for place in best]
+    return [_facts(newest_first[index]) for index in best]
 
 
 def frozen_embedding(config: RunConfig) -> Vectors:
@@ -119,7 +121,7 @@ def likeliest(facts: Sequence[str], logits: Tensor) -> list[frozenset[str]]:
 def classifier(heard: Sequence[Asked]) -> tuple[list[str], Vectors]:
     """Return the facts heard so far, and a function that returns a logit of each fact for each call.
 
-    A word that told more about the facts so far may have a larger weight: its column is scaled.
+    The columns of informative words are scaled up, so that the penalty allows them larger weights.
     """
     words, known = columns_of(map(_words, heard)), columns_of(map(_facts, heard))
     facts = list(known)
