@@ -22,6 +22,10 @@ vllm=(engine=verl device=cuda $servers.name=vllm "$ray_memory" $servers.gpu_memo
     $servers.engine_kwargs.vllm.kv_cache_memory_bytes=$((${CACHE_GIB:-8} << 30)))
 own_servers=(engine=verl device=cuda "$ray_memory")
 smollm2=(preset=smollm2-135m ${MODEL:+model=$MODEL})
+# Real steps with random weights: tasks, prompts and replies are real, a script makes the calls, turns have a fixed length
+# and rewards alternate (lfo.env.scripted).
+scripted=(env=lfo.env.scripted:ScriptedCalls "env_args.levels=[2]" rollout.max_turns=6 rollout.max_turn_tokens=64
+    rollout.max_context=4096 micro_batch_tokens=8192 rollout.mini_batch_prompts=8 policy.max_resamples=-1 eval.every=0 checkpoint_every=100)
 lfo() { timeout -k 15 "${LIMIT:-600}" python -W ignore -c 'from lfo.cli import main; main()' "$@"; }
 
 # One run with a Ray of its own: train NAME SETTING ...   What its processes said is kept where it failed, in NAME.ray.
@@ -40,6 +44,9 @@ train() {
     fi
     rm -rf "$session"
 }
+
+# A base of this shape with random weights, made once: random_model SHAPE FOLDER
+random_model() { [ -f "$2/tokenizer_config.json" ] || python "$here/random_model.py" "$1" "$2"; }
 
 # Whether NAME is among the names that were given, or none were given: chosen NAME [GIVEN ...]
 chosen() { local name=$1; shift; [ $# -eq 0 ] || [[ " $* " == *" $name "* ]]; }

@@ -2,8 +2,7 @@
 # What a step costs at 1.7, 4 and 8 billion parameters on one GPU, with random weights that are built here.
 #   scripts/gpu/shapes.sh [SHAPE ...] [VARIANT ...]
 # Shapes: qwen3-1.7b qwen3-4b qwen3-8b. Variants: off (no look-ahead), policy (with look-ahead), stacked (both adapters at
-# once). All, unless named. Real steps of verl with vLLM: real tasks, prompts and replies, scripted calls, turns of fixed
-# length, alternating rewards (lfo.env.scripted). MEMORY=1: first the memory of an update by part against `lfo plan`.
+# once). All, unless named. Real steps of verl with vLLM, with scripted calls. MEMORY=1: first the memory of an update by part against `lfo plan`.
 export SHARE=${SHARE:-0.5} CACHE_GIB=${CACHE_GIB:-40}
 . "$(dirname "$0")/common.sh"
 all_shapes="qwen3-1.7b qwen3-4b qwen3-8b"; all_variants="off policy stacked"; known "$all_shapes $all_variants" "$@"
@@ -14,17 +13,15 @@ runs=()
 for shape in $all_shapes; do
     chosen "$shape" "${shapes[@]}" || continue
     model="$out/random-$shape"
-    [ -f "$model/tokenizer_config.json" ] || python "$here/random_model.py" "$shape" "$model"
+    random_model "$shape" "$model"
     for variant in $all_variants; do
         chosen "$variant" "${variants[@]}" || continue
         coupling=separate lookahead=policy
         [ "$variant" = off ] && lookahead=off
         [ "$variant" = stacked ] && coupling=stacked
         runs+=("$out/$shape-$variant")
-        train "$shape-$variant" "${vllm[@]}" model="$model" env=lfo.env.scripted:ScriptedCalls env_args.levels=[2] \
-            coupling=$coupling lookahead=$lookahead \
-            rollout.max_turns=6 rollout.max_turn_tokens=64 rollout.max_context=4096 micro_batch_tokens=8192 \
-            policy.max_resamples=-1 steps="${STEPS:-3}" eval.every=0 checkpoint_every=100
+        train "$shape-$variant" "${vllm[@]}" model="$model" "${scripted[@]}" \
+            coupling=$coupling lookahead=$lookahead steps="${STEPS:-3}"
     done
     rm -rf "$model"
 done

@@ -39,8 +39,12 @@ class BareVllm:
         )
 
     def speak(self, prompts: Sequence[Sequence[int]], tokens: int) -> int:
-        """Generate a fixed number of tokens after each prompt and return their total. Clears the prefix cache first."""
+        """Clear the prefix cache, generate a fixed number of tokens after each prompt and return their total."""
         self._engine.reset_prefix_cache()
+        return self.go_on(prompts, tokens)
+
+    def go_on(self, prompts: Sequence[Sequence[int]], tokens: int) -> int:
+        """Generate like `speak`, with the prefix cache of earlier prompts."""
         parameters = SamplingParams(temperature=1.0, max_tokens=tokens, ignore_eos=True, logprobs=0, detokenize=False)
         asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         answers = self._engine.generate(asked, parameters, use_tqdm=False, lora_request=self._lora)
