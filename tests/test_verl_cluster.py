@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import importlib.util
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -233,6 +234,62 @@ def test_why_vllm_did_not_start_is_told(tmp_path: Path, in_log: bool):
     assert ("lower verl.actor_rollout_ref.rollout.gpu_memory_utilization" in str(raised.value)) is in_log
     assert (str(tmp_path) in str(raised.value)) is not in_log
     assert "lfo train --resume runs/x" in str(raised.value)
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_full_disk_is_reported_while_the_world_model_is_written_for_vllm(full):
+    """As on the GPU machine: safetensors raises in the process of a rank."""
+    from ray.exceptions import RayTaskError
+    from safetensors import SafetensorError
+
+    from lfo.engines.verl.failures import in_one_sentence
+
+    number = 28 if full else 5
+    told: Any = SafetensorError(f"Error while serializing: I/O error: words (os error {number})")
+    with pytest.raises(WorkError) as raised, in_one_sentence("runs/x", lambda: "/ray/logs"):
+        raise RayTaskError("update_weights", str(told), told)
+    assert str(raised.value).startswith("the disk is full: ") is full
+    assert "lfo train --resume runs/x" in str(raised.value)
+
+
+@pytest.mark.parametrize("cache", [None, 1 << 30])
+def test_vllm_waits_for_the_ranks_only_if_it_must_measure_the_free_memory(monkeypatch, cache):
+    from lfo.engines.verl import replicas
+
+    done: list[str] = []
+
+    class Call:
+        def __init__(self, name: str, answer: Any) -> None:
+            self.name, self.answer = name, answer
+
+        async def remote(self, *_: Any) -> Any:
+            done.append(self.name)
+            return self.answer
+
+    server = SimpleNamespace(
+        get_master_address=Call("address", ("here", 1, 2)),
+        launch_server=Call("launch", None),
+        get_server_address=Call("server", ("here", 1)),
+    )
+    actor = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda **_: server))
+    monkeypatch.setattr(replicas.ray, "remote", lambda kind: actor)
+    replica: Any = object.__new__(replicas.VllmReplica)
+    replica.servers, replica.workers, replica.nnodes, replica.gpus_per_replica_node = [], ["rank"], 1, 1
+    replica.replica_rank, replica.rollout_mode, replica.model_config = 0, "hybrid", None
+    replica.places, replica.ranks_loaded = [SimpleNamespace(node="node", device="0")], Future()
+    replica.at = lambda node: {}
+    replica.config = SimpleNamespace(engine_kwargs={"vllm": {"kv_cache_memory_bytes": cache}})
+
+    async def start() -> list[str]:
+        starting = asyncio.create_task(replica.launch_servers())
+        await asyncio.sleep(0.1)
+        before = list(done)
+        replica.ranks_loaded.set_result(None)
+        await starting
+        return before
+
+    assert asyncio.run(start()) == (["address", "launch", "server"] if cache else ["address"])
+    assert done == ["address", "launch", "server"]
 
 
 def test_a_lost_process_is_told_with_its_log_and_the_way_on():

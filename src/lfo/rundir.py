@@ -319,8 +319,7 @@ def _writing(what: str, what_is_intact: Callable[[], str] = str) -> Iterator[Non
     try:
         yield
     except Exception as error:
-        # safetensors is written in Rust: its exception carries the error number only in its text.
-        number = error.errno if isinstance(error, OSError) else _rust_errno(error)
+        number = errno_of(error)
         if number is None:
             raise
         if number in (errno.ENOSPC, errno.EDQUOT):
@@ -328,7 +327,11 @@ def _writing(what: str, what_is_intact: Callable[[], str] = str) -> Iterator[Non
         raise WorkError(f"cannot write {what}: {os.strerror(number)}{what_is_intact()}") from error
 
 
-def _rust_errno(error: Exception) -> int | None:
+def errno_of(error: object) -> int | None:
+    """Return the error number of the operating system, if it is a system error."""
+    if isinstance(error, OSError):
+        return error.errno
+    # safetensors is written in Rust: its exception carries the number only in its text.
     found = re.search(r"\(os error (\d+)\)", str(error))
     return int(found[1]) if found else None
 

@@ -14,6 +14,7 @@ from ray.exceptions import RayError, RayTaskError
 from safetensors import SafetensorError
 
 from lfo.errors import WorkError
+from lfo.rundir import errno_of
 
 # The words of torch, and those of vLLM when it finds less free memory than configured or too little for its cache.
 OUT_OF_MEMORY = (
@@ -53,7 +54,7 @@ def in_one_sentence(resume: str, logs: Callable[[], str]) -> Iterator[None]:
         cause = getattr(error, "cause", None)
         if isinstance(cause, WorkError):
             raise cause from error
-        if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:  # while the world model is written for vLLM
+        if errno_of(cause) == errno.ENOSPC:  # while the world model is written for vLLM
             raise WorkError(f"the disk is full: {cause}; {way_on}") from error
         lines = str(cause or error).strip().splitlines() or [""]
         # For an actor that failed in its constructor, the cause is in the last line.
@@ -63,8 +64,9 @@ def in_one_sentence(resume: str, logs: Callable[[], str]) -> Iterator[None]:
             told = last_error(Path(logs())) or told
         if any(words in f"{told} {error}" for words in OUT_OF_MEMORY):
             raise WorkError(
-                f"the GPU is out of memory ({told[:300]}): lower verl.actor_rollout_ref.rollout.gpu_memory_utilization "
-                f"or micro_batch_tokens (lfo plan counts what fits); {way_on} and the lower values"
+                f"the GPU is out of memory ({told[:300]}): lower verl.actor_rollout_ref.rollout.gpu_memory_utilization"
+                ", kv_cache_memory_bytes if it is set, or micro_batch_tokens (lfo plan counts what fits); "
+                f"{way_on} and the lower values"
             ) from error
         raise WorkError(
             f"a process of the run was lost or failed ({told[:300]}); see its log in {logs()}; {way_on}"

@@ -1,7 +1,8 @@
 """Rollout servers that start in parallel with the trainer's ranks.
 
-The processes of the servers start with the ranks. vLLM's engine starts when the ranks have loaded their base. Nothing
-here imports vLLM; only the process of a vLLM server does (`vllm.py`), so neither driver nor ranks wait for the import.
+The processes of the servers start with the ranks. vLLM's engine starts when the ranks have loaded their base, or at
+once if the size of its cache is set, because it then need not measure the free memory. Nothing here imports vLLM; only
+the process of a vLLM server does (`vllm.py`), so neither driver nor ranks wait for the import.
 """
 
 # pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false
@@ -101,8 +102,9 @@ class VllmReplica(BesideRanks):
             )
         first: Any = self.servers[0]
         master = await first.get_master_address.remote()
-        # vLLM measures the free memory, so no other process may allocate or free any at the same time.
-        await asyncio.shield(asyncio.wrap_future(self.ranks_loaded))
+        if not self.config.engine_kwargs.get("vllm", {}).get("kv_cache_memory_bytes"):
+            # vLLM measures the free memory, so no other process may allocate or free any at the same time.
+            await asyncio.shield(asyncio.wrap_future(self.ranks_loaded))
         await asyncio.gather(*(server.launch_server.remote(*master) for server in self.servers))
         address, port = await first.get_server_address.remote()
         self._server_handle = first
