@@ -350,6 +350,12 @@ def test_groups_are_named_by_what_sets_them_apart():
         "dapo+feedback rows=8",
         "dual-lora+feedback",
     ]
+    verl = "engine=verl verl.actor_rollout_ref.rollout.name"
+    assert named("", f"{verl}=vllm verl.trainer.nnodes=2") == ["dual-lora", "dual-lora engine=verl"]
+    assert named(f"{verl}=vllm", f"{verl}=lfo") == [
+        "dual-lora verl=name=vllm",
+        "dual-lora verl=name=lfo",
+    ]
     assert named("world_model.weight=0.5", "world_model.weight=1", "world_model.weight=2") == [
         "dual-lora weight=0.5",
         "dual-lora",

@@ -6,12 +6,13 @@ Runs with the same config except for the seed are one group.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lfo.config import BESIDE_THE_EXPERIMENT, KNOBS, RunConfig, differences, experiment, load_config
 from lfo.errors import UsageError
 from lfo.evaluation.runs import RunRecord
+from lfo.settings import dotted
 
 WITH_FEEDBACK = "+feedback"
 FROZEN, FROZEN_POLICY = "policy.frozen", "frozen-policy"  # the config key, and its name in group names
@@ -47,7 +48,12 @@ def group_names(configs: Sequence[RunConfig]) -> list[str]:
         alike = [other for other in configs if other.algo == config.algo]
         varying = {name for other in alike for name in _distinguishing(config, other)}
         always_named = {FROZEN} if config.feedback == "other_task" else {FROZEN, "feedback"}
-        own = {name: value for name, (value, _) in differences(config, usual).items() if name in varying - always_named}
+        # The engine's name says enough, unless groups on verl differ in their servers or machines.
+        implied = (
+            set() if any(other.verl != config.verl for other in alike if other.engine == config.engine) else {"verl"}
+        )
+        named = varying - always_named - implied
+        own = {name: value for name, (value, _) in differences(config, usual).items() if name in named}
         control = [FROZEN_POLICY] if config.policy.frozen else []
         settings = [f"{_short(name)}={_in_words(value)}" for name, value in own.items()]
         algo = f"{config.algo}{WITH_FEEDBACK}" if config.has_feedback else config.algo
@@ -78,6 +84,8 @@ def _in_words(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return repr(value).removesuffix(".0")  # all digits, because groups may differ in the last
+    if isinstance(value, Mapping):
+        return ",".join(f"{name.rpartition('.')[2]}={_in_words(each)}" for name, each in dotted(value))
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
