@@ -21,16 +21,15 @@ export COMMON="preset=tiny device=${DEVICE:-cpu} levels=$levels env_args.law=$la
   eval.final_splits=test_unseen_rules checkpoint_every=50 ${EXTRA:-}"
 arms() {
   local dapo="algo=dapo optimizer.constant=true policy.learning_rate=$rate rollout.mini_batch_prompts=$mini"
-  local echo="coupling=shared lookahead=off exploration.blind_share=0 optimizer.constant=true policy.learning_rate=${ECHO_RATE:-$rate} rollout.mini_batch_prompts=$mini"
+  local echo="coupling=shared lookahead=off exploration.blind_share=0 optimizer.constant=true policy.learning_rate=${ECHO_RATE:-$rate} rollout.group_size=64 rollout.mini_batch_prompts=$mini"
   local imitate="algo=dapo internalise.rows=8 internalise.learning_rate=${IMITATION_RATE:-2e-3}"
   for seed in ${SEEDS:-0 1 2 3 4}; do
     # Baselines: plain DAPO, and what else learns without a world model that is asked.
-    echo "dapo-8-$seed seed=$seed $dapo steps=600 eval.every=20"
-    echo "dapo-64-$seed seed=$seed $dapo rollout.group_size=64 steps=400 eval.every=20"
-    echo "dapo-128-$seed seed=$seed $dapo rollout.group_size=128 steps=250 eval.every=10"
-    echo "echo-$seed seed=$seed $echo world_model.input=inline world_model.predict=all world_model.weight=${ECHO:-0.03} steps=600 eval.every=20"
-    echo "shared-$seed seed=$seed $echo world_model.weight=${ECHO:-0.03} steps=500 eval.every=20"
-    echo "imitation-$seed seed=$seed $imitate internalise.teacher=policy steps=300 eval.every=10"
+    echo "dapo-8-$seed seed=$seed $dapo steps=400 eval.every=10"
+    echo "dapo-64-$seed seed=$seed $dapo rollout.group_size=64 steps=250 eval.every=10"
+    echo "dapo-128-$seed seed=$seed $dapo rollout.group_size=128 steps=150 eval.every=10"
+    echo "echo-64-$seed seed=$seed $echo world_model.input=inline world_model.predict=all world_model.weight=${ECHO:-0.03} steps=250 eval.every=10"
+    echo "imitation-$seed seed=$seed $imitate internalise.teacher=policy steps=250 eval.every=10"
     echo "hindsight-$seed seed=$seed $imitate internalise.teacher=hindsight steps=100 eval.every=5"
     echo "feedback-$seed seed=$seed $imitate feedback=own steps=100 eval.every=5"
     echo "memory-$seed seed=$seed lookahead_source=memory world_model.weight=0 steps=60 eval.every=5"
