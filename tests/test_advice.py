@@ -238,6 +238,7 @@ def test_losses_that_do_not_move_want_a_higher_rate():
     assert trouble.name == "both losses flat"
     assert "at learning rates 1e-06 and 1e-06" in trouble.figure
     assert "policy.learning_rate" in trouble.knob
+    assert "group_size=64" in only(rows, DUAL).knob, "its rates are not low"
 
 
 def test_noise_around_a_level_is_flat_and_a_trend_in_either_loss_is_not():
@@ -250,6 +251,23 @@ def test_noise_around_a_level_is_flat_and_a_trend_in_either_loss_is_not():
 
 def test_flat_losses_of_a_run_that_gains_are_no_trouble():
     assert names(changed({VAL: lambda done: 0.5 * done, MEANING: 0.5}, world_model_loss=0.1, policy_loss=0.1)) == []
+
+
+# Look-ahead that hinders
+
+BLIND = f"{VAL}_blind"
+
+
+def test_a_policy_that_is_better_without_look_ahead_is_reported():
+    trouble = only(changed({VAL: lambda done: 0.6 * done, BLIND: lambda done: 0.9 * done}))
+    assert trouble.name == "look-ahead hinders"
+    assert "is 50% with look-ahead and 75% without" in trouble.figure  # at 4/6, 5/6 and 6/6 of the run
+
+
+def test_look_ahead_that_helps_once_or_hardly_hinders_is_no_trouble():
+    assert names(changed({VAL: lambda done: 0.6 * done, BLIND: lambda done: 0.6 * done + 0.04})) == []
+    assert names(changed({VAL: lambda done: 0.6 * done, BLIND: lambda done: 0.9 * done if done < 1 else 0.5})) == []
+    assert names(changed({VAL: lambda done: 0.6 * done})) == [], "nothing was evaluated without it"
 
 
 # Success that was there and is gone

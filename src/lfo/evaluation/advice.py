@@ -40,6 +40,8 @@ POOR_TOKENS = 0.9
 HIGH_WEIGHT = 0.1
 LOST = 0.1  # below the best success on val; well outside the noise of 100 tasks
 LATELY = 3  # evaluations that must all be far below the best one (`success.far_below`): one may be bad luck
+HINDERS = 0.05  # how much higher success without look-ahead is, on the same tasks, over the last `LATELY` evaluations
+LOW_RATE = 3e-5  # LoRA hardly learns below
 BROKEN = 0.05  # share of rollouts in which the environment failed
 FEW_DRAFTS = 0.05  # imagined calls per rollout with look-ahead: fewer are as good as none
 FEW_KEPT = 0.1  # share of imagined calls that were kept: below, predictions hardly ever change the calls
@@ -256,6 +258,23 @@ def _success_lost(run: _Run) -> Trouble | None:
     )
 
 
+def _lookahead_hinders(run: _Run) -> Trouble | None:
+    if run.config.leaves_policy_alone or run.config.lookahead_source != "world_model":
+        return None
+    evaluated = [row for row in run.training if _numbers([row], VAL) and _numbers([row], f"{VAL}_blind")][-LATELY:]
+    sighted, blind = _numbers(evaluated, VAL), _numbers(evaluated, f"{VAL}_blind")
+    helped = any(with_it > without for with_it, without in zip(sighted, blind, strict=True))
+    if len(evaluated) < LATELY or helped or fmean(blind) - fmean(sighted) < HINDERS:
+        return None
+    return Trouble(
+        name="look-ahead hinders",
+        figure=f"over the last {LATELY} evaluations success on val is {fmean(sighted):.0%} with look-ahead and "
+        f"{fmean(blind):.0%} without",
+        knob="use the policy without it (lfo eval --no-lookahead), or train with lookahead=off; a reply that does not "
+        "say what the policy needs cannot help it (lfo probe)",
+    )
+
+
 def _losses_flat(run: _Run) -> Trouble | None:
     policy = run.early("policy_loss"), run.lately("policy_loss")
     world = run.early("world_model_loss"), run.lately("world_model_loss")
@@ -264,12 +283,19 @@ def _losses_flat(run: _Run) -> Trouble | None:
     meaning = _meaning(run)
     if run.gains or run.success >= SOLVED or (meaning is not None and meaning >= SOLVED):
         return None
-    rates = f"{run.config.policy.learning_rate:g} and {run.config.world_model.learning_rate:g}"
+    rates = run.config.policy.learning_rate, run.config.world_model.learning_rate
+    if min(rates) < LOW_RATE:
+        knob = "raise policy.learning_rate and world_model.learning_rate: LoRA wants 3e-5 and more, 1e-6 does not learn"
+    else:
+        knob = (
+            "try larger groups (rollout.group_size=64) or imitation of successes (algo=dapo internalise.rows=8 "
+            "internalise.teacher=policy): the rates are usual ones"
+        )
     return Trouble(
         name="both losses flat",
         figure=f"policy loss {fmean(policy[0]):.3f} to {fmean(policy[1]):.3f}, world-model loss {fmean(world[0]):.3f} "
-        f"to {fmean(world[1]):.3f}, success {run.success:.0%}, at learning rates {rates}",
-        knob="raise policy.learning_rate and world_model.learning_rate: LoRA wants 3e-5 and more, 1e-6 does not learn",
+        f"to {fmean(world[1]):.3f}, success {run.success:.0%}, at learning rates {rates[0]:g} and {rates[1]:g}",
+        knob=knob,
     )
 
 
@@ -311,6 +337,7 @@ _LOOKS: Sequence[Callable[[_Run], Trouble | None]] = (
     _takes_back,
     _weight_too_high,
     _success_lost,
+    _lookahead_hinders,
     _gradient_imbalance,
 )
 
