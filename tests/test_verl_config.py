@@ -15,7 +15,7 @@ from transformers import Qwen3Config
 
 from lfo.config import KNOBS, PRESETS, load_config
 from lfo.engines import create_trainer
-from lfo.engines.verl.config import _chosen, _translated
+from lfo.engines.verl.config import _chosen, _is_small, _translated
 from lfo.env.phone_calls import PhoneCalls
 from lfo.errors import ConfigError
 from lfo.loading import load_tokenizer
@@ -178,6 +178,24 @@ def test_the_preset_for_eight_gpus_has_the_reference_numbers(answers):
     assert rollout["name"] == "vllm"
     assert rollout["temperature"] == 1.0
     assert model["lora"]["run"]["world_model"]["state_tokens"] == 512
+
+
+@pytest.mark.parametrize(
+    ("size", "settings", "small"),
+    [
+        (270 << 20, (), True),
+        (3 << 30, (), False),
+        (0, (), False),  # a base of the hub: its size is not known
+        (270 << 20, ("verl.trainer.n_gpus_per_node=2",), False),
+        (270 << 20, ("verl.trainer.nnodes=2",), False),
+    ],
+)
+def test_a_small_base_on_one_gpu_is_trained_without_checkpointing(tmp_path, size, settings, small):
+    (tmp_path / "config.json").write_text("{}")
+    if size:
+        with (tmp_path / "model.safetensors").open("wb") as file:
+            file.truncate(size)  # sparse: it takes no space
+    assert _is_small(load_config([f"model={tmp_path}", "engine=verl", *settings])) is small
 
 
 @pytest.mark.verl

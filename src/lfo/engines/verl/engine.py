@@ -1,9 +1,8 @@
 """verl's FSDP engine with two adapters on one frozen, sharded base.
 
-The layers of the base are large, so they are sharded over all ranks (FSDP2). Embeddings, output layer and both adapters
-are small and stay whole on every rank. So the code of the local engine (`DualAdapterModel`, `Learner`) can switch,
-spare, clip, save and load adapters, and gradients are added once for each mini-batch instead of reduce-scattered by
-layer.
+The layers of the base are large, so several ranks shard them (FSDP2). Embeddings, output layer and both adapters are
+small and stay whole on every rank. So the code of the local engine (`DualAdapterModel`, `Learner`) can switch, spare,
+clip, save and load adapters, and gradients are added once for each mini-batch instead of reduce-scattered by layer.
 
 verl has one adapter, named "default". Here the adapters have their own names, and what verl does with its adapter
 (`get_per_tensor_param`, checkpoints) is overridden.
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import fully_shard
+from verl.utils.device import get_device_name
 from verl.utils.fsdp_utils import fsdp2_load_full_state_dict, load_fsdp_optimizer, offload_fsdp_optimizer
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
@@ -59,6 +59,8 @@ class DualLoraEngine(FSDPEngine):
         return self.model.peft_model
 
     def _build_fsdp_module(self, module: Any) -> Any:
+        if torch.distributed.get_world_size() == 1:
+            return module.to(get_device_name())  # whole layers can run our own forward, as in the local engine
         whole = module.state_dict()
         decoder = self.model.causal_lm.get_decoder()
         adapters = {parameter for name in self.model.adapter_names for parameter in self.model.adapter_parameters(name)}

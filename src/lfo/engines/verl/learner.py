@@ -101,6 +101,9 @@ class RankedLearner(Learner):
         return super().update(samples, world_model_weight=world_model_weight, rate_factor=rate_factor)
 
     def _micro_batches(self, samples: Sequence[TrainingSample]) -> Iterator[Batch]:
+        if self.ranks == 1 and self.model.mixes_rows:
+            yield from super()._micro_batches(samples)
+            return
         # If the policy loss must spare the world model, it needs its own backward pass.
         samples = without_both(samples) if self.model.policy_detached else samples
         for parts in rounds(samples, ranks=self.ranks, tokens=self.micro_batch_tokens):
@@ -150,7 +153,7 @@ class RankedLearner(Learner):
             rows = parts[self.rank]
             batch = collate(rows, self.model.device)
             logprobs_BT, _ = fused_token_logprobs(
-                self.model.hidden(batch.tokens_BT, batch.adapters),
+                self.model.hidden(batch.tokens_BT, batch.adapters, lengths=batch.lengths, wanted_BT=batch.wanted_BT),
                 self.model.head,
                 batch.tokens_BT,
                 positions_BT=batch.policy_weights_BT > 0,
