@@ -12,7 +12,6 @@ from typing import Any
 from lfo.config import BESIDE_THE_EXPERIMENT, KNOBS, RunConfig, differences, experiment, load_config
 from lfo.errors import UsageError
 from lfo.evaluation.runs import RunRecord
-from lfo.settings import dotted
 
 WITH_FEEDBACK = "+feedback"
 FROZEN, FROZEN_POLICY = "policy.frozen", "frozen-policy"  # the config key, and its name in group names
@@ -84,8 +83,9 @@ def _in_words(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return repr(value).removesuffix(".0")  # all digits, because groups may differ in the last
-    if isinstance(value, Mapping):
-        return ",".join(f"{name.rpartition('.')[2]}={_in_words(each)}" for name, each in dotted(value))
+    if isinstance(value, Mapping):  # only the names of the innermost settings
+        inner = ((name, each, _in_words(each)) for name, each in value.items())
+        return ",".join(words if isinstance(each, Mapping) else f"{name}={words}" for name, each, words in inner)
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
