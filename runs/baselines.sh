@@ -7,7 +7,7 @@
 #   ARMS='echo.*' runs/baselines.sh 8
 #   DEVICE=cuda HOURS=0.167 STEPS=300 runs/baselines.sh 4     on a GPU: each run ended after ten minutes
 # Runs land in runs/tuning-levelsN/ARM-SEED. The setting with the highest mean of `val` over its seeds at the last evaluation is
-# what runs/learnable.sh takes (RATE, ECHO_RATE, ECHO, and IMITATION_RATE for all that imitates there); copy metrics.jsonl and config.yaml of all of them into results/tuning.
+# what runs/learnable.sh takes (RATE, ECHO_RATE, ECHO, and IMITATION_RATE for all that imitates there); copy metrics.jsonl (gzip -9n) and config.yaml of all of them into results/tuning.
 # Outside the agent, what is learnable from the same replies (lookup, memory, linear classifier):
 #   lfo bench world-model --json seed=S
 set -euo pipefail

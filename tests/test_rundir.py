@@ -1,6 +1,7 @@
 """The run folder: what is kept, what is rejected, and that a killed writer leaves no half-written file."""
 
 import errno
+import gzip
 import json
 import os
 import random
@@ -154,6 +155,21 @@ def test_a_damaged_middle_line_is_named_with_file_and_number(tmp_path: Path, lin
     path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
     with pytest.raises(DataError, match=r"metrics\.jsonl, line 2: "):
         read_metrics(path)
+
+
+def test_archived_metrics_may_be_compressed(run):
+    rows = [{"step": 1, "success": 0.5}, {"step": 2, "success": 0.75}]
+    for row in rows:
+        run.append_metrics(row)
+    plain = run.path / "metrics.jsonl"
+    compressed = plain.with_name("metrics.jsonl.gz")
+    compressed.write_bytes(gzip.compress(plain.read_bytes()))
+    plain.unlink()
+    assert read_metrics(run.path) == rows
+    for damaged in (b"no gzip", compressed.read_bytes()[:-9]):
+        compressed.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"metrics\.jsonl\.gz is damaged"):
+            read_metrics(run.path)
 
 
 def test_missing_metrics_are_one_sentence(tmp_path: Path):

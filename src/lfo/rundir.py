@@ -3,7 +3,7 @@
     runs/x/
       config.yaml                   the complete config
       data.json                     the tasks of its evaluation
-      metrics.jsonl                 one row for each step
+      metrics.jsonl                 one row for each step; archived runs may have it compressed, as metrics.jsonl.gz
       rollouts/step-000010.jsonl    sample rollouts
       predictions/step-000010.jsonl predicted replies beside the true ones
       checkpoints/step-000010/      the state of the engine, and `checkpoint.json`, written last
@@ -19,12 +19,14 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gzip
 import json
 import logging
 import math
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -214,7 +216,7 @@ class RunDirectory:
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """Return the rows of a run folder or of a `metrics.jsonl`, also while a run writes it."""
     path = Path(path)
-    path = path / "metrics.jsonl" if path.is_dir() else path
+    path = metrics_file(path) if path.is_dir() else path
     rows = read_json_lines(path)
     for number, row in enumerate(rows, start=1):
         if not isinstance(row.get("step"), int):
@@ -222,10 +224,20 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     return rows
 
 
+def metrics_file(run: Path) -> Path:
+    """Return the file of a run's metrics, which may be compressed."""
+    plain, compressed = run / "metrics.jsonl", run / "metrics.jsonl.gz"
+    return compressed if compressed.is_file() and not plain.is_file() else plain
+
+
 def read_json_lines(path: str | Path) -> list[dict[str, Any]]:
     """Return one object for each line; ignore a last line that is incomplete."""
+    path = Path(path)
     try:
-        lines = Path(path).read_bytes().split(b"\n")
+        text = path.read_bytes()
+        lines = (gzip.decompress(text) if path.suffix == ".gz" else text).split(b"\n")
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is damaged: it cannot be decompressed") from error
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
     rows = []

@@ -26,7 +26,7 @@ from lfo.env.shipped import SHIPPED
 from lfo.env.tasks import Task
 from lfo.errors import EnvironmentFailed, LfoError
 from lfo.rollout.runner import RunnerConfig
-from lfo.rundir import read_metrics
+from lfo.rundir import metrics_file, read_metrics
 from lfo.types import Message
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def read_run(path: str | Path) -> RunRecord:
             problem = f"{path} is not a run folder: it has no config.yaml"
         else:
             config = from_yaml(path / "config.yaml", known_only=True)
-            if not (path / "metrics.jsonl").is_file():
+            if not metrics_file(path).is_file():
                 problem = f"{path} {NO_METRICS}"
             else:
                 rows = read_metrics(path)
@@ -106,7 +106,7 @@ def folders(path: Path) -> Iterator[Path]:
 
 
 def holds_run(folder: Path) -> bool:
-    return (folder / "config.yaml").is_file() or (folder / "metrics.jsonl").is_file()
+    return (folder / "config.yaml").is_file() or metrics_file(folder).is_file()
 
 
 def describe_data(config: RunConfig, make_environment: EnvironmentFactory) -> dict[str, Any]:
