@@ -32,7 +32,7 @@ from lfo.protocol.world_model import WorldModelCodec, WorldModelState
 from lfo.rollout import ending_tools
 from lfo.rollout.deliberation import LookAhead
 from lfo.rollout.ending_tools import EndingTools, learns_tools
-from lfo.rollout.predictors import make_lookahead, world_model_codec
+from lfo.rollout.predictors import make_lookahead, new_reply_store, world_model_codec
 from lfo.rollout.reply_store import ReplyStore
 from lfo.rollout.row import RolloutRequest
 from lfo.rollout.runner import Runner, RunnerConfig
@@ -164,7 +164,7 @@ def build_agent(
     """Return an agent with untrained adapters on `base`; `base` is modified in place."""
     codec = ChatCodec(tokenizer, make_environment().tools(), thinking=config.rollout.thinking)
     model = DualAdapterModel.of_run(base, config)
-    reply_store = ReplyStore() if config.lookahead_source == "memory" else None
+    reply_store = new_reply_store(config)
     learnt_tools = EndingTools() if learns_tools(make_environment(), config) else None
     agent = Agent(
         config=config,

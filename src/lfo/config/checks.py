@@ -54,7 +54,7 @@ def _of_the_world_model(c: RunConfig) -> Iterator[Relation]:
     w, inline = c.world_model, c.world_model.input == "inline"
     couplings = " or ".join(f"coupling={name}" for name in names_where(lambda row: row.reads_inline))
     first = re.fullmatch(r"world_model_first:(\d+)", w.schedule)
-    asked = c.looks_ahead and c.lookahead_source == "world_model"
+    asked = c.looks_ahead and c.lookahead_source in ("world_model", "memory_first")
     learns = w.weight > 0 and not inline and w.predict != "none"
     for name, used in (
         (f"lookahead={c.lookahead}", c.looks_ahead),
@@ -77,8 +77,8 @@ def _of_the_world_model(c: RunConfig) -> Iterator[Relation]:
     if w.from_logs is not None:
         logs = "world_model.from_logs needs policy.frozen=true, world_model.replay=true and world_model.input=state"
         yield c.policy.frozen and w.replay and not inline, logs
-        nothing = "world_model.from_logs rolls nothing out: set lookahead_source other than memory, and feedback=off"
-        yield c.lookahead_source != "memory" and not c.has_feedback, nothing
+        nothing = "world_model.from_logs rolls nothing out: a memory gets no replies, and there is no feedback"
+        yield not c.lookahead_source.startswith("memory") and not c.has_feedback, nothing
 
 
 def _of_lookahead(c: RunConfig) -> Iterator[Relation]:
@@ -90,6 +90,8 @@ def _of_lookahead(c: RunConfig) -> Iterator[Relation]:
     )
     source = f"lookahead_source={c.lookahead_source} needs lookahead=policy or lookahead=environment"
     yield c.looks_ahead or c.lookahead_source == "world_model", source
+    untrained = "lookahead_source=memory_first needs a world model that is trained: world_model.weight above 0"
+    yield c.lookahead_source != "memory_first" or c.world_model.weight > 0, untrained
     shown = f"feedback={c.feedback} needs rollouts to be shown what others heard: set exploration.blind_share below 1"
     yield not c.has_feedback or round(group * share) < group, shown
     yield c.feedback != "other_task" or c.rollout.prompts > 1, "feedback=other_task needs rollout.prompts above 1"

@@ -146,7 +146,7 @@ class EvalConfig:
 
 Preset = Literal["default", "tiny", "smollm2-135m", "documents", "qwen3-8b-8x24gb", "qwen3-1.7b-1gpu"]
 Feedback = Literal["off", "own", "other_task"]
-Source = Literal["world_model", "truth", "shuffled", "memory"]
+Source = Literal["world_model", "memory_first", "truth", "shuffled", "memory"]
 Tracker = Literal["tensorboard", "wandb"]
 
 

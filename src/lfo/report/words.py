@@ -40,6 +40,7 @@ SPOKEN = {
     "lookahead_source=truth": "true look-ahead",
     "lookahead_source=shuffled": "shuffled look-ahead",
     "lookahead_source=memory": "look-ahead from a plain memory",
+    "lookahead_source=memory_first": "look-ahead from a memory first",
     "feedback=other_task": "feedback of another task",
     "coupling=shared": "one shared adapter",
     "coupling=stacked": "stacked adapters",

@@ -4,6 +4,7 @@ world_model   the prediction of the adapter: the product
 truth         the real reply of the environment: the upper bound
 shuffled      the prediction for another task: must not help
 memory        the reply in the most similar situation so far: what a user would try instead of a world model
+memory_first  the memory, until the world model predicts new replies as well
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lfo.config import RunConfig
-from lfo.env.interface import EnvironmentFactory, predicted_tools
+from lfo.env.interface import Environment, EnvironmentFactory, predicted_tools, same_meaning
 from lfo.errors import EnvironmentFailed
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import TARGET_TOKENS, WorldModelCodec
 from lfo.rollout.certainty import Complete
 from lfo.rollout.deliberation import LookAhead, Predictor, Question
+from lfo.rollout.memory_first import MemoryFirst
 from lfo.rollout.reply_store import ReplyStore
 from lfo.rollout.runner import RunnerConfig
 
@@ -57,10 +59,25 @@ def _predictor(
 ) -> Predictor:
     if config.lookahead_source == "truth":
         return true_reply_predictor(make_environment, RunnerConfig.of_run(config))
+    predictor = world_model_predictor(codec, complete)
+    if isinstance(store, MemoryFirst):
+        store.world_model, store.judge = predictor, partial(means, make_environment())
+        return _each_once(store.answer)
     if store is not None:
         return reply_store_predictor(store)
-    predictor = world_model_predictor(codec, complete)
     return shuffled_predictor(predictor) if config.lookahead_source == "shuffled" else predictor
+
+
+def new_reply_store(config: RunConfig) -> ReplyStore | None:
+    """Return the empty store of replies that a run needs, if any."""
+    stores: dict[str, type[ReplyStore]] = {"memory": ReplyStore, "memory_first": MemoryFirst}
+    return stores[config.lookahead_source]() if config.lookahead_source in stores else None
+
+
+def means(judge: Environment, predicted: str, actual: str) -> bool:
+    """Whether a predicted reply means the true one, or has its words if the environment cannot tell."""
+    same = same_meaning(judge, predicted, actual)
+    return predicted.split() == actual.split() if same is None else same
 
 
 def world_model_codec(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> WorldModelCodec:

@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.sparse import coo_array, csr_array
@@ -118,7 +119,7 @@ def _directions(terms: csr_array, weights: np.ndarray) -> csr_array:
     return weighted.multiply(1 / np.where(lengths > 0, lengths, 1)[:, None]).tocsr()
 
 
-@dataclass(slots=True)
+@dataclass
 class ReplyStore:
     """Every distinct (situation, reply), in the order in which they were first received."""
 
@@ -150,17 +151,30 @@ class ReplyStore:
         similarity = self._similarity([situation_of(*question) for question in questions])
         return [newest_first[best].reply for best in np.argmax(similarity, axis=1)]
 
+    @property
+    def records(self) -> list[list[str]]:
+        return [[*stored.situation, stored.reply] for stored in self.replies]
+
     def save(self, path: Path) -> None:
-        records = [[*stored.situation, stored.reply] for stored in self.replies]
-        path.write_text(json.dumps(records), encoding="utf-8")
+        path.write_text(json.dumps(self.records), encoding="utf-8")
 
     def load(self, path: Path) -> None:
         """Load what `save` wrote; the same questions then get the same replies."""
         try:
-            records = [tuple(record) for record in json.loads(path.read_text(encoding="utf-8"))]
-        except (OSError, ValueError, TypeError) as error:
-            raise DataError(f"{path} is damaged: it is not a store of replies") from error
+            records = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise DataError(damaged(path)) from error
+        self.add_records(records, path)
+
+    def add_records(self, records: Any, path: Path) -> None:
+        """Add records that were read from `path`."""
+        if not isinstance(records, list):
+            raise DataError(damaged(path))
         for record in records:
-            if len(record) != _TEXTS + 1 or not all(isinstance(text, str) for text in record):
-                raise DataError(f"{path} is damaged: it is not a store of replies")
-            self._keep(StoredReply(situation=record[:-1], reply=record[-1]))
+            if not isinstance(record, list) or list(map(type, record)) != [str] * (_TEXTS + 1):
+                raise DataError(damaged(path))
+            self._keep(StoredReply(situation=tuple(record[:-1]), reply=record[-1]))
+
+
+def damaged(path: Path) -> str:
+    return f"{path} is damaged: it is not a store of replies"

@@ -19,8 +19,8 @@ from lfo.protocol.chat import ChatCodec
 from lfo.rollout import ending_tools
 from lfo.rollout.deliberation import LookAhead
 from lfo.rollout.ending_tools import EndingTools, learns_tools
-from lfo.rollout.predictors import make_lookahead, world_model_codec
-from lfo.rollout.reply_store import ReplyStore
+from lfo.rollout.memory_first import MemoryFirst
+from lfo.rollout.predictors import make_lookahead, new_reply_store, world_model_codec
 from lfo.rollout.row import Rows
 from lfo.rollout.runner import RunnerConfig
 from lfo.serving.upstream import Upstream, UpstreamRows, completer
@@ -68,12 +68,12 @@ def upstream_speaker(run: Path, url: str, *, api_key: str = "", lookahead: bool 
     codec = ChatCodec(tokenizer, make_environment().tools(), thinking=config.rollout.thinking)
     world = world_model_codec(config, tokenizer)
     upstream = Upstream(url, ends=codec.ends, api_key=api_key)
-    store = None
-    if config.lookahead_source == "memory":
-        store = ReplyStore()
+    store = new_reply_store(config)
+    if store is not None:
         store.load(adapters_of(run) / REPLY_STORE_FILE)
+    from_memory = store is not None and not (isinstance(store, MemoryFirst) and store.handed_over)
     lookahead = lookahead and config.looks_ahead and not config.looks_ahead_untrained
-    needed = {POLICY} | ({WORLD_MODEL} if lookahead and store is None else set())
+    needed = {POLICY} | ({WORLD_MODEL} if lookahead and not from_memory else set())
     if missing := sorted(needed - set(upstream.models())):
         raise UsageError(f"{url} has no model {missing[0]!r}; start vLLM with the --lora-modules that lfo export names")
     complete = completer(upstream, WORLD_MODEL, config.world_model.reply_tokens)
