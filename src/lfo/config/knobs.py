@@ -166,7 +166,9 @@ class RunConfig:
     )
     coupling: str = knob("separate", "how the adapters meet: `separate`, `shared` or `stacked`", main=True)
     lookahead: Literal["policy", "environment", "off"] = knob("policy", "who proposes what to imagine", main=True)
-    lookahead_source: Source = knob("world_model", "who predicts replies; the others are controls: docs/EVALUATION.md")
+    lookahead_source: Source = knob(
+        "world_model", "who predicts replies; the last three are controls: docs/EVALUATION.md"
+    )
     feedback: Feedback = knob(
         "off", "show half of each group a reply that the others received; `other_task` is a control"
     )
