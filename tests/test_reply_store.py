@@ -321,5 +321,5 @@ def test_special_tokens_in_a_memory_never_become_control_ids():
 def test_it_needs_look_ahead_and_something_to_hear():
     with pytest.raises(ConfigError, match="lookahead_source=memory needs lookahead=policy or"):
         small_config("lookahead_source=memory", "lookahead=false")
-    with pytest.raises(ConfigError, match="a memory gets no replies"):
+    with pytest.raises(ConfigError, match="lookahead_source other than memory"):
         small_config("lookahead_source=memory", "policy.frozen=true", "world_model.from_logs=x.jsonl")

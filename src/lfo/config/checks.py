@@ -77,8 +77,8 @@ def _of_the_world_model(c: RunConfig) -> Iterator[Relation]:
     if w.from_logs is not None:
         logs = "world_model.from_logs needs policy.frozen=true, world_model.replay=true and world_model.input=state"
         yield c.policy.frozen and w.replay and not inline, logs
-        nothing = "world_model.from_logs rolls nothing out: a memory gets no replies, and there is no feedback"
-        yield not c.lookahead_source.startswith("memory") and not c.has_feedback, nothing
+        nothing = "world_model.from_logs rolls nothing out: set lookahead_source other than memory, and feedback=off"
+        yield c.lookahead_source not in ("memory", "memory_first") and not c.has_feedback, nothing
 
 
 def _of_lookahead(c: RunConfig) -> Iterator[Relation]:
