@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+import weakref
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
 from lfo.cli import main
@@ -18,6 +21,7 @@ from lfo.errors import ConfigError, UsageError
 from lfo.loading import load_base, model_source
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.lean import LeanForward
+from lfo.objectives.losses import fused_token_logprobs
 from lfo.tools.memory import CASES, model_config, training_update
 from lfo.tools.plan import (
     SHAPES,
@@ -40,6 +44,7 @@ SMALL = Shape(
 @pytest.mark.parametrize("shape", [SMALL, replace(SMALL, head_norms=True), replace(SMALL, biases=True, tied=True)])
 def test_parameters_are_counted_as_they_are(shape: Shape):
     base = AutoModelForCausalLM.from_config(model_config(shape))
+    assert model_config(shape).architectures == [type(base).__name__]
     assert shape.parameters == sum(parameter.numel() for parameter in base.parameters())
     model = DualAdapterModel.build(base, coupling="separate", seed=0, rank=4)
     assert shape.adapter_parameters(4) == sum(weight.numel() for weight in model.adapter_parameters("policy"))
@@ -97,13 +102,50 @@ def test_what_a_layer_keeps_is_what_autograd_keeps(lean: bool, head_norms: bool)
         assert computed == pytest.approx(measured, rel=0.05)
 
 
+class LiveBytes(TorchDispatchMode):
+    """Records the largest number of bytes that the results of all operations take at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.seen: set[int] = set()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        for tensor in filter(torch.is_tensor, tree_leaves(result)):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self.seen:
+                self.seen.add(storage._cdata)
+                self.now += storage.nbytes()
+                weakref.finalize(storage, self.free, storage._cdata, storage.nbytes())
+        self.peak = max(self.peak, self.now)
+        return result
+
+    def free(self, storage: int, size: int) -> None:
+        self.seen.remove(storage)
+        self.now -= size
+
+
+@pytest.mark.parametrize("predictions", [10, 25, 100])
+def test_logits_take_the_computed_bytes_however_many_chunks_there_are(predictions: int):
+    shape, chunk = replace(SMALL, hidden=2, vocabulary=20_000), 10
+    hidden_BTD = torch.randn(1, predictions + 1, shape.hidden, requires_grad=True)
+    head_VD, tokens_BT = torch.randn(shape.vocabulary, shape.hidden), torch.zeros(1, predictions + 1, dtype=torch.long)
+    with LiveBytes() as live:
+        logprobs_BT, entropies_BT = fused_token_logprobs(hidden_BTD, head_VD, tokens_BT, chunk=chunk)
+        del entropies_BT  # as in Learner: their graph would keep every chunk
+        logprobs_BT.sum().backward()
+    head = 4 * shape.vocabulary * shape.hidden  # transposed: a view, counted as a result
+    assert live.peak - head == pytest.approx(logits_bytes(shape, chunk), rel=0.05)
+
+
 def test_parts_by_hand():
     work = Work(micro_batch_tokens=100, rank=4, adapters=2)
     parts = training(SMALL, work, gpus=1)
     trained = 2 * SMALL.adapter_parameters(4)
     assert parts["weights"] == 2 * SMALL.parameters
     assert (parts["gradients"], parts["optimizer"]) == (4 * trained, 8 * trained)
-    assert logits_bytes(SMALL, 10) == 10 * 99 * 22
+    assert logits_bytes(SMALL, 10) == 10 * 99 * 16
     # 2 of keys and values, 2 layers, 2 heads of 16, 2 bytes, 50 tokens; 8 rows and nobody's, for two decoders.
     rolled = rollout(SMALL, Work(context=50, rollouts=8), gpus=1)
     assert rolled["kv_cache"] == 2 * (2 * 2 * 2 * 16 * 2 * 50) * 9

@@ -141,6 +141,7 @@ def model_config(shape: Shape) -> Any:
     """Return a transformers config with these sizes."""
     family: Any = Qwen3Config if shape.head_norms else Qwen2Config if shape.biases else LlamaConfig
     return family(
+        architectures=[family.__name__.replace("Config", "ForCausalLM")],  # else vLLM loads a body without a head
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,
         intermediate_size=shape.inner,

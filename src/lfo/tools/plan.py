@@ -197,12 +197,9 @@ def passing_in_layer(shape: Shape, *, lean: bool) -> int:
 
 
 def logits_bytes(shape: Shape, predictions: int) -> int:
-    """Return the bytes of the largest chunk of logits with their log-probs, probabilities and gradients, all in fp32
-    except the last gradient. Measurements showed how many of these exist at once, and what the previous chunk
-    leaves."""
-    at_once = min(predictions, LOGITS_AT_ONCE // shape.vocabulary)
-    left = min(predictions - at_once, at_once)
-    return shape.vocabulary * (at_once * (HALF + 5 * FULL) + left * 2 * FULL)
+    """Return the bytes of the largest chunk of logits: four copies in fp32 (logits, log-probs, probabilities, their
+    product). The backward needs no more, and frees each chunk before the next one."""
+    return shape.vocabulary * min(predictions, LOGITS_AT_ONCE // shape.vocabulary) * 4 * FULL
 
 
 def training(shape: Shape, work: Work, gpus: int) -> dict[str, int]:
@@ -228,6 +225,11 @@ def training(shape: Shape, work: Work, gpus: int) -> dict[str, int]:
     }
 
 
+def cache_bytes_of_a_token(shape: Shape) -> int:
+    """Return the bytes of the keys and values of one token in all layers."""
+    return 2 * shape.layers * shape.keys * HALF
+
+
 def rollout(shape: Shape, work: Work, gpus: int) -> dict[str, int]:
     """Return the bytes on each GPU during rollouts. One GPU: our decoders, one for each adapter; else servers."""
     parallel = work.tensor_parallel if gpus > 1 else 1
@@ -240,7 +242,7 @@ def rollout(shape: Shape, work: Work, gpus: int) -> dict[str, int]:
     adapters = work.adapters * HALF * shape.adapter_parameters(work.rank) // parallel
     lengths = [work.context, *[min(work.context, PREDICTION)] * (decoders - 1)]
     slots = rows + 1 if gpus == 1 else rows
-    cached = 2 * shape.layers * shape.keys * HALF * sum(lengths) * slots
+    cached = cache_bytes_of_a_token(shape) * sum(lengths) * slots
     return {
         "weights": weights,
         "adapters": adapters,
