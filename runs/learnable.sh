@@ -29,14 +29,14 @@ arms() {
     echo "dapo-64-$seed seed=$seed $dapo rollout.group_size=64 steps=250 eval.every=10"
     echo "dapo-128-$seed seed=$seed $dapo rollout.group_size=128 steps=150 eval.every=10"
     echo "echo-64-$seed seed=$seed $echo world_model.input=inline world_model.predict=all world_model.weight=${ECHO:-0.03} steps=250 eval.every=10"
-    echo "imitation-$seed seed=$seed $imitate internalise.teacher=policy steps=250 eval.every=10"
-    echo "hindsight-$seed seed=$seed $imitate internalise.teacher=hindsight steps=100 eval.every=5"
-    echo "feedback-$seed seed=$seed $imitate feedback=own steps=100 eval.every=5"
+    echo "imitation-$seed seed=$seed $imitate internalise.teacher=policy steps=60 eval.every=5"
+    echo "hindsight-$seed seed=$seed $imitate internalise.teacher=hindsight steps=60 eval.every=5"
+    echo "feedback-$seed seed=$seed $imitate feedback=own steps=60 eval.every=5"
     echo "memory-$seed seed=$seed lookahead_source=memory world_model.weight=0 steps=60 eval.every=5"
     # Ours: look-ahead that the policy proposes, the same with the policy frozen, and into the weights.
     echo "dual-$seed seed=$seed steps=60 eval.every=5"
     echo "frozen-$seed seed=$seed policy.frozen=true steps=60 eval.every=5"
-    echo "internalise-$seed seed=$seed algo=internalise eval.every=5"
+    echo "internalise-$seed seed=$seed algo=internalise steps=60 eval.every=5"
     # Controls that must not help.
     echo "shuffled-$seed seed=$seed lookahead_source=shuffled steps=60 eval.every=20"
     echo "separate-$seed seed=$seed coupling=separate lookahead=off exploration.blind_share=0 steps=60 eval.every=20"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, PhiConfig, Qwen3Config
 
 from lfo.errors import ConfigError, DataError
 from lfo.model.adapters import DualAdapterModel
@@ -159,9 +159,9 @@ def test_world_model_rows_give_the_policy_no_gradient(coupling: str):
     assert all(grad is None for grad in grads(model, "policy"))
 
 
-def test_stacked_gradient_reaches_both():
-    model = tiny_model("stacked", stacked_gradient=True)
-    model.logits(TOKENS_BT, model.policy_adapters, model.policy_detached).square().mean().backward()
+def test_policy_rows_reach_both_stacked_adapters_unless_one_is_detached():
+    model = tiny_model("stacked")
+    model.logits(TOKENS_BT, model.policy_adapters).square().mean().backward()
     assert all(grad is not None for name in model.adapter_names for grad in grads(model, name))
 
 
@@ -296,3 +296,11 @@ def test_two_adapters_are_one_of_their_ranks_sum(tmp_path: Path):
 def test_impossible_models_are_refused(options: dict, message: str):
     with pytest.raises(ConfigError, match=message):
         DualAdapterModel.build(tiny_base(), seed=0, **options)
+
+
+def test_a_base_whose_output_layer_has_a_bias_is_refused():
+    base = AutoModelForCausalLM.from_config(PhiConfig(**SIZES))
+    with pytest.raises(ConfigError, match="output layer has a bias"):
+        DualAdapterModel.build(base, coupling="separate", seed=0)
+    base.lm_head.bias = None
+    DualAdapterModel.build(base, coupling="separate", seed=0)

@@ -17,7 +17,8 @@ from lfo.objectives.advantages import (
     select_groups,
     surprise_bonus,
 )
-from lfo.types import Rollout, RolloutGroup, StopReason
+from lfo.rollout.samples import policy_rows
+from lfo.types import Origin, Rollout, RolloutGroup, StopReason
 
 # Quarters: shifting and summing them is exact, so the properties need no tolerance for the inputs.
 rewards_of_a_group = st.lists(st.integers(-400, 400).map(lambda quarters: quarters / 4), min_size=1, max_size=16)
@@ -159,3 +160,18 @@ def test_surprise_is_relative_to_the_group() -> None:
     assert surprise_bonus((103.0, 101.0), 0.1) == pytest.approx((0.1, -0.1), abs=1e-6)
     assert surprise_bonus((5.0, 5.0, 5.0), 0.1) == (0.0, 0.0, 0.0)
     assert surprise_bonus((3.0, 1.0), 0.0) == (0.0, 0.0)
+    assert surprise_bonus((9.0, 3.0, 1.0), 0.1, conditions="abb") == pytest.approx((0.0, 0.1, -0.1), abs=1e-6)
+
+
+def test_the_scale_of_a_bonus_holds_where_all_rewards_are_equal() -> None:
+    """Added to rewards it would be normalised away: a group that fails would follow any scale at full strength."""
+    origins = (Origin.PROMPT, Origin.SAMPLED)
+    failed = group("a", 0.0, 0.0)
+    said = [replace(rollout, tokens=(1, 2), origins=origins, logprobs=(0.0, -0.1)) for rollout in failed.rollouts]
+    failed = replace(failed, rollouts=tuple(said))
+    assert select_groups([failed])[1].kept == 0
+    for scale in (0.001, 0.1):
+        curious = replace(failed, bonuses=surprise_bonus((3.0, 1.0), scale))
+        assert select_groups([curious])[1].kept == 1
+        rows = policy_rows(curious, adapters=("policy",), inline=frozenset())
+        assert [row.advantages[1] for row in rows] == pytest.approx([scale, -scale], rel=1e-4)

@@ -44,9 +44,9 @@ class Counting(PhoneCalls):
 
 
 def acting(*settings: str, step: int = 5) -> list[tuple[bool, bool]]:
-    """(blind, untrained) of each rollout of a group of eight."""
+    """(blind, by_base) of each rollout of a group of eight."""
     config = small_config("rollout.group_size=8", "internalise.until=9", *settings)
-    return [(each.blind, each.untrained) for each in draw_requests(config, PhoneCalls(), step, 0)[:8]]
+    return [(each.blind, each.by_base) for each in draw_requests(config, PhoneCalls(), step, 0)[:8]]
 
 
 def test_until_then_the_base_acts_for_the_policy_or_explores_for_it():
@@ -154,7 +154,7 @@ def test_nobody_is_told_anything_at_an_evaluation(monkeypatch):
     monkeypatch.setattr(trainer.backend, "roll_out", lambda each, **how: asked.extend(each) or roll_out(each, **how))
     trainer.evaluate()
     assert len(asked) == 2
-    assert not any(request.feedback or request.untrained for request in asked)
+    assert not any(request.feedback or request.by_base for request in asked)
 
 
 # --- runs ------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from lfo.engines import create_trainer
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
 from lfo.errors import DataError
+from lfo.evaluation.balance import SAMPLER_DIFFERS
 from lfo.model.learner import Learner
 from lfo.objectives.advantages import overlong_penalty
 from lfo.protocol.world_model import WorldModelState
@@ -24,7 +25,7 @@ from lfo.rollout.samples import deal, policy_rows
 from lfo.rollout.tasks import draw_tasks
 from lfo.rundir import RunDirectory, read_metrics
 from lfo.training import SUCCESS_LOST, Collected, Trainer
-from lfo.types import StopReason, ToolCall
+from lfo.types import RolloutGroup, StopReason, ToolCall
 from small_runs import FussyCalls, base, fussy_calls, model_of, small_config, small_trainer, tokenizer, weights
 
 BLIND = ("lookahead=false", "rollout.group_size=4")
@@ -98,6 +99,44 @@ def test_dropped_groups_are_counted_drawn_again_and_still_feed_the_world_model()
     assert row["world_model_loss"] > 0
 
 
+def test_a_step_that_does_not_train_the_policy_draws_once():
+    settings = ("policy.max_resamples=1", "world_model.schedule=world_model_first:1")
+    trainer = small_trainer(*settings, environment=partial(Hopeless, levels=(2,)))
+    assert [len(trainer.collect(step).groups) for step in (0, 1)] == [2, 4]
+
+
+def test_a_failed_group_is_not_kept_for_the_lengths_of_its_rollouts():
+    settings = ("policy.overlong_buffer=400", "rollout.max_context=420", "rollout.max_turns=16")
+    groups, kept, _ = small_trainer(*settings, environment=partial(Hopeless, levels=(2,))).collect(0)
+    assert any(len({len(rollout.tokens) for rollout in group.rollouts}) > 1 for group in groups)
+    assert not kept
+
+
+def test_sampler_and_trainer_compute_the_same_log_probs_before_the_first_update(monkeypatch):
+    settings = ("lookahead=false", "policy.max_resamples=-1", "rollout.mini_batch_prompts=1")
+    trainer = small_trainer(*settings, environment=fussy_calls)
+    assert trainer.step(0)["logprob_gap_mean"] < 1e-4
+    draw = trainer.draw
+
+    def halved(step: int, number: int) -> list[RolloutGroup]:
+        """As if the sampler had had another policy."""
+        return [
+            dataclasses.replace(
+                group,
+                rollouts=tuple(
+                    dataclasses.replace(rollout, logprobs=tuple(each / 2 for each in rollout.logprobs))
+                    for rollout in group.rollouts
+                ),
+            )
+            for group in draw(step, number)
+        ]
+
+    monkeypatch.setattr(trainer, "draw", halved)
+    row = trainer.step(1)
+    assert row["logprob_gap_mean"] > 0.02
+    assert SAMPLER_DIFFERS in row["warnings"]
+
+
 def test_the_draws_of_a_step_are_all_different_and_kept_groups_are_no_more_than_asked():
     trainer = small_trainer("policy.max_resamples=3", "lookahead=false", environment=fussy_calls)
     seen: list[str] = []
@@ -159,7 +198,7 @@ def test_the_policy_is_not_blamed_for_what_the_environment_broke_off(monkeypatch
     assert broken
     assert {rollout.error for rollout in broken} == {"the environment raised ConnectionError: the line went dead"}
     for group in groups:
-        fair = trainer.shaped(group)
+        fair = trainer.own_rollouts(group)
         assert [r.tokens for r in fair.rollouts] == [r.tokens for r in group.rollouts if r not in broken]
 
 
@@ -257,12 +296,15 @@ def test_surprise_pays_for_what_was_hard_to_predict():
     plain = small_trainer(*BLIND, environment=fussy_calls)
     curious = small_trainer(*BLIND, "surprise=0.5", environment=fussy_calls)
     (group, *_), _, _ = plain.collect(0)
-    assert plain.shaped(group).rewards == group.rewards
+    assert plain.own_rollouts(group) == group
     losses = [curious._surprise(rollout) for rollout in group.rollouts]
     assert len(set(losses)) > 1
-    extra = [new - old for new, old in zip(curious.shaped(group).rewards, group.rewards, strict=True)]
-    assert sum(extra) == pytest.approx(0.0, abs=1e-9)
-    assert max(range(4), key=lambda place: extra[place]) == max(range(4), key=lambda place: losses[place])
+    curious_group = curious.own_rollouts(group)
+    assert curious_group.rewards == group.rewards
+    assert sum(curious_group.bonuses) == pytest.approx(0.0, abs=1e-9)
+    assert max(range(4), key=lambda place: curious_group.bonuses[place]) == max(
+        range(4), key=lambda place: losses[place]
+    )
 
 
 def test_overlong_shaping_takes_reward_from_long_rollouts_only():
@@ -350,7 +392,7 @@ def test_blind_rollouts_take_turns_in_asking_what_look_ahead_asks():
     own = [rollout for rollout in collected.rollouts if not rollout.inquired]
     assert [len(group.rollouts) for group in collected.kept.values()] == [len(own) // len(collected.groups)] * 2
     assert not any(rollout.inquired for group in collected.kept.values() for rollout in group.rollouts)
-    row = trainer.row(0, collected)
+    row = trainer.rollout_metrics(0, collected)
     assert row["success"] == pytest.approx(sum(rollout.reward for rollout in own) / len(own)), "of the policy's own"
     assert sum(row["stops"].values()) == len(collected.rollouts), "all of them ended somehow"
 
@@ -366,7 +408,7 @@ def test_inline_an_inquiry_teaches_the_world_model_and_not_the_policy():
         environment=partial(FussyCalls, levels=(3,)),
     )
     collected = trainer.collect(0)
-    plan = trainer.rows(0, collected, trainer.store_replies(collected.groups))
+    plan = trainer.make_update(0, collected, trainer.store_replies(collected.groups))
     rows = [row for mini_batch in plan.mini_batches for row in mini_batch]
     inquired = sum(rollout.inquired for rollout in collected.rollouts)
     assert inquired > 0

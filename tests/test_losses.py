@@ -15,13 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lfo.objectives.losses import (
     clip_gradients_per_adapter,
+    cross_entropy,
     fused_token_hits,
     fused_token_logprobs,
     policy_loss,
-    token_logprobs,
     total_loss,
     weighted_mean,
-    world_model_loss,
 )
 
 torch.set_num_threads(1)
@@ -67,7 +66,7 @@ def test_token_logprobs_equal_hand_computed_values() -> None:
     skewed, even, unused = [0.0, math.log(3)], [0.0, 0.0], [math.nan, math.nan]
     logits_BTV = torch.tensor([[skewed, even, unused], [even, skewed, unused]])
     tokens_BT = torch.tensor([[0, 1, 0], [1, 0, 0]])
-    logprobs_BT, entropies_BT = token_logprobs(logits_BTV, tokens_BT)
+    logprobs_BT, entropies_BT = fused_token_logprobs(logits_BTV, torch.eye(2), tokens_BT)
     ln = math.log
     assert_close(logprobs_BT, torch.tensor([[0, ln(3 / 4), ln(1 / 2)], [0, ln(1 / 2), ln(1 / 4)]]))
     assert_close(entropies_BT, torch.tensor([[0, 0.5623351, ln(2)], [0, ln(2), 0.5623351]]))
@@ -75,21 +74,9 @@ def test_token_logprobs_equal_hand_computed_values() -> None:
 
 def test_temperature_divides_the_logits() -> None:
     # Logits (0, ln 9) at temperature 2 are (0, ln 3): probabilities (1/4, 3/4).
-    logprobs_BT, _ = token_logprobs(
-        torch.tensor([[[0.0, math.log(9)], [0.0, 0.0]]]), torch.tensor([[0, 1]]), temperature=2.0
-    )
+    logits_BTV = torch.tensor([[[0.0, math.log(9)], [0.0, 0.0]]])
+    logprobs_BT, _ = fused_token_logprobs(logits_BTV, torch.eye(2), torch.tensor([[0, 1]]), temperature=2.0)
     assert_close(logprobs_BT, torch.tensor([[0.0, math.log(3 / 4)]]))
-
-
-@pytest.mark.parametrize("chunk", [1, 3, T - 1, 100])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_token_logprobs_in_chunks_equal_the_definition_in_value_and_gradient(chunk: int, temperature: float) -> None:
-    hidden_BTD, head_VD, tokens_BT = random_case()
-    logits_BTV = (hidden_BTD @ head_VD.T).detach().requires_grad_()
-    scores = token_logprobs(logits_BTV, tokens_BT, temperature=temperature, chunk=chunk)
-    expected = naive_logprobs(logits_BTV, tokens_BT, temperature)
-    assert_close(scores, expected)
-    assert_close(gradients(scores, logits_BTV), gradients(expected, logits_BTV))
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
@@ -111,7 +98,7 @@ def test_fused_token_logprobs_are_computed_at_the_positions_and_nowhere_else(see
     positions_BT = torch.rand(B, T, generator=torch.Generator().manual_seed(seed)) < 0.3
     before = positions_BT.clone()
     scores = fused_token_logprobs(hidden_BTD, head_VD, tokens_BT, positions_BT=positions_BT, chunk=chunk)
-    everywhere = token_logprobs(hidden_BTD @ head_VD.T, tokens_BT)
+    everywhere = fused_token_logprobs(hidden_BTD, head_VD, tokens_BT)
     for part, whole in zip(scores, everywhere, strict=True):
         assert_close(part, whole * positions_BT)
         assert (part[:, 0] == 0).all()
@@ -154,7 +141,8 @@ def test_gradients_agree_with_finite_differences() -> None:
 def test_half_precision_logits_are_scored_in_full_precision() -> None:
     hidden_BTD, head_VD, tokens_BT = random_case()
     logits_BTV = (hidden_BTD @ head_VD.T).detach().bfloat16()
-    assert_close(token_logprobs(logits_BTV, tokens_BT, chunk=4), naive_logprobs(logits_BTV.float(), tokens_BT))
+    scores = fused_token_logprobs(logits_BTV, torch.eye(V, dtype=torch.bfloat16), tokens_BT, chunk=4)
+    assert_close(scores, naive_logprobs(logits_BTV.float(), tokens_BT))
 
 
 class LargestTensor(TorchDispatchMode):
@@ -181,13 +169,8 @@ def test_full_logits_never_exist_in_full_precision() -> None:
         fused_token_logprobs(hidden_BTD, head_VD, tokens_BT, chunk=chunk)[0].sum().backward()
     assert fused.numel[torch.float32] == chunk * vocabulary
 
-    half_BTV = (hidden_BTD @ head_VD.T).detach().bfloat16().requires_grad_()
-    with LargestTensor() as chunked:
-        token_logprobs(half_BTV, tokens_BT, chunk=chunk)[0].sum().backward()
-    assert chunked.numel[torch.float32] == rows * chunk * vocabulary
-
     with LargestTensor() as whole:  # the measuring device can see it when it happens
-        token_logprobs(half_BTV, tokens_BT, chunk=length)[0].sum().backward()
+        fused_token_logprobs(hidden_BTD, head_VD, tokens_BT, chunk=rows * length)[0].sum().backward()
     assert whole.numel[torch.float32] == rows * (length - 1) * vocabulary
 
 
@@ -277,13 +260,13 @@ def test_the_normalizer_decides_and_the_number_of_entries_does_not() -> None:
 @pytest.mark.parametrize("normalizer", [0.0, -1.0, math.nan])
 def test_a_loss_over_no_tokens_is_refused(normalizer: float) -> None:
     with pytest.raises(ValueError, match="no tokens"):
-        world_model_loss(torch.zeros(2), torch.zeros(2), normalizer=normalizer)
+        cross_entropy(torch.zeros(2), torch.zeros(2), normalizer=normalizer)
 
 
 Term = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
 TERMS: dict[str, Term] = {
     "policy": lambda lp, other, adv, w, n: policy_loss(lp, other, adv, w, normalizer=n).loss,
-    "world_model": lambda lp, other, adv, w, n: world_model_loss(lp, w, normalizer=n),
+    "cross_entropy": lambda lp, other, adv, w, n: cross_entropy(lp, w, normalizer=n),
 }
 
 
@@ -319,8 +302,8 @@ def test_averaging_micro_batches_by_their_own_counts_would_not_add_up() -> None:
     """The reason for a normalizer from outside: micro-batches with different token counts."""
     logprobs, weights = torch.tensor([[-1.0, -1.0], [-4.0, 0.0]]), torch.tensor([[1.0, 1.0], [1.0, 0.0]])
     # The mean over the tokens is 6 / 3 = 2; the mean of the means (1 and 4) is 2.5.
-    own = [world_model_loss(lp, w, normalizer=float(w.sum())) for lp, w in zip(logprobs, weights, strict=True)]
-    assert world_model_loss(logprobs, weights, normalizer=3.0) == 2.0
+    own = [cross_entropy(lp, w, normalizer=float(w.sum())) for lp, w in zip(logprobs, weights, strict=True)]
+    assert cross_entropy(logprobs, weights, normalizer=3.0) == 2.0
     assert sum(own) / 2 == 2.5
 
 
@@ -347,13 +330,13 @@ def test_entries_without_weight_change_neither_value_nor_gradient(term: str, gar
 # ---- the other terms ----------------------------------------------------------------------------------------
 
 
-def test_world_model_loss_equals_a_hand_computed_value() -> None:
+def test_cross_entropy_equals_a_hand_computed_value() -> None:
     # 1 * 0.5 + 2 * 1.5 = 3.5 over a total weight of 3
     logprobs, weights = torch.tensor([[0.0, -0.5, -7.0], [0.0, -1.5, -9.0]]), torch.tensor([[0.0, 1, 0], [0, 2, 0]])
-    assert_close(world_model_loss(logprobs, weights, normalizer=3.0), torch.tensor(3.5 / 3))
+    assert_close(cross_entropy(logprobs, weights, normalizer=3.0), torch.tensor(3.5 / 3))
 
 
-def test_total_loss_adds_the_weighted_world_model_loss() -> None:
+def test_total_loss_adds_the_weighted_cross_entropy() -> None:
     policy, world_model = torch.tensor(0.5, requires_grad=True), torch.tensor(2.0, requires_grad=True)
     total = total_loss(policy, world_model, weight=0.3)
     total.backward()

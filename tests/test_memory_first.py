@@ -12,8 +12,9 @@ from lfo.agent import REPLY_STORE_FILE
 from lfo.errors import ConfigError, DataError
 from lfo.protocol.world_model import ObservedCall, WorldModelState
 from lfo.rollout import memory_first
-from lfo.rollout.deliberation import Question
+from lfo.rollout.deliberation import Predictor, Question
 from lfo.rollout.memory_first import CLOSE, WINDOW, MemoryFirst
+from lfo.rollout.reply_store import ReplyStore
 from lfo.types import ToolCall
 from small_runs import small_config, small_trainer
 
@@ -39,7 +40,11 @@ def started(monkeypatch: pytest.MonkeyPatch, knows: Sequence[str] = ()) -> Any:
 
     monkeypatch.setattr(memory_first, "observed_calls", lambda rollout: rollout)
     monkeypatch.setattr("lfo.rollout.reply_store.observed_calls", lambda rollout: rollout)
-    return MemoryFirst(world_model=world_model)
+    return memory(world_model)
+
+
+def memory(world_model: Predictor = lambda questions: [""] * len(questions), **state: Any) -> MemoryFirst:
+    return MemoryFirst(store=ReplyStore(), world_model=world_model, judge=str.__eq__, **state)
 
 
 def test_the_memory_answers_until_the_world_model_is_as_good(monkeypatch):
@@ -73,8 +78,8 @@ def test_a_world_model_that_is_behind_does_not_take_over(monkeypatch):
 )
 def test_it_may_be_a_little_behind(behind: int, enough: bool):
     tested = [(True, index >= behind) for index in range(WINDOW)]
-    assert MemoryFirst(tested=tested).world_model_is_as_good is enough
-    assert not MemoryFirst(tested=tested[1:]).world_model_is_as_good
+    assert memory(tested=tested).world_model_is_as_good is enough
+    assert not memory(tested=tested[1:]).world_model_is_as_good
 
 
 def test_a_reply_tests_both_before_they_learn_it_and_only_once(monkeypatch):
@@ -87,11 +92,11 @@ def test_it_is_saved_and_loaded(tmp_path: Path, monkeypatch):
     store = started(monkeypatch, knows=["b"])
     store.observe([[reply_to("a"), reply_to("b")]])
     store.save(tmp_path / "store")
-    again = MemoryFirst()
+    again = memory()
     again.load(tmp_path / "store")
-    assert (again.replies, again.tested, again.handed_over) == (store.replies, store.tested, False)
+    assert (again.store.replies, again.tested, again.handed_over) == (store.store.replies, store.tested, False)
     store.handed_over = True
-    store.replies.clear()
+    store.store.replies.clear()
     store.save(tmp_path / "store")
     again.load(tmp_path / "store")
     assert again.handed_over
@@ -103,7 +108,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, text: str | None):
     if text is not None:
         (tmp_path / "store").write_text(text)
     with pytest.raises(DataError, match="not a store of replies"):
-        MemoryFirst().load(tmp_path / "store")
+        memory().load(tmp_path / "store")
 
 
 def test_it_needs_a_trained_world_model():
@@ -121,7 +126,7 @@ def test_a_run_hands_over_and_resumes(tmp_path: Path, monkeypatch):
     assert isinstance(store, MemoryFirst)
     assert store.handed_over or len(store) > 0
     small_trainer(*settings, "steps=3", f"output_dir={tmp_path}").fit(resume=True)
-    last = MemoryFirst()
+    last = memory()
     last.load(tmp_path / "adapters" / REPLY_STORE_FILE)
     assert last.handed_over
     assert len(last) == 0

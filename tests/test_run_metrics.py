@@ -12,7 +12,7 @@ import torch
 
 from lfo.env.oracle import OracleCodes
 from lfo.errors import ConfigError, DataError
-from lfo.evaluation.balance import POLICY_SILENT, SERVERS_DIFFER, WORLD_MODEL_SILENT, gradient_balance, judged
+from lfo.evaluation.balance import POLICY_SILENT, SAMPLER_DIFFERS, WORLD_MODEL_SILENT, gradient_balance, judged
 from lfo.evaluation.runs import describe_data
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import render_state
@@ -149,7 +149,7 @@ def test_one_adapter_alone_has_no_balance(row: dict):
 def test_servers_that_differ_from_the_trainer_are_one_warning_more():
     assert judged({"logprob_gap_mean": 0.02}) == {}
     row = {"gradient_norm/policy": 1.0, "gradient_norm/world_model": 11.0, "warnings": ["of the rollouts"]}
-    assert judged({**row, "logprob_gap_mean": 0.021})["warnings"] == ["of the rollouts", POLICY_SILENT, SERVERS_DIFFER]
+    assert judged({**row, "logprob_gap_mean": 0.021})["warnings"] == ["of the rollouts", POLICY_SILENT, SAMPLER_DIFFERS]
     assert judged({"warnings": ["of the rollouts"], "logprob_gap_mean": 1.0})["warnings"][0] == "of the rollouts"
 
 

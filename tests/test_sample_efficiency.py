@@ -347,7 +347,7 @@ def test_groups_are_named_by_what_sets_them_apart():
     assert named("algo=dapo", "policy.frozen=true") == ["dapo", "dual-lora frozen-policy"], "also where it is alone"
     assert named("algo=dapo", "algo=dapo feedback=true internalise.rows=8", "feedback=true internalise.rows=8") == [
         "dapo",
-        "dapo+feedback rows=8",
+        "imitation+feedback",
         "dual-lora+feedback",
     ]
     verl = "engine=verl verl.actor_rollout_ref.rollout.name"

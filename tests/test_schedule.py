@@ -82,12 +82,11 @@ def test_the_controller_follows_its_rules(accuracy: float, success: float, basel
 def test_the_weight_follows_the_accuracy_and_success_of_an_evaluation():
     weight = 0.5
     for accuracy, success, expected in ((0.1, 0.5, 1.0), (0.5, 0.5, 1.0), (0.9, 0.1, 0.3), (0.9, 0.6, 0.3)):
-        row = {"world_model_accuracy": accuracy, "eval/val/success": success}
-        weight = adapted_weight(weight, row, best=0.5)
+        weight = adapted_weight(weight, {"world_model_accuracy": accuracy}, success=success, best=0.5)
         assert weight == expected
-    assert adapted_weight(0.3, {}, best=0.5) == 0.3, "what nobody measured changes nothing"
+    assert adapted_weight(0.3, {}, success=0.0, best=0.5) == 0.3, "what nobody measured changes nothing"
     both = {"world_model_eval/token_accuracy": 0.2, "world_model_accuracy": 0.9}
-    assert adapted_weight(0.3, both, best=0.5) == 1.0, "held-out replies count where there are any"
-    first = {"world_model_eval/token_accuracy": 0.9, "eval/val/success": 0.1}
-    assert adapted_weight(1.0, first, best=None) == 1.0, "the first evaluation has nothing to be worse than"
-    assert adapted_weight(0.0, {"world_model_accuracy": 0.1}, best=0.5) == 0.0, "no world model, no weight"
+    assert adapted_weight(0.3, both, success=0.0, best=0.5) == 1.0, "held-out replies count where there are any"
+    first = {"world_model_eval/token_accuracy": 0.9}
+    assert adapted_weight(1.0, first, success=0.1, best=None) == 1.0, "nothing to be worse than"
+    assert adapted_weight(0.0, {"world_model_accuracy": 0.1}, success=0.0, best=0.5) == 0.0, "no world model, no weight"

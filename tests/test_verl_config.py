@@ -15,7 +15,7 @@ from transformers import Qwen3Config
 
 from lfo.config import KNOBS, PRESETS, load_config
 from lfo.engines import create_trainer
-from lfo.engines.verl.config import _chosen, _is_small, _translated
+from lfo.engines.verl.config import _chosen, _translated, is_small
 from lfo.env.phone_calls import PhoneCalls
 from lfo.errors import ConfigError
 from lfo.loading import load_tokenizer
@@ -94,7 +94,7 @@ print("ANSWERS" + json.dumps({"trees": trees, "objects": objects}))
 ASKED: dict[str, list[str]] = {
     "tiny": ["preset=tiny", "engine=verl", "policy.overlong_buffer=64", "coupling=stacked"],
     "8 GPUs": ["preset=qwen3-8b-8x24gb"],
-    "1 GPU": ["preset=qwen3-1.7b-1gpu"],
+    "1 GPU": ["preset=qwen3-1.7b-1gpu", "engine=verl"],
     "own keys": [
         "preset=tiny",
         "engine=verl",
@@ -190,12 +190,17 @@ def test_the_preset_for_eight_gpus_has_the_reference_numbers(answers):
         (270 << 20, ("verl.trainer.nnodes=2",), False),
     ],
 )
-def test_a_small_base_on_one_gpu_is_trained_without_checkpointing(tmp_path, size, settings, small):
+def test_a_small_base_on_one_gpu_needs_neither_checkpointing_nor_compilation(tmp_path, size, settings, small):
     (tmp_path / "config.json").write_text("{}")
     if size:
         with (tmp_path / "model.safetensors").open("wb") as file:
             file.truncate(size)  # sparse: it takes no space
-    assert _is_small(load_config([f"model={tmp_path}", "engine=verl", *settings])) is small
+    config = load_config([f"model={tmp_path}", "engine=verl", "device=cuda", *settings])
+    assert is_small(config) is small
+    chosen = _chosen(config)
+    assert chosen["actor_rollout_ref.model.enable_gradient_checkpointing"] is not small
+    compilation = "actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config"
+    assert (compilation in chosen) is small, "vLLM compiles larger bases"
 
 
 @pytest.mark.verl

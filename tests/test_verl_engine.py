@@ -74,7 +74,7 @@ def recorded_batches(trainer: Trainer, count: int) -> list[list[TrainingSample]]
     step = 0
     while len(batches) < count:
         collected = trainer.collect(step)
-        plan = trainer.rows(step, collected, trainer.store_replies(collected.groups))
+        plan = trainer.make_update(step, collected, trainer.store_replies(collected.groups))
         drawn = [list(samples) for samples in plan.mini_batches if any(any(row.policy_weights) for row in samples)]
         batches += [[*samples, *imitated(trainer, collected.rollouts)] for samples in drawn]
         step += 1
@@ -226,6 +226,7 @@ def test_every_rank_holds_what_the_memory_plan_counts(runs):
     for ranks in (1, 2):
         results = load_file(folder / "separate" / f"results-{ranks}.safetensors")
         assert int(results["held"]) == layers // ranks + shape.embedding_parameters + shape.hidden
+        assert bool(results["runs_lean"]) is (ranks == 1), "one rank does not shard, so our own forward can run"
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -121,7 +121,7 @@ def rollouts_through_verls_tools(trainer: Any, cluster: Any) -> dict[str, list[d
                     "session_id": 0,
                     "uid": "tools",
                     "adapter": ["policy"],
-                    "untrained": [False],
+                    "by_base": [False],
                     "feedback": [None],
                     "looks_ahead": True,
                     "temperature": None,

@@ -24,6 +24,7 @@ from lfo.config import RunConfig, load_config
 from lfo.engines.verl import learner
 from lfo.engines.verl.config import prepare_environment, verl_config
 from lfo.model.adapters import DualAdapterModel
+from lfo.model.lean import LeanForward
 from lfo.types import TrainingSample
 
 FOLDER, RANK, RANKS = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
@@ -144,6 +145,7 @@ def run(name: str, case: dict[str, Any]) -> None:
         for place, weight in enumerate(weights):
             results[f"weight.{adapter}.{place}"] = weight.detach().clone()
     results["held"] = torch.tensor(held_of_base(engine))
+    results["runs_lean"] = torch.tensor(LeanForward.supports(engine.model.causal_lm))
     if RANKS == 1:
         results |= after_a_sync(engine, load_config(case["settings"]), batches[0][0].tokens[:40])
     (FOLDER / name / f"{RANKS}").mkdir(exist_ok=True)

@@ -51,7 +51,7 @@ class TwoQuestions(OracleCodes):
 def told_requests(requests: Sequence[RolloutRequest]) -> list[RolloutRequest]:
     """Two blind rollouts of the base in place of the policy, one of them told what another has heard."""
     told = Feedback(after=1, action=format_tool_call(ToolCall(name="make_phone_call", arguments={})), observation="No.")
-    base = [replace(request, blind=True, imagine=None, untrained=True) for request in requests[:2]]
+    base = [replace(request, blind=True, imagine=None, by_base=True) for request in requests[:2]]
     return [base[0], replace(base[1], feedback=told)]
 
 

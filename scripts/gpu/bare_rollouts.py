@@ -22,16 +22,18 @@ from transformers import AutoModelForCausalLM
 from lfo.config import RunConfig, from_yaml
 from lfo.engines.verl.agent_loop import ScriptedRows, _Said
 from lfo.engines.verl.bare_vllm import BareVllm
+from lfo.engines.verl.config import UNCOMPILED, is_small
 from lfo.loading import environment_factory, load_tokenizer
 from lfo.model.adapters import DualAdapterModel
 from lfo.protocol.chat import ChatCodec
 from lfo.rollout.row import RolloutRequest
 from lfo.rollout.runner import Runner, RunnerConfig
 from lfo.rundir import read_metrics
+from lfo.tools.plan import cache_bytes_of_a_token, shape_of
+from lfo.tools.server_bench import CACHE_ROOM
 from lfo.tools.speed import seconds_of
 
 REPEATS = 3
-SHARE = 0.3  # of the GPU memory
 
 
 def requests(config: RunConfig) -> list[list[list[int]]]:
@@ -73,13 +75,15 @@ def bare_tokens_per_second(config: RunConfig) -> tuple[float, int]:
         base.config.save_pretrained(folder)
         model = DualAdapterModel.build(base.to("cuda"), coupling="separate", seed=0, rank=config.lora.rank)
         model.export(Path(folder) / "policy", model.policy_adapters)
+        cache = len(rollouts) * config.rollout.max_context * cache_bytes_of_a_token(shape_of(config.model))
         vllm = BareVllm(
             Path(folder),
             Path(folder) / "policy",
             rank=config.lora.rank,
             context=config.rollout.max_context,
             rows=len(rollouts),
-            memory=SHARE,
+            cache_bytes=int(CACHE_ROOM * cache),
+            compilation=UNCOMPILED if is_small(config) else None,
         )
 
         def step() -> int:

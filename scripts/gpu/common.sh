@@ -28,7 +28,7 @@ scripted=(env=lfo.env.scripted:ScriptedCalls "env_args.levels=[2]" rollout.max_t
     rollout.max_context=4096 micro_batch_tokens=8192 rollout.mini_batch_prompts=8 policy.max_resamples=-1 eval.every=0 checkpoint_every=100)
 lfo() { timeout -k 15 "${LIMIT:-600}" python -W ignore -c 'from lfo.cli import main; main()' "$@"; }
 
-# One run with a Ray of its own: train NAME SETTING ...   What its processes said is kept where it failed, in NAME.ray.
+# One run with a Ray of its own: train NAME SETTING ...   The logs of its processes are kept in NAME.ray if it failed, or if KEEP_LOGS is set.
 train() {
     local name=$1 began=$SECONDS code=0 session; shift
     local run="$out/$name"; rm -rf "$run" "$run.log" "$run.ray"
@@ -37,9 +37,11 @@ train() {
     [ $code -eq 124 ] && echo "ran past the ${LIMIT:-600} s that it may take" >> "$run.log"
     echo "== $name: exit code $code after $((SECONDS - began)) s, with the end of all processes"
     grep -a "^starting: .* s$" "$run.log"
+    if [ $code -ne 0 ] || [ -n "${KEEP_LOGS:-}" ]; then
+        mkdir -p "$run.ray"; cp "$session"/ray/session_latest/logs/worker-*.{out,err} "$run.ray/" 2> /dev/null
+    fi
     if [ $code -ne 0 ]; then
         grep -av "^$" "$run.log" | tail -1
-        mkdir -p "$run.ray"; cp "$session"/ray/session_latest/logs/worker-*.{out,err} "$run.ray/" 2> /dev/null
         grep -ahE "^[^ ].*(Error|Exception)\b.*: " "$run.ray"/* 2> /dev/null | sort | uniq -c | sort -rn | head -3
     fi
     rm -rf "$session"

@@ -32,6 +32,7 @@ from lfo.protocol.world_model import WorldModelCodec, WorldModelState
 from lfo.rollout import ending_tools
 from lfo.rollout.deliberation import LookAhead
 from lfo.rollout.ending_tools import EndingTools, learns_tools
+from lfo.rollout.memory_first import MemoryFirst
 from lfo.rollout.predictors import make_lookahead, new_reply_store, world_model_codec
 from lfo.rollout.reply_store import ReplyStore
 from lfo.rollout.row import RolloutRequest
@@ -59,7 +60,7 @@ class Agent:
     sampler: Sampler
     runner_config: RunnerConfig
     lookahead: LookAhead | None = None  # None: the run has no look-ahead
-    reply_store: ReplyStore | None = None  # set if it answers look-ahead instead of the world model
+    reply_store: ReplyStore | MemoryFirst | None = None  # set if it answers look-ahead, at least at first
     ending_tools: EndingTools | None = None  # set if the run finds out itself which tools look-ahead may imagine
     adapters_folder: Path | None = None  # the folder of the loaded adapters; None: they are untrained
 
@@ -85,7 +86,7 @@ class Agent:
             return play(requests, sampler.session(rows=len(requests), adapters=()))
         rollouts: dict[int, Rollout] = {}
         for base_acts, adapters in ((True, ()), (False, self.model.policy_adapters)):
-            indices = [index for index, request in enumerate(requests) if request.untrained == base_acts]
+            indices = [index for index, request in enumerate(requests) if request.by_base == base_acts]
             if indices:
                 rows = self.sampler.session(rows=len(indices), adapters=adapters)
                 rollouts |= zip(indices, play([requests[index] for index in indices], rows), strict=True)
@@ -107,9 +108,9 @@ class Agent:
         A rollout depends on (seed, task, sample) only, whatever else runs in the batch. `on_turn` is called with each
         turn as it happens, `on_batch` with the number of rollouts that have just ended.
         """
-        untrained = lookahead and self.config.looks_ahead_untrained
+        by_base = lookahead and self.config.looks_ahead_untrained
         requests = [
-            RolloutRequest(task=task, seeds=(seed, index, sample), blind=not lookahead, untrained=untrained)
+            RolloutRequest(task=task, seeds=(seed, index, sample), blind=not lookahead, by_base=by_base)
             for index, task in enumerate(tasks)
             for sample in range(samples)
         ]
@@ -164,7 +165,6 @@ def build_agent(
     """Return an agent with untrained adapters on `base`; `base` is modified in place."""
     codec = ChatCodec(tokenizer, make_environment().tools(), thinking=config.rollout.thinking)
     model = DualAdapterModel.of_run(base, config)
-    reply_store = new_reply_store(config)
     learnt_tools = EndingTools() if learns_tools(make_environment(), config) else None
     agent = Agent(
         config=config,
@@ -175,13 +175,12 @@ def build_agent(
         model=model,
         sampler=_sampler(model, codec, config),
         runner_config=RunnerConfig.of_run(config),
-        reply_store=reply_store,
         ending_tools=learnt_tools,
     )
-    lookahead = make_lookahead(
-        config, make_environment, agent.world_model_codec, agent.complete, reply_store, learnt_tools
-    )
-    return dataclasses.replace(agent, lookahead=lookahead)
+    predicts = config, make_environment, agent.world_model_codec, agent.complete
+    store = new_reply_store(*predicts)
+    lookahead = make_lookahead(*predicts, store, learnt_tools)
+    return dataclasses.replace(agent, lookahead=lookahead, reply_store=store)
 
 
 def _sampler(model: DualAdapterModel, codec: ChatCodec, config: RunConfig) -> Sampler:

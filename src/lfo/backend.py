@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from lfo.rollout.ending_tools import EndingTools
+from lfo.rollout.memory_first import MemoryFirst
 from lfo.rollout.reply_store import ReplyStore
 from lfo.rollout.row import RolloutRequest
 from lfo.types import ReplyScore, Rollout, TrainingSample
@@ -21,8 +22,8 @@ class Backend(Protocol):
     """Rollouts, predictions and updates of one run."""
 
     @property
-    def reply_store(self) -> ReplyStore | None:
-        """The store that answers look-ahead in the control without a world model; None in other runs."""
+    def reply_store(self) -> ReplyStore | MemoryFirst | None:
+        """The memory that answers look-ahead instead of the world model, or before it; None in other runs."""
         ...
 
     @property

@@ -26,13 +26,19 @@ from lfo.evaluation.held_out import Examination
 from lfo.evaluation.runs import describe_data, warn_of_changed_data
 from lfo.evaluation.success import evaluated_tasks, far_below, step_metrics
 from lfo.model.couplings import coupling_of
-from lfo.objectives.advantages import DynamicSamplingReport, select_groups, shaped_group, surprise_bonus
+from lfo.objectives.advantages import (
+    DynamicSamplingReport,
+    select_groups,
+    surprise_bonus,
+    with_overlong_penalty,
+)
 from lfo.objectives.schedule import adapted_weight
 from lfo.protocol.world_model import WorldModelExample
 from lfo.rollout.feedback import roll_out_in_waves
 from lfo.rollout.mini_batches import MiniBatches, Update
 from lfo.rollout.practice import Practice
 from lfo.rollout.predictors import world_model_codec
+from lfo.rollout.renaming import Renaming
 from lfo.rollout.runner import refuse_dead_environment
 from lfo.rollout.samples import ReplayBuffer, acted_by_policy, examples_of_groups, logged_replies, mark_imagined
 from lfo.rollout.successes import SuccessBuffer
@@ -96,6 +102,7 @@ class Trainer:
             world_model_adapters=self.coupling.world_model,
             predicted_tools=self.predicted_tools,
             practice=Practice(self.codec, swap_names=world.swap_names, wording=world.wording),
+            renaming=Renaming(tokenizer, chance=config.internalise.swap_names),
         )
         if world.from_logs:
             logged = logged_replies(world.from_logs, make_environment(), self.codec, predict=self.predicted_tools)
@@ -152,13 +159,13 @@ class Trainer:
         with clock("examples"):
             examples = [] if self.config.internalise.over(step) else self.store_replies(collected.groups)
         with clock("update"):
-            update = self.rows(step, collected, examples)
+            update = self.make_update(step, collected, examples)
             learnt = self.backend.learn(
                 update.mini_batches, world_model_weight=update.world_model_weight, rate_factor=update.rate_factor
             )
         with clock("sync"):
             self.backend.sync(step + 1)
-        row, watched = self.row(step, collected), mean_of_each(learnt)
+        row, watched = self.rollout_metrics(step, collected), mean_of_each(learnt)
         self.state.rollouts += len(collected.rollouts)
         self.state.sampled_tokens += row["sampled_tokens"]
         self.state.seconds += sum(clock.seconds.values())
@@ -185,12 +192,12 @@ class Trainer:
         # A run that learns from logs needs no rollouts: the replay buffer already holds every reply.
         for draw in range(0 if config.world_model.from_logs else config.policy.draws):
             drawn = self.draw(step, draw)
-            shaped = [self.shaped(group) for group in drawn]
-            informative, seen = select_groups(shaped)
+            own = [self.own_rollouts(group) for group in drawn]
+            informative, seen = select_groups(own)
             report += seen
-            for index, group in enumerate(shaped, start=len(groups)):
+            for index, group in enumerate(own, start=len(groups)):
                 if len(kept) < config.rollout.prompts and (group in informative or config.policy.max_resamples < 0):
-                    kept[index] = group
+                    kept[index] = self.shaped(group)
             groups += drawn
             if len(kept) == config.rollout.prompts or self._ignores_rollouts(step):
                 break
@@ -215,16 +222,19 @@ class Trainer:
         ]
         return list(map(mark_imagined, groups)) if self.config.lookahead == "policy" else groups
 
-    def shaped(self, group: RolloutGroup) -> RolloutGroup:
-        """Return the group that trains the policy: only the policy's own rollouts, with shaped rewards."""
-        config = self.config
+    def own_rollouts(self, group: RolloutGroup) -> RolloutGroup:
+        """Return the group with only the policy's own rollouts, and their bonuses for surprise."""
         own = dataclasses.replace(group, rollouts=tuple(filter(acted_by_policy, group.rollouts)))
-        bonus: Sequence[float] = ()
-        if config.surprise:
-            bonus = surprise_bonus([self._surprise(rollout) for rollout in own.rollouts], config.surprise)
-        return shaped_group(
-            own, limit=config.rollout.max_context, overlong_buffer=config.policy.overlong_buffer, bonus=bonus
-        )
+        if not self.config.surprise:
+            return own
+        losses = [self._surprise(rollout) for rollout in own.rollouts]
+        bonuses = surprise_bonus(losses, self.config.surprise, conditions=own.conditions)
+        return dataclasses.replace(own, bonuses=bonuses)
+
+    def shaped(self, group: RolloutGroup) -> RolloutGroup:
+        """Return the group with shaped rewards."""
+        buffer = self.config.policy.overlong_buffer
+        return with_overlong_penalty(group, limit=self.config.rollout.max_context, buffer=buffer) if buffer else group
 
     def _surprise(self, rollout: Rollout) -> float:
         """Return the mean world-model loss on the replies in this rollout; 0 if there are none."""
@@ -249,13 +259,13 @@ class Trainer:
                 self.mini_batches.replay.add(examples)
         return found
 
-    def rows(self, step: int, collected: Collected, examples: Sequence[Sequence[WorldModelExample]]) -> Update:
+    def make_update(self, step: int, collected: Collected, examples: Sequence[Sequence[WorldModelExample]]) -> Update:
         """Return the training rows of each mini-batch of this step; `examples` are those of each group."""
         return self.mini_batches.update(
             step, collected.groups, collected.kept, examples, world_model_weight=self.state.weight
         )
 
-    def row(self, step: int, collected: Collected) -> dict[str, Any]:
+    def rollout_metrics(self, step: int, collected: Collected) -> dict[str, Any]:
         """Return the metrics that come from the rollouts of a step."""
         tools = {tool["function"]["name"] for tool in self.make_environment().tools()}
         metrics, warnings = step_metrics(collected.rollouts, tools)
@@ -313,7 +323,8 @@ class Trainer:
         final = config.eval.final_splits if state.step == config.steps else ()
         row |= self.evaluate(run, (*config.eval.splits, *final))
         if config.world_model.schedule == "adaptive":
-            state.weight = adapted_weight(state.weight, row, best=state.best)
+            success = row.get(self._judged_by, 0.0)
+            state.weight = adapted_weight(state.weight, row, success=success, best=state.best)
         tasks, success = evaluated_tasks(row, at_most=config.eval.tasks), row.get(self._judged_by, state.best)
         if state.best is not None and far_below(state.best, success, tasks=tasks):
             row["warnings"] = [*row.get("warnings", ()), SUCCESS_LOST]

@@ -161,6 +161,7 @@ class RolloutGroup:
 
     task_id: str
     rollouts: tuple[Rollout, ...]
+    bonuses: tuple[float, ...] = ()  # added to the advantages; empty: none
 
     @property
     def rewards(self) -> tuple[float, ...]:

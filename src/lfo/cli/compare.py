@@ -53,7 +53,7 @@ def compare(
     }
     for title, rows in tables.items():
         if rows:
-            console.print(figures_table(title, rows, min_width=12, overflow="fold"))
+            console.print(figures_table(title, rows, min_width=12, overflow="fold"), crop=False)
     about_blind = [comparison_text.BLIND] if any(group.blind for group in comparison.groups) else []
     for line in (*about_blind, *comparison_text.conclusions(comparison), *comparison.notes):
         console.print(line, highlight=False, markup=False)

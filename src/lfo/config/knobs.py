@@ -123,6 +123,7 @@ class InternaliseConfig:
     rows: Whole = knob(0, "successes in one mini-batch that the policy imitates; 0 is off: see Into the weights")
     learning_rate: Rate = knob(1e-3, "of the policy adapter in updates that imitate")
     until: Whole = knob(0, "steps after which look-ahead and world model end, and DAPO alone goes on; 0 is never")
+    swap_names: Share = knob(0.0, "chance that a rare word of a success is swapped for another when it is imitated")
     teacher: Literal["base", "policy", "hindsight"] = knob("base", "who gives what is imitated: see Into the weights")
 
     def over(self, step: int) -> bool:
@@ -172,7 +173,7 @@ class RunConfig:
     feedback: Feedback = knob(
         "off", "show half of each group a reply that the others received; `other_task` is a control"
     )
-    surprise: Factor = knob(0.0, "coefficient of a reward for prediction error, relative to the group")
+    surprise: Factor = knob(0.0, "coefficient of a bonus for prediction error, added to advantages")
     steps: Count = knob(100, "steps to train", main=True)
     seed: int = knob(0, "of all random numbers of the run", main=True, beside=True, ge=0, le=2**32 - 1)
     output_dir: str = knob("runs/latest", "the run's folder", main=True, beside=True)

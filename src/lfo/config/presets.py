@@ -68,11 +68,11 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "verl.actor_rollout_ref.rollout.gpu_memory_utilization": 0.6,
         "verl.actor_rollout_ref.actor.fsdp_config.optimizer_offload": True,
     },
-    # One GPU, no vLLM: rollouts by the sampler of this package.
+    # One GPU of 80 GB. At this size our sampler is faster than vLLM (docs/LOG.md, section 35).
     "qwen3-1.7b-1gpu": {
-        "engine": "verl",
         "model": "Qwen/Qwen3-1.7B",
         "device": "cuda",
+        "micro_batch_tokens": 8192,
         "rollout.max_context": 4096,
         "rollout.max_turn_tokens": 512,
         "steps": 300,

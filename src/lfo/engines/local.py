@@ -18,9 +18,10 @@ from lfo.config import RunConfig, to_yaml
 from lfo.env.interface import EnvironmentFactory
 from lfo.errors import WorkError
 from lfo.loading import limit_threads, load_base, pick_device
-from lfo.model.learner import Learner
+from lfo.model.learner import GAP, Learner
 from lfo.rollout import ending_tools
 from lfo.rollout.ending_tools import EndingTools
+from lfo.rollout.memory_first import MemoryFirst
 from lfo.rollout.reply_store import ReplyStore
 from lfo.rollout.row import RolloutRequest
 from lfo.types import ReplyScore, Rollout, TrainingSample
@@ -50,7 +51,7 @@ class LocalBackend:
         self.learner = Learner(agent.model, agent.config)
 
     @property
-    def reply_store(self) -> ReplyStore | None:
+    def reply_store(self) -> ReplyStore | MemoryFirst | None:
         return self.agent.reply_store
 
     @property
@@ -83,10 +84,13 @@ class LocalBackend:
     def learn(
         self, mini_batches: Sequence[Sequence[TrainingSample]], *, world_model_weight: float, rate_factor: float
     ) -> list[dict[str, float]]:
-        return [
+        updates = [
             self.learner.update(rows, world_model_weight=world_model_weight, rate_factor=rate_factor)
             for rows in mini_batches
         ]
+        for later in updates[1:]:
+            later.pop(GAP, None)
+        return updates
 
     def sync(self, step: int) -> None:
         self.agent.sampler.refresh()

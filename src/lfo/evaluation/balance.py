@@ -1,4 +1,4 @@
-"""Warnings about a step: an adapter hardly learns, or rollout servers and trainer disagree."""
+"""Warnings about a step: an adapter hardly learns, or sampler and trainer disagree."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ LARGE_GAP = 0.02  # mean difference of log-probs; between bf16 servers and train
 POLICY_SILENT = "gradient_ratio is below 1:10: the policy hardly learns beside the world model; run lfo advise"
 WORLD_MODEL_SILENT = "gradient_ratio is above 10:1: the world model hardly learns beside the policy; run lfo advise"
 
-SERVERS_DIFFER = (
-    "logprob_gap_mean is above 0.02: rollout servers compute other log-probs than the trainer; "
-    "check their precision, and whether they have the adapters of the trainer"
+SAMPLER_DIFFERS = (
+    "logprob_gap_mean is above 0.02: the sampler computes other log-probs than the trainer; "
+    "check the precision of rollout servers, and whether they have the adapters of the trainer"
 )
 
 
 def judged(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return additions to a row of metrics: those of `gradient_balance`, and a warning if the servers disagree.
+    """Return additions to a row of metrics: those of `gradient_balance`, and a warning if the sampler disagrees.
 
     >>> judged({"logprob_gap_mean": 0.001})
     {}
     """
     added = gradient_balance(row)
     if row.get("logprob_gap_mean", 0.0) > LARGE_GAP:
-        added["warnings"] = [*added.get("warnings", row.get("warnings", ())), SERVERS_DIFFER]
+        added["warnings"] = [*added.get("warnings", row.get("warnings", ())), SAMPLER_DIFFERS]
     return added
 
 

@@ -60,7 +60,7 @@ def evaluate_splits(
     for split in splits:
         tasks = tasks_of(make_environment(), split)[: config.eval.tasks]
         requests = [RolloutRequest(task=task, seeds=(0,), blind=True) for task in tasks]
-        shown = {"blind": not sighted, "untrained": sighted and config.looks_ahead_untrained}
+        shown = {"blind": not sighted, "by_base": sighted and config.looks_ahead_untrained}
         rollouts = roll_out([replace(request, **shown) for request in requests], temperature=0.0)
         refuse_dead_environment(rollouts)
         metrics = rollout_metrics(rollouts) | draft_metrics(rollouts)

@@ -13,7 +13,7 @@ from lfo.config import BESIDE_THE_EXPERIMENT, KNOBS, RunConfig, differences, exp
 from lfo.errors import UsageError
 from lfo.evaluation.runs import RunRecord
 
-WITH_FEEDBACK = "+feedback"
+IMITATION, WITH_FEEDBACK = "imitation", "+feedback"
 FROZEN, FROZEN_POLICY = "policy.frozen", "frozen-policy"  # the config key, and its name in group names
 
 
@@ -38,13 +38,15 @@ def group_names(configs: Sequence[RunConfig]) -> list[str]:
 
     "dapo", "dual-lora", "dual-lora frozen-policy", "dual-lora coupling=shared lookahead=off"
 
-    A frozen policy, which is a control, and feedback are always named. Names are unique: groups that no config value
+    `algo=dapo` with `internalise.rows` imitates and makes few or no updates of DAPO: it is called "imitation". A frozen
+    policy, which is a control, and feedback are always named. Names are unique: groups that no config value
     distinguishes get numbers.
     """
     names: list[str] = []
     for config in configs:
         usual = load_config([f"preset={configs[0].preset}", f"algo={config.algo}"])
-        alike = [other for other in configs if other.algo == config.algo]
+        algo = _algorithm(config)
+        alike = [other for other in configs if _algorithm(other) == algo]
         varying = {name for other in alike for name in _distinguishing(config, other)}
         always_named = {FROZEN} if config.feedback == "other_task" else {FROZEN, "feedback"}
         # The engine's name says enough, unless groups on verl differ in their servers or machines.
@@ -55,12 +57,15 @@ def group_names(configs: Sequence[RunConfig]) -> list[str]:
         own = {name: value for name, (value, _) in differences(config, usual).items() if name in named}
         control = [FROZEN_POLICY] if config.policy.frozen else []
         settings = [f"{_short(name)}={_in_words(value)}" for name, value in own.items()]
-        algo = f"{config.algo}{WITH_FEEDBACK}" if config.has_feedback else config.algo
-        names.append(" ".join([algo, *control, *settings]))
+        names.append(" ".join([f"{algo}{WITH_FEEDBACK}" if config.has_feedback else algo, *control, *settings]))
     return [
         name if names.count(name) == 1 else f"{name} #{names[: index + 1].count(name)}"
         for index, name in enumerate(names)
     ]
+
+
+def _algorithm(config: RunConfig) -> str:
+    return IMITATION if config.algo == "dapo" and config.internalise.rows else config.algo
 
 
 def _distinguishing(one: RunConfig, other: RunConfig) -> set[str]:

@@ -111,21 +111,20 @@ class DualAdapterModel:
         targets: Literal["all-linear"] | Sequence[str] = "all-linear",
         gradient_checkpointing: bool = False,
         with_world_model: bool = True,
-        stacked_gradient: bool = False,
     ) -> DualAdapterModel:
         """Freeze `base` and add the adapters of the coupling, in fp32 for every dtype of the base.
 
         The initial weights of an adapter are a pure function of (seed, adapter, layer): the policy adapter is bit-equal
-        with and without a world model, and no global random state is used. With `stacked_gradient` the policy loss
-        trains all adapters.
+        with and without a world model, and no global random state is used.
         """
         row = coupling_of(coupling, with_world_model=with_world_model)
-        row = replace(row, spared=()) if stacked_gradient else row
         if rank < 1:
             raise ConfigError(f"The LoRA rank must be at least 1, not {rank}.")
         for key, neutral in _LOGIT_TRANSFORMS.items():
             if getattr(cast(Any, base.config), key, neutral) not in (None, neutral):
                 raise ConfigError(f"Models with {key} are not supported.")
+        if getattr(cast(Any, base).get_output_embeddings(), "bias", None) is not None:
+            raise ConfigError("Models whose output layer has a bias are not supported; choose a base without one.")
 
         target_modules = targets if isinstance(targets, str) else list(targets)
         config = LoraConfig(
@@ -160,7 +159,7 @@ class DualAdapterModel:
 
     @property
     def head(self) -> Tensor:
-        """The weight of the head, V x D: `logits = hidden @ head.T` (see `logits` for a head with bias)."""
+        """The weight of the head, V x D: `logits = hidden @ head.T`."""
         return self.causal_lm.get_output_embeddings().weight
 
     @property

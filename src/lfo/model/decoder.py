@@ -23,6 +23,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from lfo.model.adapters import DualAdapterModel
+from lfo.objectives.losses import logits_of
 
 
 class DecoderCache(Protocol):
@@ -103,13 +104,12 @@ class HFCache:
     def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         decoder = self._decoder
         with decoder.model.active(decoder.adapters):
-            output = decoder.model.causal_lm(
+            output = decoder.model.causal_lm.get_decoder()(
                 input_ids=tokens,
                 attention_mask=self._mask_BS,
                 position_ids=positions,
                 past_key_values=self._past,
                 use_cache=True,
-                logits_to_keep=1,
             )
         self._past = output.past_key_values
-        return output.logits[:, -1].float()
+        return logits_of(output.last_hidden_state[:, -1], decoder.model.head).float()  # as in training

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -28,13 +28,12 @@ from lfo.model.adapters import DualAdapterModel
 from lfo.model.couplings import POLICY
 from lfo.objectives.losses import (
     clip_gradients_per_adapter,
+    cross_entropy,
     fused_token_hits,
     fused_token_logprobs,
-    imitation_loss,
     policy_loss,
     total_loss,
     weighted_mean,
-    world_model_loss,
 )
 from lfo.types import ReplyScore, TrainingSample
 
@@ -42,6 +41,7 @@ LOGITS_AT_ONCE = 1 << 27  # predictions times vocabulary
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # of DAPO: the ratio to the policy that sampled is clipped to [1 - low, 1 + high]
 BETAS, WEIGHT_DECAY = (0.9, 0.95), 0.1  # of AdamW
 MAX_NORM = 1.0  # of each adapter's gradient
+GAP = "logprob_gap_mean"  # before the first update of a step it shows whether sampler and trainer compute the same
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -228,12 +228,10 @@ class Learner:
             policy = self._policy_loss(hidden_BTD, batch, tokens.policy, sums)
         if batch.has_imitation:
             weights_BT, count = batch.imitation_weights_BT, tokens.imitation
-            policy = policy + self._cross_entropy(
-                "imitation", imitation_loss, hidden_BTD, batch, weights_BT, count, sums
-            )
+            policy = policy + self._cross_entropy("imitation", hidden_BTD, batch, weights_BT, count, sums)
         if has_world:
             weights_BT, count = batch.world_model_weights_BT, tokens.world_model
-            world = self._cross_entropy("world_model", world_model_loss, hidden_BTD, batch, weights_BT, count, sums)
+            world = self._cross_entropy("world_model", hidden_BTD, batch, weights_BT, count, sums)
         if has_policy and has_world and spared:
             kept = [parameter for name, group in self.parameters.items() if name not in spared for parameter in group]
             everything = [parameter for group in self.parameters.values() for parameter in group]
@@ -265,23 +263,17 @@ class Learner:
         sums["policy_loss"] += result.loss.detach()
         sums["clip_fraction"] += result.clip_fraction
         sums["policy_kl"] += result.approx_kl
+        sums[GAP] += result.gap
         sums["entropy"] += weighted_mean(entropies_BT.detach(), weights_BT, normalizer=tokens)
         return result.loss
 
     def _cross_entropy(
-        self,
-        name: str,
-        loss_of: Callable[[Tensor, Tensor, float], Tensor],
-        hidden_BTD: Tensor,
-        batch: Batch,
-        weights_BT: Tensor,
-        tokens: float,
-        sums: dict[str, Any],
+        self, name: str, hidden_BTD: Tensor, batch: Batch, weights_BT: Tensor, tokens: float, sums: dict[str, Any]
     ) -> Tensor:
         """Return a loss on the tokens with a weight; add the loss and the token accuracy to `sums`."""
         states = hidden_BTD, self.model.head, batch.tokens_BT
         logprobs_BT, hits_BT = fused_token_hits(*states, positions_BT=weights_BT > 0, chunk=self.chunk)
-        loss = loss_of(logprobs_BT, weights_BT, tokens)
+        loss = cross_entropy(logprobs_BT, weights_BT, normalizer=tokens)
         sums[f"{name}_loss"] += loss.detach()
         sums[f"{name}_accuracy"] += weighted_mean(hits_BT, weights_BT, normalizer=tokens)
         return loss

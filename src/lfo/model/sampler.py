@@ -234,10 +234,12 @@ class Session:
 
 
 def make_decoder(model: DualAdapterModel, adapters: Sequence[str], *, max_context: int) -> Decoder:
-    """Return the fastest decoder that supports this model."""
+    """Return the fastest decoder that supports this model and samples from the policy that is trained."""
     if model.device.type == "cuda" and TurnDecoder.supports(model):
         return TurnDecoder(model, adapters, max_context=max_context)
-    if FusedDecoder.supports(model):
+    # It merges adapters into the weights: in bf16 small updates would vanish.
+    exact = model.device.type == "cpu" or model.head.dtype == torch.float32
+    if exact and FusedDecoder.supports(model):
         return FusedDecoder(model, adapters, max_context=max_context)
     return HFDecoder(model, adapters)
 

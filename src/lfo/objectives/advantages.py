@@ -85,10 +85,11 @@ def select_groups(
 ) -> tuple[tuple[RolloutGroup, ...], DynamicSamplingReport]:
     """Return the groups that the policy can learn from, in order, and a report on all groups.
 
+    Their rewards must not be shaped: a group that fails in different lengths would be kept for its lengths alone.
     Groups are dropped for the policy only: their replies still train the world model. A dropped group counts as
     succeeded if one of its rewards reaches `success_reward` (then all with that condition do), else as failed.
     """
-    informative = [is_informative(group.rewards, group.conditions) for group in groups]
+    informative = [is_informative(group.rewards, group.conditions) or any(group.bonuses) for group in groups]
     kept = tuple(group for group, teaches in zip(groups, informative, strict=True) if teaches)
     dropped = [group for group, teaches in zip(groups, informative, strict=True) if not teaches]
     all_succeeded = sum(max(group.rewards, default=-math.inf) >= success_reward for group in dropped)
@@ -113,25 +114,19 @@ def overlong_penalty(length: int, *, limit: int, buffer: int) -> float:
     return -min(1.0, excess / buffer) if buffer else -1.0
 
 
-def surprise_bonus(losses: Sequence[float], scale: float) -> tuple[float, ...]:
-    """Return the intrinsic reward of each rollout: `scale` times its group-normalised world-model loss.
+def surprise_bonus(
+    losses: Sequence[float], scale: float, *, conditions: Sequence[Hashable] | None = None
+) -> tuple[float, ...]:
+    """Return what is added to the advantage of each rollout: `scale` times its world-model loss, normalised as rewards.
 
-    The loss is relative to the group, so a task whose replies are hard to predict gives no bonus by itself, and the
+    The loss is relative to its peers, so a task whose replies are hard to predict gives no bonus by itself, and the
     bonus does not vanish as the world model improves. A rollout without replies has a loss of 0.
     """
-    return tuple(scale * surprise for surprise in group_advantages(losses))
+    return tuple(scale * surprise for surprise in group_advantages(losses, conditions=conditions))
 
 
-def shaped_group(
-    group: RolloutGroup, *, limit: int, overlong_buffer: int = 0, bonus: Sequence[float] = ()
-) -> RolloutGroup:
-    """Return the group with shaped rewards: plus the overlong penalty, if there is a buffer, plus `bonus`."""
-    rollouts = []
-    for index, rollout in enumerate(group.rollouts):
-        reward = rollout.reward
-        if overlong_buffer:
-            reward += overlong_penalty(len(rollout.tokens), limit=limit, buffer=overlong_buffer)
-        if bonus:
-            reward += bonus[index]
-        rollouts.append(replace(rollout, reward=reward))
-    return replace(group, rollouts=tuple(rollouts))
+def with_overlong_penalty(group: RolloutGroup, *, limit: int, buffer: int) -> RolloutGroup:
+    """Return the group with DAPO's overlong penalty added to its rewards."""
+    penalties = [overlong_penalty(len(rollout.tokens), limit=limit, buffer=buffer) for rollout in group.rollouts]
+    rollouts = zip(group.rollouts, penalties, strict=True)
+    return replace(group, rollouts=tuple(replace(rollout, reward=rollout.reward + each) for rollout, each in rollouts))

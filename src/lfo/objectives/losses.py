@@ -28,24 +28,6 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils.checkpoint import checkpoint
 
 
-def token_logprobs(
-    logits_BTV: Tensor, tokens_BT: Tensor, *, temperature: float = 1.0, chunk: int = 256
-) -> tuple[Tensor, Tensor]:
-    """Return the log-prob of every token and the entropy of every prediction, (logprobs_BT, entropies_BT), in fp32.
-
-    Processes T in chunks and recomputes each in the backward pass, so at most one chunk of the logits exists in fp32.
-    """
-    logprobs, entropies = _in_chunks(
-        lambda logits, targets: _score(logits, targets, temperature),
-        logits_BTV[:, :-1],
-        tokens_BT[:, 1:],
-        chunk=chunk,
-        dim=1,
-    )
-    first = logprobs.new_zeros(len(tokens_BT), 1)
-    return torch.cat([first, logprobs], dim=1), torch.cat([first, entropies], dim=1)
-
-
 def fused_token_logprobs(
     hidden_BTD: Tensor,
     head_VD: Tensor,
@@ -55,11 +37,12 @@ def fused_token_logprobs(
     temperature: float = 1.0,
     chunk: int = 1024,
 ) -> tuple[Tensor, Tensor]:
-    """Compute `token_logprobs` from the last hidden states and the output layer, without storing the logits.
+    """Return the log-prob of every token and the entropy of every prediction, (logprobs_BT, entropies_BT), in fp32.
 
     Computes only entries where `positions_BT` is True, `chunk` at a time; the others are 0. This saves most of the
-    work: few tokens of a rollout are sampled or are targets, and the output layer is the widest of the model. Only for
-    models whose logits are `hidden @ head.T` (no bias, no soft-capping).
+    work: few tokens of a rollout are sampled or are targets, and the output layer is the widest of the model. The
+    backward pass computes the logits again, so that they are never stored. Only for models whose logits are
+    `hidden @ head.T` (no bias, no soft-capping).
     """
     return _fused(
         lambda logits, targets: _score(logits, targets, temperature),
@@ -88,17 +71,16 @@ def _fused(
     hidden_BTD, head_VD, tokens_BT = states
     mask_BT = _predictable(tokens_BT, positions_BT)
     first_N, second_N = _in_chunks(
-        lambda hidden_ND, targets_N: score(_logits(hidden_ND, head_VD), targets_N),
+        lambda hidden_ND, targets_N: score(logits_of(hidden_ND, head_VD), targets_N),
         hidden_BTD[:, :-1][mask_BT[:, 1:]],
         tokens_BT[mask_BT],
         chunk=chunk,
-        dim=0,
     )
     empty_BT = first_N.new_zeros(tokens_BT.shape)
     return empty_BT.masked_scatter(mask_BT, first_N), empty_BT.masked_scatter(mask_BT, second_N)
 
 
-def _logits(hidden_ND: Tensor, head_VD: Tensor) -> Tensor:
+def logits_of(hidden_ND: Tensor, head_VD: Tensor) -> Tensor:
     """Return logits in fp32 on a GPU: rounded to bf16, a logit of 20 and its log-prob are off by up to 0.06."""
     if hidden_ND.device.type == "cuda" and hidden_ND.dtype != torch.float32 and not head_VD.requires_grad:
         return cast(Tensor, _PreciseLogits.apply(hidden_ND, head_VD))
@@ -143,14 +125,14 @@ def _in_full_precision(logits: Tensor) -> Tensor:
 
 
 def _in_chunks(
-    score: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], states: Tensor, targets: Tensor, *, chunk: int, dim: int
+    score: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], states: Tensor, targets: Tensor, *, chunk: int
 ) -> tuple[Tensor, Tensor]:
-    if states.shape[dim] <= chunk:  # recomputing one chunk would save no memory
+    if len(states) <= chunk:  # recomputing one chunk would save no memory
         return score(states, targets)
     # `split`, not slices: the backward of each slice would allocate a gradient of the full size.
-    pieces = zip(states.split(chunk, dim), targets.split(chunk, dim), strict=True)
+    pieces = zip(states.split(chunk), targets.split(chunk), strict=True)
     scores = [checkpoint(score, *piece, use_reentrant=False, preserve_rng_state=False) for piece in pieces]
-    return torch.cat([logprobs for logprobs, _ in scores], dim), torch.cat([entropies for _, entropies in scores], dim)
+    return torch.cat([first for first, _ in scores]), torch.cat([second for _, second in scores])
 
 
 def weighted_mean(values: Tensor, weights: Tensor, *, normalizer: float) -> Tensor:
@@ -167,6 +149,7 @@ class PolicyLoss:
     loss: Tensor
     clip_fraction: Tensor  # the share of tokens whose gradient the clip set to 0
     approx_kl: Tensor  # from the sampling policy to this one, estimator k3
+    gap: Tensor  # mean absolute difference of the log-probs to those sampled
 
 
 def policy_loss(
@@ -191,20 +174,17 @@ def policy_loss(
     with torch.no_grad():
         clip_fraction = weighted_mean((clipped < unclipped).to(ratio.dtype), weights, normalizer=normalizer)
         approx_kl = weighted_mean(log_ratio.expm1() - log_ratio, weights, normalizer=normalizer)
+        gap = weighted_mean(log_ratio.abs(), weights, normalizer=normalizer)
     return PolicyLoss(
         loss=-weighted_mean(torch.minimum(unclipped, clipped), weights, normalizer=normalizer),
         clip_fraction=clip_fraction,
         approx_kl=approx_kl,
+        gap=gap,
     )
 
 
-def world_model_loss(logprobs: Tensor, weights: Tensor, normalizer: float) -> Tensor:
-    """Return the cross-entropy on the replies of the environment, in nats per token."""
-    return -weighted_mean(logprobs, weights, normalizer=normalizer)
-
-
-def imitation_loss(logprobs: Tensor, weights: Tensor, normalizer: float) -> Tensor:
-    """Return the cross-entropy on the policy's messages in successful rollouts, in nats per token."""
+def cross_entropy(logprobs: Tensor, weights: Tensor, *, normalizer: float) -> Tensor:
+    """Return the loss of the world model on replies, and of a policy that imitates successes, in nats per token."""
     return -weighted_mean(logprobs, weights, normalizer=normalizer)
 
 

@@ -101,9 +101,9 @@ def control_weight(weight: float, accuracy: float, success: float, baseline_succ
     return weight
 
 
-def adapted_weight(weight: float, row: Mapping[str, Any], *, best: float | None) -> float:
-    """Return the weight after the evaluation in this row of metrics; a weight of 0 stays 0."""
+def adapted_weight(weight: float, row: Mapping[str, Any], *, success: float, best: float | None) -> float:
+    """Return the weight after the evaluation in this row of metrics, given its success and the best one so far. A
+    weight of 0 stays 0."""
     # Prefer the accuracy on held-out calls: in this step the world model may not have been trained.
     accuracy = row.get("world_model_eval/token_accuracy", row.get("world_model_accuracy", float("nan")))
-    success = row.get("eval/val/success", 0.0)
     return control_weight(weight, accuracy, success, success if best is None else best) if weight else weight

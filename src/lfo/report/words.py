@@ -13,7 +13,7 @@ from typing import Any
 
 from lfo.evaluation.comparison_text import SIGNS, interval_in_words
 from lfo.evaluation.costs import COSTS
-from lfo.evaluation.grouping import FROZEN_POLICY, WITH_FEEDBACK
+from lfo.evaluation.grouping import FROZEN_POLICY, IMITATION, WITH_FEEDBACK
 from lfo.evaluation.sample_efficiency import (
     SHARES,
     TARGET_SHARE,
@@ -32,9 +32,11 @@ SPOKEN = {
     "dual-lora": "dual-LoRA",
     "internalise": "internalised look-ahead",
     f"internalise{WITH_FEEDBACK}": "internalised look-ahead and feedback",
-    f"dapo{WITH_FEEDBACK}": "feedback without a world model",
+    f"{IMITATION}{WITH_FEEDBACK}": "feedback without a world model",
     f"dual-lora{WITH_FEEDBACK}": "dual-LoRA with feedback",
     FROZEN_POLICY: "frozen policy",
+    "teacher=policy": "own successes",
+    "teacher=hindsight": "in hindsight",
     "lookahead=off": "no look-ahead",
     "lookahead=environment": "look-ahead asked by the environment",
     "lookahead_source=truth": "true look-ahead",

@@ -17,7 +17,7 @@ it. No loss trains predicted replies; drafts are sampled by the policy and train
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Container, Hashable, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -29,7 +29,7 @@ from lfo.errors import EnvironmentFailed
 from lfo.protocol.chat import ChatCodec, Tokens
 from lfo.protocol.hermes import format_tool_call, read_tool_call
 from lfo.protocol.world_model import WorldModelState, state_of
-from lfo.rollout.row import MOST_IMAGINED, Dictated, Mark, Row, Rows, Speech
+from lfo.rollout.row import MOST_IMAGINED, Dictated, Mark, Row, SamplerRows, Speech
 from lfo.types import Message, Origin, Rollout, StopReason, ToolCall, Turn
 
 EXPECTED = "(expected) "  # the text before a predicted reply in the policy's context
@@ -75,7 +75,7 @@ class Deliberation:
     """Runs look-ahead in one batch of rollouts."""
 
     def __init__(
-        self, lookahead: LookAhead, codec: ChatCodec, rows: Rows, *, max_turn_tokens: int, call_all: CallAll
+        self, lookahead: LookAhead, codec: ChatCodec, rows: SamplerRows, *, max_turn_tokens: int, call_all: CallAll
     ) -> None:
         self._lookahead, self._codec, self._rows = lookahead, codec, rows
         self._max_turn_tokens, self._call_all = max_turn_tokens, call_all
@@ -84,57 +84,44 @@ class Deliberation:
 
     def reconsider(self, batch: Sequence[Row], turn: int, temperature: float) -> None:
         """Let rows imagine the reply to the turn that they just said, and say another turn."""
-        undecided = [row for row in batch if not row.request.blind and self._allowance(row) > 0]
-        tried: dict[int, list[ToolCall | None]] = {row.index: [] for row in undecided}
-        undecided = self._imagine_drafts(undecided, tried, (turn, 0), temperature)
+        looking = [row for row in batch if not row.request.blind and self._allowance(row) > 0]
+        tried: dict[int, list[ToolCall | None]] = {row.index: [] for row in looking}
+        self._imagine_drafts(looking, tried, (turn, 0), temperature)
         picking = [row for row in batch if row.request.picks and self._may_pick(row)]
-
-        def improved(candidates: Sequence[Row], number: int) -> Collection[Row]:
-            imagining = [row for row in candidates if row.index in tried]
-            unchanged = self._imagine_drafts(imagining, tried, (turn, MAX_IMAGINED * number), temperature)
-            return [
-                row
-                for row in candidates
-                if (row not in unchanged if row.index in tried else self._calls_imaginable(row))
-            ]
-
-        # A row that already has an imagined exchange needs no more candidates.
-        looking = [row for row in undecided if not row.imagined]
-        self._try_candidates([*looking, *picking], turn, temperature, improved)
-
-    def _try_candidates(
-        self,
-        undecided: Sequence[Row],
-        turn: int,
-        temperature: float,
-        improved: Callable[[Sequence[Row], int], Collection[Row]],
-    ) -> None:
-        """Sample other candidates for the turn, up to `drafts`, until one is better than the first.
-
-        `improved` returns the rows whose current candidate is better.
-        """
-        starts = {row.index: _before_speech(row) for row in undecided}
+        waiting = [row for row in (*looking, *picking) if not self._settled(row)]
         for candidate in range(1, self._lookahead.drafts):
-            if not undecided:
-                break
-            first = {row.index: row.speech for row in undecided}
-            for row in undecided:
-                row.take_back(starts[row.index])
-            # A greedy candidate would repeat the first one.
-            others = self._decode(undecided, (turn, MAX_IMAGINED * candidate), temperature or 1.0)
-            for row, speech in zip(undecided, others, strict=True):
-                row.say(speech)
-            decided = improved(undecided, candidate)
-            for row in undecided:
-                speech = first[row.index]
-                assert speech is not None
-                if row in decided:
-                    row.discarded_tokens += len(speech.tokens)
-                    continue
-                self._discard(row, starts[row.index])
-                self._rows.extend([row.index], [speech.tokens])
-                row.say(speech)
-            undecided = [row for row in undecided if row not in decided]
+            waiting = self._redraft(waiting, tried, (turn, MAX_IMAGINED * candidate), temperature)
+
+    def _settled(self, row: Row) -> bool:
+        """Whether a row needs no more candidates: it has imagined something; an explorer calls what others imagine."""
+        return self._calls_imaginable(row) if row.request.picks else row.imagined > 0
+
+    def _redraft(
+        self,
+        waiting: Sequence[Row],
+        tried: dict[int, list[ToolCall | None]],
+        numbers: tuple[int, int],
+        temperature: float,
+    ) -> list[Row]:
+        """Try another candidate for the turn; restore the first one, and return the row, where it does not settle."""
+        starts, firsts = [_before_speech(row) for row in waiting], [row.speech for row in waiting]
+        for row, start in zip(waiting, starts, strict=True):
+            row.take_back(start)
+        # A greedy candidate would repeat the first one.
+        for row, speech in zip(waiting, self._decode(waiting, numbers, temperature or 1.0), strict=True):
+            row.say(speech)
+        self._imagine_drafts([row for row in waiting if row.index in tried], tried, numbers, temperature)
+        still_waiting = []
+        for row, start, first in zip(waiting, starts, firsts, strict=True):
+            assert first is not None
+            if self._settled(row):
+                row.discarded_tokens += len(first.tokens)
+                continue
+            self._discard(row, start)
+            self._rows.extend([row.index], [first.tokens])
+            row.say(first)
+            still_waiting.append(row)
+        return still_waiting
 
     def _allowance(self, row: Row) -> int:
         """Return how many exchanges this row may still imagine."""
@@ -147,10 +134,9 @@ class Deliberation:
         tried: dict[int, list[ToolCall | None]],
         numbers: tuple[int, int],
         temperature: float,
-    ) -> list[Row]:
-        """Imagine the drafts of these rows while different calls follow; return the rows that kept nothing."""
+    ) -> None:
+        """Imagine the drafts of these rows while different calls follow."""
         turn, first = numbers
-        unchanged = list(batch)
         for look in range(1, MAX_IMAGINED):
             asking = [(row, call) for row in batch if (call := self._imaginable(row)) not in (None, *tried[row.index])]
             if not asking:
@@ -173,11 +159,8 @@ class Deliberation:
                     self._take_back(row, marks[row.index])
                     continue
                 batch.append(row)
-                if row in unchanged:
-                    unchanged.remove(row)
                 if row.on_turn is not None:
                     row.on_turn(row.turns[-1])
-        return unchanged
 
     def _imaginable(self, row: Row) -> ToolCall | None:
         """Return the drafted call of a row if it may be imagined, else None."""
@@ -398,14 +381,14 @@ def questions(environment: Environment | None, transcript: Sequence[Message]) ->
     found: list[ToolCall] = []
     if not isinstance(environment, OffersLookahead):
         return found
-    imagined = [message for message in transcript if not message.predicted]
+    messages = [message for message in transcript if not message.predicted]
     while len(found) < MAX_IMAGINED:
-        call = environment.lookahead_query(tuple(imagined))
+        call = environment.lookahead_query(tuple(messages))
         if call is None or call in found:
             break
         found.append(call)
-        imagined.append(Message(role="assistant", content=format_tool_call(call), predicted=True))
-        imagined.append(Message(role="tool", content=EXPECTED, name=call.name, predicted=True))
+        messages.append(Message(role="assistant", content=format_tool_call(call), predicted=True))
+        messages.append(Message(role="tool", content=EXPECTED, name=call.name, predicted=True))
     return found
 
 

@@ -25,33 +25,35 @@ CLOSE = 0.05  # by how much less of them the world model may predict: it is bett
 Judge = Callable[[str, str], bool]  # whether a predicted reply means the true one
 
 
-@dataclass
-class MemoryFirst(ReplyStore):
+@dataclass(kw_only=True)
+class MemoryFirst:
     """A memory that answers look-ahead until the world model predicts new replies as well."""
 
-    world_model: Predictor | None = None  # set with `judge` before the first rollout
-    judge: Judge = str.__eq__
+    store: ReplyStore
+    world_model: Predictor
+    judge: Judge
     handed_over: bool = False
     tested: list[tuple[bool, bool]] = field(default_factory=list)  # whether memory and world model were right
 
+    def __len__(self) -> int:
+        return len(self.store)
+
     def answer(self, questions: Sequence[Question]) -> Sequence[str]:
         if self.handed_over:
-            assert self.world_model is not None
             return self.world_model(questions)
-        return self.recall([(question.state, question.call) for question in questions])
+        return self.store.recall([(question.state, question.call) for question in questions])
 
     def observe(self, rollouts: Iterable[Rollout]) -> None:
         if self.handed_over:
             return
         rollouts = list(rollouts)
         self._test(rollouts)
-        super().observe(rollouts)
+        self.store.observe(rollouts)
         if self.world_model_is_as_good:
             self.handed_over = True
-            self.replies.clear()
+            self.store.replies.clear()
 
     def _test(self, rollouts: Iterable[Rollout]) -> None:
-        assert self.world_model is not None
         calls = [call for rollout in rollouts for call in observed_calls(rollout) if call.asked]
         questions = [Question(task=None, state=call.state, call=call.call, messages=()) for call in calls]
         distinct = {question.key: (question, call.reply) for question, call in zip(questions, calls, strict=True)}
@@ -66,7 +68,7 @@ class MemoryFirst(ReplyStore):
         return len(self.tested) >= WINDOW and world_model >= memory - CLOSE * WINDOW
 
     def save(self, path: Path) -> None:
-        saved = {"replies": self.records, "handed_over": self.handed_over, "tested": self.tested}
+        saved = {"replies": self.store.records, "handed_over": self.handed_over, "tested": self.tested}
         path.write_text(json.dumps(saved), encoding="utf-8")
 
     def load(self, path: Path) -> None:
@@ -77,5 +79,5 @@ class MemoryFirst(ReplyStore):
             records = saved["replies"]
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise DataError(damaged(path)) from error
-        self.replies.clear()
-        self.add_records(records, path)
+        self.store.replies.clear()
+        self.store.add_records(records, path)

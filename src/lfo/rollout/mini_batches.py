@@ -9,6 +9,7 @@ from lfo.config import RunConfig
 from lfo.objectives.schedule import Phase, active_losses, phase_of, rate_of
 from lfo.protocol.world_model import WorldModelExample
 from lfo.rollout.practice import Practice
+from lfo.rollout.renaming import Renaming
 from lfo.rollout.samples import ReplayBuffer, deal, inline_rows, policy_rows, world_model_sample
 from lfo.rollout.successes import SuccessBuffer, imitation_sample
 from lfo.types import Rollout, RolloutGroup, TrainingSample
@@ -34,6 +35,7 @@ class MiniBatches:
     world_model_adapters: tuple[str, ...]
     predicted_tools: Collection[str] | None  # None: all
     practice: Practice
+    renaming: Renaming
     replay: ReplayBuffer = field(default_factory=ReplayBuffer)
     successes: SuccessBuffer = field(default_factory=SuccessBuffer)
 
@@ -57,11 +59,12 @@ class MiniBatches:
         """Whether the policy learns from its own rollouts in this step.
 
         It does not while it imitates: with both losses in one step, blind success grew half as fast. It cannot while
-        the base acts: then there are no rollouts of the policy.
+        the base acts: then there are no rollouts of the policy. A schedule does not apply to the last phase.
         """
         internalise, phase = self.config.internalise, self.phase(step)
         taught = phase == "internalise" or (phase == "ask" and internalise.rows > 0 and internalise.teacher != "policy")
-        return not self.config.policy.frozen and not taught
+        scheduled = phase == "reinforce" or active_losses(self.config.world_model.schedule, step).policy
+        return scheduled and not self.config.policy.frozen and not taught
 
     def update(
         self,
@@ -82,7 +85,7 @@ class MiniBatches:
         inline = self.predicted_tools if world.input == "inline" and world_model_weight else frozenset()
         trains_world = active.world_model and world.predict != "none" and phase != "reinforce"
         world_model_weight = world_model_weight if trains_world else 0.0
-        kept = kept if (active.policy or phase == "reinforce") and self.learns_by_dapo(step) else {}
+        kept = kept if self.learns_by_dapo(step) else {}
         parts = [
             self._policy_rows(kept, inline),
             self._world_rows(step, groups, kept, new_examples, inline) if world_model_weight else self._no_rows(),
@@ -132,5 +135,7 @@ class MiniBatches:
         return self.examples(self.practice.of(drawn, buffer.examples.values(), seeds))
 
     def _imitation_rows(self, step: int) -> list[list[TrainingSample]]:
-        drawn = self.successes.draw(self.config.internalise.rows, self.count, (self.config.seed, step))
-        return [[imitation_sample(success, adapters=self.policy_adapters) for success in part] for part in drawn]
+        seeds = (self.config.seed, step)
+        drawn = self.successes.draw(self.config.internalise.rows, self.count, seeds)
+        renamed = self.renaming.of(drawn, self.successes.successes.values(), seeds)
+        return [[imitation_sample(success, adapters=self.policy_adapters) for success in part] for part in renamed]

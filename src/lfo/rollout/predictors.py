@@ -33,7 +33,7 @@ def make_lookahead(
     make_environment: EnvironmentFactory,
     codec: WorldModelCodec,
     complete: Complete,
-    store: ReplyStore | None = None,
+    store: ReplyStore | MemoryFirst | None = None,
     tools: Container[str] | None = None,
 ) -> LookAhead | None:
     """Return the look-ahead of a config, or None if it is off.
@@ -55,23 +55,28 @@ def _predictor(
     make_environment: EnvironmentFactory,
     codec: WorldModelCodec,
     complete: Complete,
-    store: ReplyStore | None,
+    store: ReplyStore | MemoryFirst | None,
 ) -> Predictor:
     if config.lookahead_source == "truth":
         return true_reply_predictor(make_environment, RunnerConfig.of_run(config))
-    predictor = world_model_predictor(codec, complete)
     if isinstance(store, MemoryFirst):
-        store.world_model, store.judge = predictor, partial(means, make_environment())
         return _each_once(store.answer)
     if store is not None:
         return reply_store_predictor(store)
+    predictor = world_model_predictor(codec, complete)
     return shuffled_predictor(predictor) if config.lookahead_source == "shuffled" else predictor
 
 
-def new_reply_store(config: RunConfig) -> ReplyStore | None:
+def new_reply_store(
+    config: RunConfig, make_environment: EnvironmentFactory, codec: WorldModelCodec, complete: Complete
+) -> ReplyStore | MemoryFirst | None:
     """Return the empty store of replies that a run needs, if any."""
-    stores: dict[str, type[ReplyStore]] = {"memory": ReplyStore, "memory_first": MemoryFirst}
-    return stores[config.lookahead_source]() if config.lookahead_source in stores else None
+    if config.lookahead_source == "memory":
+        return ReplyStore()
+    if config.lookahead_source == "memory_first":
+        world_model, judge = world_model_predictor(codec, complete), partial(means, make_environment())
+        return MemoryFirst(store=ReplyStore(), world_model=world_model, judge=judge)
+    return None
 
 
 def means(judge: Environment, predicted: str, actual: str) -> bool:

@@ -36,7 +36,7 @@ class Dictated:
     stopped: bool = True
 
 
-class Rows(Protocol):
+class SamplerRows(Protocol):
     """Rows of tokens that a sampler continues, such as `lfo.model.sampler.Session`."""
 
     def extend(self, rows: Sequence[int], chunks: Sequence[Sequence[int]]) -> None: ...
@@ -65,7 +65,7 @@ class RolloutRequest:
     blind: bool = False  # no look-ahead
     imagine: int | None = None  # how many exchanges it may imagine; None: the limit of the run
     picks: bool = False  # the first candidate turn that other rollouts would imagine is made for real
-    untrained: bool = False  # the base acts, without the policy adapter
+    by_base: bool = False  # the base acts, without the policy adapter
     feedback: Feedback | None = None
     inquiry: int = 0  # index of the look-ahead question that a blind rollout asks for real, modulo their number
 
@@ -84,7 +84,7 @@ class Row:
 
     index: int
     request: RolloutRequest
-    rows: Rows
+    rows: SamplerRows
     environment: Environment | None = None
     opening: tuple[Message, ...] = ()
     transcript: list[Message] = field(default_factory=list)
@@ -167,7 +167,7 @@ class Row:
             blind=self.request.blind,
             imagine=self.request.imagine,
             inquired=bool(self.inquired),
-            untrained=self.request.untrained,
+            untrained=self.request.by_base,
             feedback=self.request.feedback is not None,
             info=({} if level is None else {"level": level}) | self.info,
         )

@@ -25,7 +25,7 @@ from lfo.protocol.chat import ChatCodec, ParsedMessage, Tokens
 from lfo.protocol.hermes import read_tool_call
 from lfo.rollout.deliberation import Deliberation, LookAhead, is_asked, show_exchange
 from lfo.rollout.patience import call_all
-from lfo.rollout.row import RolloutRequest, Row, Rows
+from lfo.rollout.row import RolloutRequest, Row, SamplerRows
 from lfo.types import Message, ReplyFacts, Rollout, StepResult, StopReason, ToolCall, Turn
 
 ENVIRONMENT_FAILURES = frozenset({StopReason.ENVIRONMENT_ERROR, StopReason.ENVIRONMENT_TIMEOUT})
@@ -77,7 +77,7 @@ class Runner:
     def run(
         self,
         requests: Sequence[RolloutRequest],
-        rows: Rows,
+        rows: SamplerRows,
         *,
         temperature: float | None = None,
         on_turn: Callable[[Turn], None] | None = None,
@@ -111,7 +111,7 @@ class Runner:
             row.stop = row.stop or StopReason.MAX_TURNS
         return [row.finished() for row in batch]
 
-    def _deliberation(self, rows: Rows) -> Deliberation | None:
+    def _deliberation(self, rows: SamplerRows) -> Deliberation | None:
         if self._lookahead is None:
             return None
         limit, call = self.config.max_turn_tokens, self.config.call_all
@@ -139,7 +139,7 @@ class Runner:
             if feedback is not None and feedback.after <= real and not any(turn.feedback for turn in row.turns):
                 show_exchange(row, self._codec, feedback.action, feedback.observation, feedback=True)
 
-    def _sample_messages(self, batch: Sequence[Row], rows: Rows, turn: int, temperature: float) -> None:
+    def _sample_messages(self, batch: Sequence[Row], rows: SamplerRows, turn: int, temperature: float) -> None:
         if not batch:
             return
         limit = self.config.max_turn_tokens

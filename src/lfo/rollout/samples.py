@@ -38,7 +38,7 @@ def policy_sample(
     """Return a rollout as a row: the advantage on sampled tokens, world-model weights on replies of `inline` tools.
 
     `advantage=None`: the policy does not learn from this rollout. An advantage of 0 still counts in the mean over
-    tokens, and in the KL and entropy terms. The row ends with the last token that has a weight; None if there is none.
+    tokens. The row ends with the last token that has a weight; None if there is none.
     """
     sampled = [float(origin == Origin.SAMPLED and advantage is not None) for origin in rollout.origins]
     observed = [0.0] * len(rollout.tokens)
@@ -90,6 +90,8 @@ def policy_rows(
 ) -> list[TrainingSample]:
     """Return the rows of a group, each with its group-relative advantage."""
     advantages = group_advantages(group.rewards, conditions=group.conditions)
+    if group.bonuses:
+        advantages = [advantage + bonus for advantage, bonus in zip(advantages, group.bonuses, strict=True)]
     rows = (
         policy_sample(rollout, advantage, adapters=adapters, inline=inline)
         for rollout, advantage in zip(group.rollouts, advantages, strict=True)

@@ -22,7 +22,7 @@ from safetensors.numpy import load_file, save_file
 from lfo.rollout.samples import deal, supervised_sample
 from lfo.types import Origin, Rollout, TrainingSample
 
-DRAW_STREAM = 1  # part of the seed: other random numbers than those of the replay buffer
+DRAW_STREAM = 1_000_001  # part of the seed; the replay buffer has the index of a mini-batch in its place
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

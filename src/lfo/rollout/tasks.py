@@ -42,7 +42,7 @@ def draw_requests(config: RunConfig, environment: Environment, step: int, draw: 
             task=task,
             seeds=(config.seed, step, draw, index, member),
             **(BLIND if config.internalise.over(step) else sight),
-            untrained=_acts_untrained(config, step, explores=member < first_wave(config) and sight["blind"]),
+            by_base=_base_acts(config, step, explores=member < first_wave(config) and sight["blind"]),
         )
         for index, task in enumerate(draw_tasks(config, environment, step, draw))
         for member, sight in enumerate(sights)
@@ -55,7 +55,7 @@ def first_wave(config: RunConfig) -> int:
     return round(size * config.exploration.blind_share) or (size // 2 if config.has_feedback else 0)
 
 
-def _acts_untrained(config: RunConfig, step: int, *, explores: bool) -> bool:
+def _base_acts(config: RunConfig, step: int, *, explores: bool) -> bool:
     """Whether the base acts instead of the policy.
 
     A policy that has internalised what to do makes no informative calls, so the world model would receive nothing new.

@@ -21,12 +21,12 @@ from lfo.rollout.deliberation import LookAhead
 from lfo.rollout.ending_tools import EndingTools, learns_tools
 from lfo.rollout.memory_first import MemoryFirst
 from lfo.rollout.predictors import make_lookahead, new_reply_store, world_model_codec
-from lfo.rollout.row import Rows
+from lfo.rollout.row import SamplerRows
 from lfo.rollout.runner import RunnerConfig
 from lfo.serving.upstream import Upstream, UpstreamRows, completer
 
 
-class SpeakingRows(Rows, Protocol):
+class SpeakingRows(SamplerRows, Protocol):
     """Rows of a sampler whose tokens can be read."""
 
     def tokens(self, row: int) -> Sequence[int]: ...
@@ -68,7 +68,8 @@ def upstream_speaker(run: Path, url: str, *, api_key: str = "", lookahead: bool 
     codec = ChatCodec(tokenizer, make_environment().tools(), thinking=config.rollout.thinking)
     world = world_model_codec(config, tokenizer)
     upstream = Upstream(url, ends=codec.ends, api_key=api_key)
-    store = new_reply_store(config)
+    complete = completer(upstream, WORLD_MODEL, config.world_model.reply_tokens)
+    store = new_reply_store(config, make_environment, world, complete)
     if store is not None:
         store.load(adapters_of(run) / REPLY_STORE_FILE)
     from_memory = store is not None and not (isinstance(store, MemoryFirst) and store.handed_over)
@@ -76,7 +77,6 @@ def upstream_speaker(run: Path, url: str, *, api_key: str = "", lookahead: bool 
     needed = {POLICY} | ({WORLD_MODEL} if lookahead and not from_memory else set())
     if missing := sorted(needed - set(upstream.models())):
         raise UsageError(f"{url} has no model {missing[0]!r}; start vLLM with the --lora-modules that lfo export names")
-    complete = completer(upstream, WORLD_MODEL, config.world_model.reply_tokens)
     tools = None
     if learns_tools(make_environment(), config):
         tools = EndingTools()

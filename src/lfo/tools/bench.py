@@ -159,7 +159,7 @@ def _train(variant: _Variant) -> None:
     examples = _timed(variant, "examples", lambda: trainer.store_replies(variant.groups))
 
     def update() -> None:
-        work = trainer.rows(0, _collected(variant.groups), examples)
+        work = trainer.make_update(0, _collected(variant.groups), examples)
         backend.learn(work.mini_batches, world_model_weight=work.world_model_weight, rate_factor=work.rate_factor)
         backend.sync(0)
 
@@ -181,7 +181,7 @@ def _timed(variant: _Variant, phase: str, work: Callable[[], Any]) -> Any:
 def _count(variant: _Variant) -> dict[str, int]:
     """Return the rows and tokens of one step, by loss."""
     trainer = variant.trainer
-    update = trainer.rows(0, _collected(variant.groups), trainer.store_replies(variant.groups))
+    update = trainer.make_update(0, _collected(variant.groups), trainer.store_replies(variant.groups))
     learnt = [row for rows in update.mini_batches for row in rows]
     policy = [row for row in learnt if any(row.policy_weights)]
     other = [row for row in learnt if not any(row.policy_weights)]

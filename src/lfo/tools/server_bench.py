@@ -26,12 +26,12 @@ from lfo.model.adapters import DualAdapterModel
 from lfo.model.sampler import Sampler
 from lfo.tools import speed
 from lfo.tools.memory import model_config
-from lfo.tools.plan import SHAPES
+from lfo.tools.plan import SHAPES, cache_bytes_of_a_token
 
 PROMPT, SHORT, LONG = 743, 16, 80  # tokens: a phone-call prompt, and turns whose difference is pure decoding
 GROUP, RANK = 8, 16
 REPEATS = 3
-VLLM_SHARE = 0.4  # of the GPU memory; ours needs the weights twice, and a cache
+CACHE_ROOM = 1.25  # of vLLM's cache, beyond the rows at full length
 
 Speak = Callable[[Sequence[Sequence[int]], int], int]
 
@@ -69,7 +69,8 @@ def _speakers(name: str, folder: Path, rows: int) -> dict[str, Speak]:
     config.save_pretrained(folder)
     model.export(folder / "policy", model.policy_adapters)
     context = PROMPT + LONG + 1
-    theirs = BareVllm(folder, folder / "policy", rank=RANK, context=context, rows=rows, memory=VLLM_SHARE)
+    cache_bytes = int(CACHE_ROOM * rows * context * cache_bytes_of_a_token(SHAPES[name]))
+    theirs = BareVllm(folder, folder / "policy", rank=RANK, context=context, rows=rows, cache_bytes=cache_bytes)
     return {"lfo": sampler_of(model, context), "vllm": theirs.speak}
 
 

@@ -59,7 +59,7 @@ class _Said:
 
 
 class ServedRows:
-    """One row that a server continues: implements `lfo.rollout.row.Rows` and stores the tokens here."""
+    """One row that a server continues: implements `lfo.rollout.row.SamplerRows` and stores the tokens here."""
 
     def __init__(self, loop: Any) -> None:
         self._loop = loop
@@ -161,7 +161,7 @@ class RunnerLoop(AgentLoopBase):
             imagine=fields["imagine"][member],
             picks=bool(fields["picks"][member]),
             inquiry=int(fields["inquiry"][member]),
-            untrained=bool(fields["untrained"][member]),
+            by_base=bool(fields["by_base"][member]),
             feedback=None if feedback is None else Feedback(**feedback),
         )
         parts, lookahead = self._parts, None

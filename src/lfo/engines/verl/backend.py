@@ -32,6 +32,7 @@ from lfo.engines.verl.starting import stages
 from lfo.env.interface import EnvironmentFactory
 from lfo.env.scripted import ScriptedCalls
 from lfo.errors import ConfigError, WorkError
+from lfo.model.learner import GAP
 from lfo.protocol.chat import ChatCodec
 from lfo.rollout import ending_tools
 from lfo.rollout.ending_tools import EndingTools, learns_tools
@@ -130,6 +131,8 @@ class VerlBackend:
             for rows in mini_batches
             if rows
         ]
+        for update in updates:
+            update.pop(GAP, None)  # `checked` has it, measured before the first update
         return [checked, *updates]
 
     def _check_logprobs(self, rows: Sequence[TrainingSample], own: Sequence[Sequence[float]]) -> dict[str, float]:
@@ -143,7 +146,7 @@ class VerlBackend:
                 f"the rollout servers do not have the weights of the trainer: log-probs differ by {max(gaps):.3g}, "
                 f"more than {LARGEST_GAP:g}"
             )
-        return {"logprob_gap": max(gaps), "logprob_gap_mean": fmean(gaps)}
+        return {"logprob_gap": max(gaps), GAP: fmean(gaps)}
 
     def sync(self, step: int) -> None:
         self.cluster.after_learning(step)

@@ -8,7 +8,7 @@ a config.json is enough.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,20 @@ from lfo.engines.verl.config import GRAPH_SIZES
 
 
 class BareVllm:
-    """One model with one adapter. `memory` is the share of the GPU memory that it may use."""
+    """One model with one adapter. `cache_bytes` are for keys and values: vLLM then need not measure what other
+    processes leave free. `compilation` has vLLM's own options."""
 
-    def __init__(self, model: Path, adapter: Path, *, rank: int, context: int, rows: int, memory: float) -> None:
+    def __init__(
+        self,
+        model: Path,
+        adapter: Path,
+        *,
+        rank: int,
+        context: int,
+        rows: int,
+        cache_bytes: int,
+        compilation: Mapping[str, Any] | None = None,
+    ) -> None:
         self._lora = LoRARequest(lora_name="policy", lora_int_id=1, lora_path=str(adapter))
         self._engine: Any = LLM(
             model=str(model),
@@ -33,9 +44,13 @@ class BareVllm:
             max_lora_rank=rank,
             max_model_len=context,
             max_num_seqs=rows,
-            gpu_memory_utilization=memory,
+            kv_cache_memory_bytes=cache_bytes,
+            gpu_memory_utilization=0.05,  # what must be free at the start
             enable_prefix_caching=True,
-            compilation_config={"cudagraph_capture_sizes": [size for size in GRAPH_SIZES if size <= max(rows, 8)]},
+            compilation_config={
+                "cudagraph_capture_sizes": [size for size in GRAPH_SIZES if size <= max(rows, 8)],
+                **(compilation or {}),
+            },
         )
 
     def speak(self, prompts: Sequence[Sequence[int]], tokens: int) -> int:

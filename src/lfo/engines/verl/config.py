@@ -46,6 +46,8 @@ RATE_FLOOR = 0.1
 SMALL_BYTES = 2 << 30  # of weights: a billion parameters in bf16
 # Batch sizes for which vLLM captures graphs at start; its default is 51 sizes up to the same 512.
 GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+# vLLM of a small base: compiling takes a minute, and makes rollouts a fifth shorter (LOG.md, section 35).
+UNCOMPILED = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
 
 _ACTOR, _SAMPLING, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 _PARALLEL = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")  # of one server
@@ -261,7 +263,7 @@ def _chosen(config: RunConfig) -> dict[str, Any]:
         # The ratio is to the sampling policy. Only our own server computes the same log-probs as the trainer.
         "algorithm.rollout_correction.bypass_mode": servers == SAMPLER,
         f"{_MODEL}.override_config.attn_implementation": "sdpa",
-        f"{_MODEL}.enable_gradient_checkpointing": not cpu and not _is_small(config),
+        f"{_MODEL}.enable_gradient_checkpointing": not cpu and not is_small(config),
         f"{_ACTOR}.fsdp_config.model_dtype": "fp32" if cpu else "bf16",  # of the frozen base; adapters are fp32
         f"{_ACTOR}.fsdp_config.use_torch_compile": False,
         f"{_ACTOR}.use_torch_compile": False,
@@ -271,6 +273,7 @@ def _chosen(config: RunConfig) -> dict[str, Any]:
         f"{_SAMPLING}.dtype": "float32" if cpu else "bfloat16",
         f"{_SAMPLING}.cudagraph_capture_sizes": list(GRAPH_SIZES),
         f"{_SAMPLING}.engine_kwargs.vllm.distributed_executor_backend": _executor(config),
+        **({f"{_SAMPLING}.engine_kwargs.vllm.compilation_config": dict(UNCOMPILED)} if is_small(config) else {}),
         f"{_SAMPLING}.tensor_model_parallel_size": 1,
         f"{_SAMPLING}.agent.num_workers": 1 if cpu else 2,  # each runs many rollouts and needs seconds for its imports
         "trainer.nnodes": 1,
@@ -280,7 +283,7 @@ def _chosen(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _is_small(config: RunConfig) -> bool:
+def is_small(config: RunConfig) -> bool:
     """Whether one GPU trains a base whose activations fit without checkpointing: our own forward then runs it, which
     is several times as fast for small bases."""
     machines = dict(dotted(config.verl))

@@ -34,8 +34,8 @@ from lfo.types import TrainingSample
 def rounds(samples: Sequence[TrainingSample], *, ranks: int, tokens: int) -> Iterator[list[list[TrainingSample]]]:
     """Yield the rows of each rank for each round, longest rows first; rows of a round use the same adapters.
 
-    Rows with a policy loss are separate and come first: only they need a forward of the base, for the KL divergence.
-    Only they and imitation rows may have to spare the world model.
+    Rows with a policy loss, rows to imitate and the others are separate, because only the first two may have to spare
+    the world model.
     """
     kinds: dict[tuple[bool, bool, tuple[str, ...]], list[TrainingSample]] = defaultdict(list)
     for sample in samples:
