@@ -9,6 +9,7 @@ from lfo.config import load_config
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.lean import LeanForward
 from lfo.model.learner import Learner
+from lfo.model.row_tree import RowTree
 from lfo.types import TrainingSample
 from test_sampler import COUPLINGS, VOCABULARY, make_model
 
@@ -57,7 +58,7 @@ def test_mixed_rows_are_each_computed_alone(family: str):
     model = make_model(family)
     lengths = [17, 9, 12]
     adapters = [("policy",), ("world_model",), ()]
-    mixed = LeanForward(model.causal_lm)(TOKENS, adapters, lengths=lengths)
+    mixed = LeanForward(model.causal_lm)(TOKENS, adapters, tree=RowTree.unshared(lengths))
     together, apart = torch.zeros(()), torch.zeros(())
     for place, (row, length) in enumerate(zip(adapters, lengths, strict=True)):
         alone = model.hidden_of_modules(TOKENS[place : place + 1, :length], row)[0]
@@ -83,13 +84,46 @@ def test_what_is_wanted_is_as_if_all_were_and_the_rest_is_void(lengths, adapters
     parameters = [weight for name in model.adapter_names for weight in model.adapter_parameters(name)]
     results = []
     for mask in (None, wanted):
-        hidden = lean(TOKENS, adapters, lengths=lengths, wanted_BT=mask)
+        hidden = lean(TOKENS, adapters, tree=RowTree.unshared(lengths), wanted_BT=mask)
         found = torch.autograd.grad((hidden * weights).sum(), parameters, allow_unused=True)
         results.append((hidden[wanted & real], found))
     (every, of_every), (some, of_some) = results
     assert torch.allclose(some, every, atol=1e-5)
     assert not hidden[~(wanted & real)].any()
     for one, other in zip(of_some, of_every, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            assert (one - other).norm() <= 1e-4 * other.norm() + 1e-6
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    "adapters", [[("policy",)] * 4, [("policy",), ("policy",), ("world_model",), ("world_model",)]]
+)
+def test_common_prefixes_are_computed_once_and_change_nothing(masked: bool, adapters):
+    """Hidden states and gradients are as if each row were computed in full, also of tokens that several rows want."""
+    model = make_model("qwen3")
+    lean = LeanForward(model.causal_lm)
+    tokens = TOKENS[[0, 0, 0, 0]].clone()
+    tokens[1, 11:] = TOKENS[1, 11:]
+    tokens[3, 5:] = TOKENS[2, 5:]
+    lengths = [17, 15, 12, 17]
+    tree = RowTree.of(tokens.numpy(), lengths, adapters)
+    assert len(tree.firsts_M) < sum(lengths) - 10
+    wanted = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(2)) < 0.4
+    wanted[:, 3] = True
+    real = torch.arange(17) < torch.tensor(lengths)[:, None]
+    weights = torch.randn(*tokens.shape, model.head.shape[1], generator=torch.Generator().manual_seed(3))
+    weights = weights * (wanted & real)[..., None]
+    parameters = [weight for name in model.adapter_names for weight in model.adapter_parameters(name)]
+    results = []
+    for some_tree in (RowTree.unshared(lengths), tree):
+        hidden = lean(tokens, adapters, tree=some_tree, wanted_BT=wanted if masked else None)
+        found = torch.autograd.grad((hidden * weights).sum(), parameters, allow_unused=True)
+        results.append((hidden[wanted & real], found))
+    (every, of_every), (once, of_once) = results
+    assert torch.allclose(once, every, atol=1e-5)
+    for one, other in zip(of_once, of_every, strict=True):
         assert (one is None) == (other is None)
         if one is not None and other is not None:
             assert (one - other).norm() <= 1e-4 * other.norm() + 1e-6

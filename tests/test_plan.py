@@ -21,6 +21,7 @@ from lfo.errors import ConfigError, UsageError
 from lfo.loading import load_base, model_source
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.lean import LeanForward
+from lfo.model.row_tree import RowTree
 from lfo.objectives.losses import fused_token_logprobs
 from lfo.tools.memory import CASES, model_config, training_update
 from lfo.tools.plan import (
@@ -90,7 +91,7 @@ def test_what_a_layer_keeps_is_what_autograd_keeps(lean: bool, head_norms: bool)
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), mixed:
             tokens = torch.zeros(2 if lean else 1, 50 if lean else 80, dtype=torch.long)
             if lean:  # 80 tokens of 100 places
-                LeanForward(model.causal_lm)(tokens, [("policy",)] * 2, lengths=[50, 30])
+                LeanForward(model.causal_lm)(tokens, [("policy",)] * 2, tree=RowTree.unshared([50, 30]))
             else:
                 model.hidden_of_modules(tokens, ("policy",))
         kept.append(sum(tensor.untyped_storage().nbytes() for tensor in seen.values()))

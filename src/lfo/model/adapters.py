@@ -41,6 +41,7 @@ from lfo.errors import ConfigError, DataError
 from lfo.model.couplings import POLICY, WORLD_MODEL, Coupling, coupling_of
 from lfo.model.lean import LeanForward
 from lfo.model.lora_folder import CONFIG_FILE, WEIGHTS_FILE, fitted, read_lora, read_scale, refuse_misfit
+from lfo.model.row_tree import RowTree
 
 # Models that process the logits after the head; `head` alone would be wrong for them.
 _LOGIT_TRANSFORMS = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}
@@ -215,17 +216,17 @@ class DualAdapterModel:
         adapters: Sequence[str],
         detached: Sequence[str] = (),
         *,
-        lengths: Sequence[int] | None = None,
+        tree: RowTree | None = None,
         wanted_BT: Tensor | None = None,
     ) -> Tensor:
         """Return hidden states after the final norm, B x T x D; losses compute logits only where they need them.
 
-        With `lengths`, padding is not computed. Where `wanted_BT`, a mask on the host, is False, hidden states may be
-        invalid.
+        With a `tree`, padding is not computed, and common prefixes of rows are computed once. Where `wanted_BT`, a
+        mask on the host, is False, hidden states may be invalid.
         """
         if self._lean is not None:
             with self.active(adapters, detached):
-                return self._lean(tokens_BT, [adapters] * len(tokens_BT), lengths=lengths, wanted_BT=wanted_BT)
+                return self._lean(tokens_BT, [adapters] * len(tokens_BT), tree=tree, wanted_BT=wanted_BT)
         return self.hidden_of_modules(tokens_BT, adapters, detached)
 
     def hidden_of_modules(self, tokens_BT: Tensor, adapters: Sequence[str], detached: Sequence[str] = ()) -> Tensor:
@@ -246,12 +247,12 @@ class DualAdapterModel:
         tokens_BT: Tensor,
         adapters: Sequence[Sequence[str]],
         *,
-        lengths: Sequence[int] | None = None,
+        tree: RowTree | None = None,
         wanted_BT: Tensor | None = None,
     ) -> Tensor:
         """Like `hidden`, with separate adapters for each row."""
         assert self._lean is not None
-        return self._lean(tokens_BT, adapters, lengths=lengths, wanted_BT=wanted_BT)
+        return self._lean(tokens_BT, adapters, tree=tree, wanted_BT=wanted_BT)
 
     def logits(self, tokens_BT: Tensor, adapters: Sequence[str], detached: Sequence[str] = ()) -> Tensor:
         return self.causal_lm.get_output_embeddings()(self.hidden(tokens_BT, adapters, detached))

@@ -1,31 +1,33 @@
 """The training forward of the Llama / Qwen2 / Qwen3 family with LoRA, in few operations. It is faster for small models:
 on a GPU, kernel launches of transformers and peft take several times longer than the work, on a CPU a fifth longer.
 
-    hidden_BTD = LeanForward(model.causal_lm)(tokens_BT, [("policy",), ("world_model",)], lengths=[900, 200])
+    hidden_BTD = LeanForward(model.causal_lm)(tokens_BT, [("policy",), ("world_model",)], tree=batch.tree)
 
 It computes the same as `DualAdapterModel.hidden_of_modules`, with the same gradients; a test compares them. Rows of
-different lengths and with different adapters run in one batch: tokens are packed and padded for attention only, and
-each row uses only its own adapters. Adapters stay fp32 and are rounded to the base's dtype once per forward; their
-gradients are summed in fp32.
+different lengths and with different adapters run in one batch, each with its own adapters only. Tokens are packed, and
+common prefixes of rows computed once (`row_tree`); only attention sees rows with all their tokens and padding. Adapters
+stay fp32 and are rounded to the base's dtype once per forward; their gradients are summed in fp32.
 
-Shape suffixes: B rows, T tokens of the longest, M tokens of all rows laid end to end, W width of an input, R ranks
-of all LoRA on it, H heads, D head size.
+Shape suffixes: B rows, T tokens of the longest, K tokens of all rows, M of them that are computed, W width of an
+input, R ranks of all LoRA on it, H heads, D head size.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from lfo.model.layers import PARTS_OF_LAYER, base_linear, base_linears, is_llama_like, layer_linears
+from lfo.model.row_tree import RowTree
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,30 +175,71 @@ class _Pack(torch.autograd.Function):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class _Repetitions:
+    """Where the nodes of a tree occur among its tokens."""
+
+    nodes_K: Tensor  # the node of each token
+    tokens_K: Tensor  # the tokens sorted by node
+    starts_M: Tensor  # where the tokens of each node start there
+
+    @classmethod
+    def of(cls, tree: RowTree, device: torch.device) -> _Repetitions:
+        nodes_K = tree.nodes_BT[tree.real_BT]
+        tokens_K = nodes_K.argsort(kind="stable")
+        starts_M = np.searchsorted(nodes_K[tokens_K], np.arange(len(tree.firsts_M)))
+        nodes, tokens, starts = (torch.from_numpy(each).to(device) for each in (nodes_K, tokens_K, starts_M))
+        return cls(nodes_K=nodes, tokens_K=tokens, starts_M=starts)
+
+
+class _Repeat(torch.autograd.Function):
+    """Repeat nodes where they occur. Their gradients are summed without atomics, so always in the same order."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, repetitions: _Repetitions) -> Tensor:
+        ctx.repetitions = repetitions
+        return x.index_select(0, repetitions.nodes_K)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (gradient,), repetitions = gradients, ctx.repetitions
+        summed = F.embedding_bag(repetitions.tokens_K, gradient.flatten(1), repetitions.starts_M, mode="sum")
+        return summed.unflatten(1, gradient.shape[1:]), None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Layout:
-    """Where the packed tokens are in B x T; `indices_M` is None if there is no padding."""
+    """Where the packed tokens, which are the nodes of a tree, are in B x T."""
 
     rows: int
     length: int
-    indices_M: Tensor | None
-    device: torch.device
+    repetitions: _Repetitions | None  # None if each token has its own node
+    places_K: Tensor | None  # where the tokens are; None if there is no padding
+    firsts_M: Tensor | None  # where each node is; None if packing changes nothing
+
+    @classmethod
+    def of(cls, tree: RowTree, device: torch.device) -> _Layout:
+        rows, length = tree.real_BT.shape
+        full, shares = bool(tree.real_BT.all()), tree.shares
+        return cls(
+            rows=rows,
+            length=length,
+            repetitions=_Repetitions.of(tree, device) if shares else None,
+            places_K=None if full else torch.from_numpy(tree.real_BT.ravel().nonzero()[0]).to(device),
+            firsts_M=None if full and not shares else torch.from_numpy(tree.firsts_M).to(device),
+        )
 
     def spread(self, x: Tensor) -> Any:
-        """M x ... -> B x T x ..."""
-        if self.indices_M is not None:
-            x = cast(Tensor, _Spread.apply(x, self.indices_M, self.rows * self.length))
+        """M x ... -> B x T x ..., with zeros on padding."""
+        if self.repetitions is not None:
+            x = cast(Tensor, _Repeat.apply(x, self.repetitions))
+        if self.places_K is not None:
+            x = cast(Tensor, _Spread.apply(x, self.places_K, self.rows * self.length))
         return x.unflatten(0, (self.rows, self.length))
-
-    def of_wanted(self, wanted_BT: Tensor, lengths: Sequence[int]) -> tuple[_Layout, Tensor]:
-        """Return the layout of the wanted tokens only, and their indices among the packed ones."""
-        real_BT = torch.arange(self.length) < torch.tensor(lengths)[:, None]
-        wanted, chosen = (wanted_BT & real_BT).flatten().nonzero()[:, 0], wanted_BT[real_BT].nonzero()[:, 0]
-        return replace(self, indices_M=wanted.to(self.device)), chosen.to(self.device)
 
     def pack(self, x: Tensor) -> Any:
         """B x T x ... -> M x ..."""
         x = x.flatten(0, 1)
-        return x if self.indices_M is None else _Pack.apply(x, self.indices_M)
+        return x if self.firsts_M is None else _Pack.apply(x, self.firsts_M)
 
 
 class LeanForward:
@@ -220,20 +263,22 @@ class LeanForward:
         tokens_BT: Tensor,
         adapters: Sequence[Sequence[str]],
         *,
-        lengths: Sequence[int] | None = None,
+        tree: RowTree | None = None,
         wanted_BT: Tensor | None = None,
     ) -> Tensor:
         """Return hidden states after the final norm, B x T x D, each row with its own `adapters`.
 
-        They are invalid on padding and where they are not wanted (a mask on the host): in the last layer only attention
-        needs all tokens."""
-        body = self._body
+        `tree` tells padding, and which tokens are computed once; None: every token is computed. Hidden states are zeros
+        on padding and where they are not wanted (a mask on the host): in the last layer only attention needs all.
+        """
+        body, device = self._body, tokens_BT.device
         rows, length = tokens_BT.shape
-        lengths = [length] * rows if lengths is None else list(lengths)
-        layout, positions_M = self._layout(lengths, length, tokens_BT.device)
+        tree = RowTree.unshared([length] * rows) if tree is None else tree
+        layout = _Layout.of(tree, device)
+        rows_M, positions_M = (torch.from_numpy(each).to(device) for each in np.divmod(tree.firsts_M, length))
         everyone = tuple(dict.fromkeys(name for row in adapters for name in row))
         groups = self._rounded(everyone)
-        uses = self._uses(groups[0], adapters, everyone, lengths, tokens_BT.device)
+        uses = self._uses(groups[0], adapters, everyone, rows_M)
 
         x = F.embedding(layout.pack(tokens_BT), body.embed_tokens.weight)
         cos, sin = body.rotary_emb(x, torch.arange(length, device=x.device)[None])
@@ -246,7 +291,8 @@ class LeanForward:
             qkv = linear("qkv", _norm(x, layer.input_layernorm), uses)
             attended = self._attend(qkv, layer.self_attn, turn, layout)
             if layer is last and wanted_BT is not None:
-                layout, chosen_M = layout.of_wanted(wanted_BT, lengths)
+                wanted_tree, chosen = tree.of_wanted(wanted_BT.numpy())
+                layout, chosen_M = _Layout.of(wanted_tree, device), torch.from_numpy(chosen).to(device)
                 x, attended = (cast(Tensor, _Pack.apply(each, chosen_M)) for each in (x, attended))
                 uses = {name: None if use is None else use[chosen_M] for name, use in uses.items()}
             x = x + linear("out", attended, uses)
@@ -274,26 +320,17 @@ class LeanForward:
         return layout.pack(attended.transpose(1, 2)).flatten(1)
 
     @staticmethod
-    def _layout(lengths: Sequence[int], length: int, device: torch.device) -> tuple[_Layout, Tensor]:
-        rows = len(lengths)
-        positions = torch.arange(length).expand(rows, -1)
-        real = positions < torch.tensor(lengths)[:, None]
-        indices = None if min(lengths) == length else real.flatten().nonzero()[:, 0].to(device)
-        return _Layout(rows=rows, length=length, indices_M=indices, device=device), positions[real].to(device)
-
-    @staticmethod
     def _uses(
         groups: dict[str, _Group],
         adapters: Sequence[Sequence[str]],
         everyone: Sequence[str],
-        lengths: Sequence[int],
-        device: torch.device,
+        rows_M: Tensor,
     ) -> dict[str, Tensor | None]:
         """Return, for each group, which tokens use which ranks; None if all tokens use all ranks."""
         if all(set(row) == set(everyone) for row in adapters):
             return dict.fromkeys(groups)
         has_BA = torch.tensor([[float(name in row) for name in everyone] for row in adapters])
-        has_MA = has_BA.repeat_interleave(torch.tensor(lengths), dim=0).to(device)
+        has_MA = has_BA.to(rows_M.device)[rows_M]
         uses: dict[str, Tensor | None] = {}
         for name, group in groups.items():
             owners = [everyone.index(adapter) for adapter, rank in group.adapters for _ in range(rank)]

@@ -26,6 +26,7 @@ from lfo.config import RunConfig
 from lfo.errors import WorkError
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.couplings import POLICY
+from lfo.model.row_tree import RowTree
 from lfo.objectives.losses import (
     clip_gradients_per_adapter,
     cross_entropy,
@@ -50,7 +51,7 @@ class Batch:
 
     adapters: tuple[str, ...]  # all adapters in the batch
     adapters_of_rows: tuple[tuple[str, ...], ...]
-    lengths: tuple[int, ...]
+    tree: RowTree
     tokens_BT: Tensor
     logprobs_BT: Tensor
     advantages_BT: Tensor
@@ -67,11 +68,14 @@ def collate(samples: Sequence[TrainingSample], device: torch.device) -> Batch:
     """Pad rows with zeros; padding has no weight."""
     longest = max(len(sample.tokens) for sample in samples)
 
-    def stack(stream: str, dtype: type[np.generic] = np.float32) -> Tensor:
+    def stack(stream: str, dtype: type[np.generic] = np.float32) -> np.ndarray:
         rows = np.zeros((len(samples), longest), dtype=dtype)  # numpy converts a list three times as fast as torch
         for row, sample in zip(rows, samples, strict=True):
             values = getattr(sample, stream)
             row[: len(values)] = values
+        return rows
+
+    def tensor(rows: np.ndarray) -> Tensor:
         return torch.from_numpy(rows).to(device)
 
     weighted = np.zeros((len(samples), longest), dtype=bool)
@@ -81,16 +85,18 @@ def collate(samples: Sequence[TrainingSample], device: torch.device) -> Batch:
     wanted = np.zeros_like(weighted)
     wanted[:, :-1] = weighted[:, 1:]  # the hidden state at the token before predicts a token
 
+    adapters = tuple(sample.adapters for sample in samples)
+    tokens_BT = stack("tokens", np.int64)
     return Batch(
-        adapters=tuple(dict.fromkeys(name for sample in samples for name in sample.adapters)),
-        adapters_of_rows=tuple(sample.adapters for sample in samples),
-        lengths=tuple(len(sample.tokens) for sample in samples),
-        tokens_BT=stack("tokens", np.int64),
-        logprobs_BT=stack("logprobs"),
-        advantages_BT=stack("advantages"),
-        policy_weights_BT=stack("policy_weights"),
-        world_model_weights_BT=stack("world_model_weights"),
-        imitation_weights_BT=stack("imitation_weights"),
+        adapters=tuple(dict.fromkeys(name for row in adapters for name in row)),
+        adapters_of_rows=adapters,
+        tree=RowTree.of(tokens_BT, [len(sample.tokens) for sample in samples], adapters),
+        tokens_BT=tensor(tokens_BT),
+        logprobs_BT=tensor(stack("logprobs")),
+        advantages_BT=tensor(stack("advantages")),
+        policy_weights_BT=tensor(stack("policy_weights")),
+        world_model_weights_BT=tensor(stack("world_model_weights")),
+        imitation_weights_BT=tensor(stack("imitation_weights")),
         wanted_BT=torch.from_numpy(wanted),
         has_policy=any(any(sample.policy_weights) for sample in samples),
         has_world_model=any(any(sample.world_model_weights) for sample in samples),
@@ -217,7 +223,7 @@ class Learner:
             return
         # Inline with stacked: one forward for all losses, but only the policy losses must spare the world model.
         spared = model.policy_detached if batch.adapters == model.policy_adapters else ()
-        options: dict[str, Any] = {"lengths": batch.lengths, "wanted_BT": batch.wanted_BT}
+        options: dict[str, Any] = {"tree": batch.tree, "wanted_BT": batch.wanted_BT}
         if model.mixes_rows:
             hidden_BTD = model.hidden_of_mixed_rows(batch.tokens_BT, batch.adapters_of_rows, **options)
         else:
@@ -287,7 +293,7 @@ class Learner:
             count = max(1, self.micro_batch_tokens // len(samples[longest_first[0]].tokens))
             indices, longest_first = longest_first[:count], longest_first[count:]
             batch = collate([samples[index] for index in indices], self.model.device)
-            hidden_BTD = self.model.hidden(batch.tokens_BT, batch.adapters, lengths=batch.lengths)
+            hidden_BTD = self.model.hidden(batch.tokens_BT, batch.adapters, tree=batch.tree)
             where_BT = batch.world_model_weights_BT > 0
             states = hidden_BTD, self.model.head, batch.tokens_BT
             logprobs_BT, hits_BT = fused_token_hits(*states, positions_BT=where_BT, chunk=self.chunk)

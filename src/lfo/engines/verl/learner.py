@@ -153,7 +153,7 @@ class RankedLearner(Learner):
             rows = parts[self.rank]
             batch = collate(rows, self.model.device)
             logprobs_BT, _ = fused_token_logprobs(
-                self.model.hidden(batch.tokens_BT, batch.adapters, lengths=batch.lengths, wanted_BT=batch.wanted_BT),
+                self.model.hidden(batch.tokens_BT, batch.adapters, tree=batch.tree, wanted_BT=batch.wanted_BT),
                 self.model.head,
                 batch.tokens_BT,
                 positions_BT=batch.policy_weights_BT > 0,
