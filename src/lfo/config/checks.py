@@ -102,6 +102,7 @@ def _of_internalising(c: RunConfig) -> Iterator[Relation]:
     yield not (i.rows and frozen), "internalise.rows trains the policy, which policy.frozen=true forbids"
     yield not (i.until and frozen), "internalise.until goes on with DAPO, which policy.frozen=true forbids"
     yield i.rows > 0 or i.teacher != "hindsight", "internalise.teacher=hindsight needs internalise.rows above 0"
+    yield i.rows > 0 or not i.swap_names, "internalise.swap_names needs internalise.rows above 0"
     yield (
         not i.rows or i.teacher != "base" or c.looks_ahead or c.has_feedback,
         "internalise.rows with internalise.teacher=base needs look-ahead or feedback: the base alone does not improve",

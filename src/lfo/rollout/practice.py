@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -28,7 +28,7 @@ from lfo.protocol.world_model import WorldModelCodec, WorldModelExample
 FEW = 2  # a word is a name if it occurs in at most this many states,
 FEW_SHARE = 0.02  # or in at most this share of them,
 MOST_SHARE = 0.25  # but never if it occurs in more than this share: of a handful of states, every word would be one
-_WORD = re.compile(r"[^\W\d_]+|\d+")
+WORD = re.compile(r"[^\W\d_]+|\d+")
 
 
 def words(text: str) -> set[str]:
@@ -37,7 +37,7 @@ def words(text: str) -> set[str]:
     >>> sorted(words("Cards 555-4396: unlock_card"))
     ['4396', '555', 'Cards', 'card', 'unlock']
     """
-    return set(_WORD.findall(text))
+    return set(WORD.findall(text))
 
 
 def names_among(counts: Mapping[str, int], states: int, *, share: float = FEW_SHARE) -> list[str]:
@@ -50,25 +50,25 @@ def names_among(counts: Mapping[str, int], states: int, *, share: float = FEW_SH
     return sorted(word for word, count in counts.items() if count <= most)
 
 
-def name_swapper(
-    kinds: Iterable[Sequence[str]], *, spare: Collection[str], chance: float, rng: np.random.Generator
-) -> Callable[[str], str]:
-    """Return a function that replaces each name of a text, with probability `chance`, by a random one of its kind.
+def with_swapped_names(
+    text: str, names: Mapping[bool, Sequence[str]], *, spare: Collection[str], chance: float, rng: np.random.Generator
+) -> str:
+    """Return the text with each name that is not in `spare` replaced, with probability `chance`, by a random one.
 
-    All occurrences of a name in all texts get the same replacement. A name in `spare` stays."""
-    kind_of = {name: kind for kind in kinds for name in kind}
+    All occurrences of a name get the same replacement. `names` maps False to words and True to numbers."""
+    known = {name: number for number, some in names.items() for name in some}
     swapped: dict[str, str] = {}
 
     def swap(match: re.Match[str]) -> str:
         word = match[0]
-        if word not in kind_of or word in spare:
+        if word not in known or word in spare:
             return word
         if word not in swapped:
-            others = kind_of[word]
+            others = names[known[word]]
             swapped[word] = others[int(rng.integers(len(others)))] if rng.random() < chance else word
         return swapped[word]
 
-    return lambda text: _WORD.sub(swap, text)
+    return WORD.sub(swap, text)
 
 
 def weight_of_token(count: int, replies: int, *, wording: float) -> float:
@@ -89,7 +89,7 @@ class Practice:
         self._prompts: dict[str, str] = {}  # prompt text of each example, by its key
         # Identifies the examples that the counts below were made from.
         self._counted: tuple[int, int] = (0, 0)
-        self._names: list[list[str]] = []  # words, and numbers
+        self._names: dict[bool, list[str]] = {}
         self._replies = 0
         self._replies_with: Counter[int] = Counter()  # token -> number of replies that contain it
 
@@ -115,7 +115,7 @@ class Practice:
         if self._chance:
             states_with = Counter(word for example in first for word in words(self._prompt(example)))
             names = names_among(states_with, len(first))
-            self._names = [[name for name in names if name.isdigit() == number] for number in (False, True)]
+            self._names = {number: [name for name in names if name.isdigit() == number] for number in (False, True)}
 
     def _prompt(self, example: WorldModelExample) -> str:
         if example.key not in self._prompts:
@@ -126,8 +126,8 @@ class Practice:
         if not self._chance:
             return example
         repeated = words(self._codec.reply_text(example))
-        swap = name_swapper(self._names, spare=repeated, chance=self._chance, rng=rng)
-        return self._codec.with_prompt(example, swap(self._prompt(example)))
+        text = with_swapped_names(self._prompt(example), self._names, spare=repeated, chance=self._chance, rng=rng)
+        return self._codec.with_prompt(example, text)
 
     def _weighted(self, example: WorldModelExample) -> WorldModelExample:
         start = example.reply_start
