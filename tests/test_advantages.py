@@ -16,6 +16,7 @@ from lfo.objectives.advantages import (
     overlong_penalty,
     select_groups,
     surprise_bonus,
+    with_overlong_penalty,
 )
 from lfo.rollout.samples import policy_rows
 from lfo.types import Origin, Rollout, RolloutGroup, StopReason
@@ -175,3 +176,14 @@ def test_the_scale_of_a_bonus_holds_where_all_rewards_are_equal() -> None:
         assert select_groups([curious])[1].kept == 1
         rows = policy_rows(curious, adapters=("policy",), inline=frozenset())
         assert [row.advantages[1] for row in rows] == pytest.approx([scale, -scale], rel=1e-4)
+
+
+def test_lengths_alone_give_no_advantage_where_all_peers_failed():
+    """Blind: one success and one failure. With look-ahead: two failures of different lengths."""
+    plain = group("a", 1.0, 0.0, 0.0, 0.0).rollouts
+    rollouts = [
+        replace(each, blind=index < 2, tokens=(1,) * length, origins=(0,) * length, logprobs=(0.0,) * length)
+        for index, (each, length) in enumerate(zip(plain, (90, 90, 81, 82), strict=True))
+    ]
+    mixed = RolloutGroup(task_id="a", rollouts=tuple(rollouts))
+    assert with_overlong_penalty(mixed, limit=100, buffer=20).rewards == (0.5, -0.5, 0.0, 0.0)

@@ -177,9 +177,9 @@ def build_agent(
         runner_config=RunnerConfig.of_run(config),
         ending_tools=learnt_tools,
     )
-    predicts = config, make_environment, agent.world_model_codec, agent.complete
-    store = new_reply_store(*predicts)
-    lookahead = make_lookahead(*predicts, store, learnt_tools)
+    parts = config, make_environment, agent.world_model_codec, agent.complete
+    store = new_reply_store(*parts)
+    lookahead = make_lookahead(*parts, store, learnt_tools)
     return dataclasses.replace(agent, lookahead=lookahead, reply_store=store)
 
 

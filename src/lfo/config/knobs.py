@@ -173,7 +173,9 @@ class RunConfig:
     feedback: Feedback = knob(
         "off", "show half of each group a reply that the others received; `other_task` is a control"
     )
-    surprise: Factor = knob(0.0, "coefficient of a bonus for prediction error, added to advantages")
+    surprise: Factor = knob(
+        0.0, "coefficient of a bonus for prediction error, added to advantages; no group is drawn again then"
+    )
     steps: Count = knob(100, "steps to train", main=True)
     seed: int = knob(0, "of all random numbers of the run", main=True, beside=True, ge=0, le=2**32 - 1)
     output_dir: str = knob("runs/latest", "the run's folder", main=True, beside=True)

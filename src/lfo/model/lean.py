@@ -150,9 +150,9 @@ class _Spread(torch.autograd.Function):
     """Scatter packed tokens into a tensor of zeros."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, indices_M: Tensor, count: int) -> Tensor:
-        ctx.save_for_backward(indices_M)
-        return x.new_zeros(count, *x.shape[1:]).index_copy_(0, indices_M, x)
+    def forward(ctx: Any, x: Tensor, places_K: Tensor, count: int) -> Tensor:
+        ctx.save_for_backward(places_K)
+        return x.new_zeros(count, *x.shape[1:]).index_copy_(0, places_K, x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -274,6 +274,7 @@ class LeanForward:
         body, device = self._body, tokens_BT.device
         rows, length = tokens_BT.shape
         tree = RowTree.unshared([length] * rows) if tree is None else tree
+        assert tree.real_BT.shape == tokens_BT.shape
         layout = _Layout.of(tree, device)
         rows_M, positions_M = (torch.from_numpy(each).to(device) for each in np.divmod(tree.firsts_M, length))
         everyone = tuple(dict.fromkeys(name for row in adapters for name in row))

@@ -126,7 +126,14 @@ def surprise_bonus(
 
 
 def with_overlong_penalty(group: RolloutGroup, *, limit: int, buffer: int) -> RolloutGroup:
-    """Return the group with DAPO's overlong penalty added to its rewards."""
-    penalties = [overlong_penalty(len(rollout.tokens), limit=limit, buffer=buffer) for rollout in group.rollouts]
-    rollouts = zip(group.rollouts, penalties, strict=True)
-    return replace(group, rollouts=tuple(replace(rollout, reward=rollout.reward + each) for rollout, each in rollouts))
+    """Return the group with DAPO's overlong penalty added to its rewards.
+
+    Rollouts whose peers all have the same reward get none: lengths alone would give them advantages of full size.
+    """
+    rollouts = list(group.rollouts)
+    for indices in _peers(group.rewards, group.conditions):
+        if is_informative([group.rewards[index] for index in indices]):
+            for index in indices:
+                penalty = overlong_penalty(len(rollouts[index].tokens), limit=limit, buffer=buffer)
+                rollouts[index] = replace(rollouts[index], reward=rollouts[index].reward + penalty)
+    return replace(group, rollouts=tuple(rollouts))

@@ -32,6 +32,7 @@ SPOKEN = {
     "dual-lora": "dual-LoRA",
     "internalise": "internalised look-ahead",
     f"internalise{WITH_FEEDBACK}": "internalised look-ahead and feedback",
+    f"dapo{WITH_FEEDBACK}": "plain DAPO with feedback",
     f"{IMITATION}{WITH_FEEDBACK}": "feedback without a world model",
     f"dual-lora{WITH_FEEDBACK}": "dual-LoRA with feedback",
     FROZEN_POLICY: "frozen policy",
