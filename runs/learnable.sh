@@ -37,6 +37,7 @@ arms() {
     echo "dual-$seed seed=$seed steps=60 eval.every=5"
     echo "frozen-$seed seed=$seed policy.frozen=true steps=60 eval.every=5"
     echo "internalise-$seed seed=$seed algo=internalise steps=60 eval.every=5"
+    echo "swapped-$seed seed=$seed algo=internalise internalise.swap_names=0.4 steps=60 eval.every=5"
     # Controls that must not help.
     echo "shuffled-$seed seed=$seed lookahead_source=shuffled steps=60 eval.every=20"
     echo "separate-$seed seed=$seed coupling=separate lookahead=off exploration.blind_share=0 steps=60 eval.every=20"
