@@ -1,6 +1,7 @@
 """Draw the learning curves of runs as one SVG: success on val by tasks seen, thin lines for seeds, a thick mean.
 
-python scripts/plot_curves.py docs/level2.svg "with look-ahead=results/few-replies/policy-*" \
+python scripts/plot_curves.py docs/level2.svg "with look-ahead=results/level2-preset/dual-*" \
+    "look-ahead, policy frozen=results/level2-preset/frozen-*" \
     "policy alone, blind=results/internalise/lookahead-*" "feedback instead=results/internalise/feedback-*" \
     "plain DAPO=results/level2/dapo-*"
 
