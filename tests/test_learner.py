@@ -256,8 +256,10 @@ def test_micro_batches_hold_every_row_once_and_keep_to_their_size(groups):
     assert {batch.adapters for batch in batches} == {("world_model", "policy"), ("world_model",)}
 
     mixed = list(micro_batches(rows, torch.device("cpu"), tokens=900, mixed=True))
-    assert sorted(length for batch in mixed for length in batch.lengths) == sorted(len(row.tokens) for row in rows)
-    assert all(sum(batch.lengths) <= 900 or len(batch.lengths) == 1 for batch in mixed)
+    assert sorted(length for batch in mixed for length in batch.tree.real_BT.sum(1)) == sorted(
+        len(row.tokens) for row in rows
+    )
+    assert all(batch.tree.real_BT.sum() <= 900 or len(batch.tokens_BT) == 1 for batch in mixed)
     assert len(mixed) <= len(batches)
 
 
