@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lfo.protocol.chat import ChatCodec
-from lfo.rollout.practice import WORD, names_among
+from lfo.rollout.practice import WORD, names_among, words
 from lfo.rollout.successes import Success
 
 if TYPE_CHECKING:
@@ -143,5 +143,5 @@ class Renaming:
                 return None
             pieces.append(_Piece(ids=ids, texts=texts, by_agent=by_agent))
             mine, others = (decided, given) if by_agent else (given, decided)
-            mine |= set(WORD.findall(text)) - others
+            mine |= words(text) - others
         return _Read(pieces=tuple(pieces), given=frozenset(given), decided=frozenset(decided))
