@@ -96,11 +96,12 @@ def test_a_name_in_unusual_tokens_stays():
 def test_what_an_agent_decides_elsewhere_is_no_name_though_a_task_says_it_first():
     """Else `account` would be swapped here, and would take the place of other names."""
     said = row("Call Newcomer, they want the account.", "form account_number", "account_number of Newcomer", "x")
+    polite = row("Call Newcomer kindly.", "form account_number", "ok", "x")
     for seed in range(20):
-        task, form, *_ = texts_of(renamed(said, seed))
-        assert task.endswith(", they want the account.")
+        task, form, *_ = texts_of(renamed(said, seed, known=[*KNOWN, polite]))
+        assert task.endswith(" account.")
         assert form == "form account_number"
-        assert "account." not in texts_of(renamed(success_of("Newcomer"), seed, known=[*KNOWN, said]))[0]
+        assert "account" not in texts_of(renamed(polite, seed, known=[*KNOWN, said]))[0]
 
 
 def test_a_name_that_the_agent_writes_in_another_form_stays():
