@@ -59,6 +59,22 @@ def test_two_tokens_are_one_node_exactly_if_adapters_and_prefixes_are_equal(rows
     assert [tree.nodes_BT[place] for place in firsts] == sorted(past_of_node)
 
 
+def test_rows_that_repeat_rows_before_are_left_out():
+    tree = tree_of([[7, 8], [7, 8, 9], [7, 8], [7], [7, 5]], ["policy"] * 5).without_repeated_rows()
+    assert tree.nodes_BT.tolist() == [[0, 1, -1], [0, 1, 2], [0, 3, -1]]
+    assert tree.firsts_M.tolist() == [0, 1, 5, 7]
+
+
+@given(ROWS)
+def test_leaving_out_repeated_rows_loses_no_node(rows_and_kinds):
+    rows, kinds = (list(each) for each in zip(*rows_and_kinds, strict=True))
+    tree = tree_of(rows, kinds)
+    fewer = tree.without_repeated_rows()
+    assert fewer.nodes_BT.ravel()[fewer.firsts_M].tolist() == list(range(len(tree.firsts_M)))
+    known = {tuple(row) for row in tree.nodes_BT.tolist()}
+    assert all(tuple(row) in known for row in fewer.nodes_BT.tolist())
+
+
 @given(ROWS)
 def test_without_common_prefixes_nodes_are_the_tokens_in_order(rows_and_kinds):
     rows = [[index, *row] for index, (row, _) in enumerate(rows_and_kinds)]

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from lfo.model import fused_decoder
@@ -124,6 +126,72 @@ def test_the_check_above_can_fail():
     said = play(session)
     with pytest.raises(AssertionError):
         check_against_forward(model, ("world_model",), session, said)
+
+
+TURNS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "rows": st.permutations(range(7)),
+            "count": st.integers(1, 7),
+            "limits": st.lists(st.integers(1, 6), min_size=7, max_size=7),
+            "numbers": st.lists(st.sampled_from([0.2, 0.7]), min_size=7, max_size=7),
+            "differs_from": st.integers(0, 6),
+            "rewound": st.lists(st.integers(0, 4), min_size=7, max_size=7),
+            "reply": st.lists(st.sampled_from([7, 8]), min_size=7, max_size=7),
+        }
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+def turn(rows: list[int], limits: list[int], differs_from: int) -> dict[str, object]:
+    same: dict[str, object] = {"numbers": [0.2, 0.2, 0.7, 0.2, 0.2, 0.2, 0.2], "rewound": [0] * 7, "reply": [7] * 7}
+    return same | {"rows": rows, "count": len(rows), "limits": limits, "differs_from": differs_from}
+
+
+@settings(deadline=None, max_examples=60)
+# Row 0 ends its turn first; rows 1 and 2 differ later, and the new slot must not be that of row 0.
+@example(prompts=[(9, 6)] + [(9, 5, 6)] * 6, turns=[turn([1, 2, 0], [1, 6, 6, 6, 6, 6, 6], 3), turn([0], [6] * 7, 0)])
+@given(prompts=st.lists(st.sampled_from([(9, 6), (9, 5, 6)]), min_size=7, max_size=7), turns=TURNS)
+def test_rows_that_share_their_tokens_for_a_while_are_computed_as_if_alone(prompts, turns):
+    """Random numbers of two values make rows sample the same tokens up to a random position, and then others."""
+    model = make_model("qwen3")
+    session = Sampler(model, max_context=60, eos_ids=EOS).session(rows=7, adapters=("policy",))
+    session.extend(range(7), prompts)
+    for turn in turns:
+        rows = turn["rows"][: turn["count"]]
+        for row, dropped in enumerate(turn["rewound"]):
+            if dropped > 2:  # less often than not
+                session.rewind(row, max(2, len(session.tokens(row)) - dropped))
+        session.extend(rows, [[turn["reply"][row]] for row in rows])
+        starts = [len(session.tokens(row)) for row in rows]
+        uniforms = [[0.4] * turn["differs_from"] + [turn["numbers"][row]] * 6 for row in rows]
+        limits = [min(turn["limits"][row], session.room(row)) for row in rows]
+        answers = session.decode(rows, max_new_tokens=limits, temperature=0.7, uniforms=uniforms)
+        for row, start, answer in zip(rows, starts, answers, strict=True):
+            tokens = session.tokens(row)
+            assert tokens[start:] == answer.tokens
+            logits = model.logits(torch.tensor([tokens]), ("policy",))[0].detach()
+            expected = (logits / 0.7).log_softmax(-1)[torch.arange(start - 1, len(tokens) - 1), list(answer.tokens)]
+            assert torch.allclose(torch.tensor(answer.logprobs), expected, atol=1e-4)
+
+
+def test_equal_rows_are_computed_once_until_they_differ():
+    model = make_model("qwen3")
+    decoder = FusedDecoder(model, ("policy",), max_context=60)
+    computed: list[int] = []
+    forward = decoder.forward
+    decoder.forward = lambda tokens_M, *rest: computed.append(len(tokens_M)) or forward(tokens_M, *rest)
+    cache = decoder.cache(4, 60)
+    cache.start([0, 1, 2, 3], [[7, 8]] * 3 + [[7, 9]], [0] * 4)
+    assert computed == [4]  # two prompts
+    for tokens in ([5, 5, 5, 5], [5, 6, 5, 5], [5, 5, 6, 5]):
+        cache.step(torch.tensor(tokens))
+    assert computed[1:] == [2, 3, 4]
+    assert cache.keep([True, False, True, True]) == [0, 2, 3]
+    cache.step(torch.tensor([5, 5, 5]))
+    assert computed[4:] == [3]
 
 
 def test_fused_for_the_llama_family_and_the_models_own_forward_for_the_rest():

@@ -6,10 +6,12 @@ matrix products.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
@@ -20,6 +22,7 @@ from lfo.model.turn_ops import Heads, rotate
 
 _CAPACITY_STEP = 128
 _WORTHWHILE_PREFIX = 16
+_NO_SLOT = -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -241,21 +244,24 @@ class SlotCache:
 
 
 class FusedCache(SlotCache):
-    """Keys and values of all rows. A row lives in a slot; the batch is the first slots, in order.
+    """Keys and values of all rows. Rows with equal tokens share a slot until their tokens differ.
 
-    Keys are stored transposed (D x S), which is faster for the product of one query with all keys. Memory is
-    initialised with zeros: a masked position has weight 0, and 0 * NaN would be NaN.
+    rows 0, 1, 2, all with prompt 7 8     slot 0: 7 8              start: one slot computes for all three
+    they sample 5, 5, 9                   slot 0: 7 8 5            step: row 2 gets a copy of the slot
+                                          slot 1: 7 8 9
+
+    The batch computes the first slots. Keys are stored transposed (D x S), which is faster for the product of one query
+    with all keys. Memory is initialised with zeros: a masked position has weight 0, and 0 * NaN would be NaN.
     """
 
     def __init__(self, decoder: FusedDecoder, rows: int) -> None:
         super().__init__(decoder)
-        self._slots = list(range(rows))  # by row
-        self._rows = list(range(rows))  # by slot
+        self._slots = [_NO_SLOT] * rows  # by row
+        self._batch: list[int] = []  # rows
         self._capacity = 0
-        self._batch = 0
         self._longest = 0  # upper bound of the lengths in the batch, known without a device sync
         self._used = 0  # no position from here on was ever written
-        self._positions_B = torch.empty(0, dtype=torch.long, device=decoder.device)
+        self._positions_U = torch.empty(0, dtype=torch.long, device=decoder.device)  # of the slots of the batch
         self._span_step = 1 if decoder.device.type == "cpu" else 64
         self._keys = self._values = torch.empty(0)
 
@@ -263,55 +269,89 @@ class FusedCache(SlotCache):
 
     @torch.inference_mode()
     def start(self, rows: Sequence[int], histories: Sequence[Sequence[int]], computed: Sequence[int]) -> Tensor:
-        self._batch = len(rows)
         self._longest = max(map(len, histories))
         self._reserve(self._longest, ahead=_CAPACITY_STEP)
-        self._arrange(rows)
-        hidden = self._fill(range(len(rows)), histories, computed)
-        self._positions_B = self._tensor([len(history) for history in histories])
-        return self._decoder.logits(hidden)
+        equal: dict[tuple[int, ...], list[int]] = {}  # indices of rows, by history
+        for index, history in enumerate(histories):
+            equal.setdefault(tuple(history), []).append(index)
+        sources = [max(indices, key=lambda index: computed[index]) for indices in equal.values()]
+        starts = [computed[index] for index in sources]
+        slots = self._arrange(rows, [self._slots[rows[index]] for index in sources])
+        for slot, indices in zip(slots, equal.values(), strict=True):
+            for index in indices:
+                self._slots[rows[index]] = slot
+        self._batch = list(rows)
+        hidden = self._fill(slots, list(equal), starts)
+        lengths = dict(zip(slots, map(len, equal), strict=True))
+        self._positions_U = self._tensor([lengths[slot] for slot in range(len(slots))])
+        return self._of_rows(self._decoder.logits(hidden))
 
     @torch.inference_mode()
     def step(self, tokens_B: Tensor) -> Tensor:
-        decoder, heads, batch = self._decoder, self._decoder.heads, self._batch
+        decoder, heads = self._decoder, self._decoder.heads
+        tokens_U = self._branch(tokens_B.tolist())
+        count = len(tokens_U)
         self._longest = min(self._longest + 1, decoder.max_context)
         self._reserve(self._longest)
         span = min(-(-self._longest // self._span_step) * self._span_step, self._capacity)
         # Finished rows that are still in the batch must not write past the end; what they write is never read.
-        positions_B = self._positions_B.clamp(max=decoder.max_context - 1)
-        slots_B = torch.arange(batch, device=decoder.device)
-        behind_BS = torch.arange(span, device=decoder.device) > positions_B[:, None]
-        bias_BS = torch.zeros(behind_BS.shape, device=decoder.device, dtype=decoder.dtype)
-        bias_BS.masked_fill_(behind_BS, float("-inf"))
-        bias = bias_BS.repeat_interleave(heads.keys, dim=0)[:, None]
+        positions_U = self._positions_U.clamp(max=decoder.max_context - 1)
+        slots_U = torch.arange(count, device=decoder.device)
+        behind_US = torch.arange(span, device=decoder.device) > positions_U[:, None]
+        bias_US = torch.zeros(behind_US.shape, device=decoder.device, dtype=decoder.dtype)
+        bias_US.masked_fill_(behind_US, float("-inf"))
+        bias = bias_US.repeat_interleave(heads.keys, dim=0)[:, None]
         group = heads.queries // heads.keys
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
             query, key, value = qkv.split([heads.queries, heads.keys, heads.keys], dim=1)
-            self._write(layer, slots_B, positions_B, key, value)
-            keys = self._keys[layer, :batch].flatten(0, 1)[:, :, :span]
-            values = self._values[layer, :batch].flatten(0, 1)[:, :span]
+            self._write(layer, slots_U, positions_U, key, value)
+            keys = self._keys[layer, :count].flatten(0, 1)[:, :, :span]
+            values = self._values[layer, :count].flatten(0, 1)[:, :span]
             # The query heads of one key head are rows of one matrix, so keys are not repeated.
-            query = query.reshape(batch * heads.keys, group, heads.size)
+            query = query.reshape(count * heads.keys, group, heads.size)
             weights = torch.baddbmm(bias, query, keys, alpha=heads.scaling).softmax(-1, dtype=torch.float32)
-            return torch.bmm(weights.to(values.dtype), values).view(batch, -1)
+            return torch.bmm(weights.to(values.dtype), values).view(count, -1)
 
-        hidden = decoder.forward(tokens_B, positions_B, attend)
-        self._positions_B = self._positions_B + 1
-        return decoder.logits(hidden)
+        hidden = decoder.forward(self._tensor(tokens_U), positions_U, attend)
+        self._positions_U = self._positions_U + 1
+        return self._of_rows(decoder.logits(hidden))
 
     @torch.inference_mode()
     def keep(self, alive: Sequence[bool]) -> list[int]:
-        count = sum(alive)
-        holes = [index for index in range(count) if not alive[index]]
-        tail = [index for index in range(count, len(alive)) if alive[index]]
-        self._move(tail + holes, holes + tail)
-        order = list(range(count))
-        for hole, index in zip(holes, tail, strict=True):
-            order[hole] = index
-        self._batch = count
-        self._positions_B = self._positions_B[self._tensor(order)]
+        order = [index for index, lives in enumerate(alive) if lives]
+        self._batch = [self._batch[index] for index in order]
+        living = sorted({self._slots[row] for row in self._batch})
+        slots = dict(zip(living, self._arrange(self._batch, living), strict=True))
+        for row in self._batch:
+            self._slots[row] = slots[self._slots[row]]
+        places = sorted(slots, key=lambda slot: slots[slot])
+        self._positions_U = self._positions_U[places]
         return order
+
+    def _of_rows(self, logits_UV: Tensor) -> Tensor:
+        slots = [self._slots[row] for row in self._batch]
+        return logits_UV if slots == list(range(len(logits_UV))) else logits_UV[slots]
+
+    def _branch(self, tokens: Sequence[int]) -> list[int]:
+        """Give rows of one slot with different next tokens slots of their own; return the next token of each slot."""
+        next_tokens = dict.fromkeys(range(len(self._positions_U)), -1)
+        branches: dict[tuple[int, int], int] = {}  # slots, by slot until now and next token
+        parents: list[int] = []
+        for row, token in zip(self._batch, tokens, strict=True):
+            branch = self._slots[row], token
+            if branch not in branches:
+                slot = self._slots[row]
+                if next_tokens[slot] >= 0:
+                    parents.append(slot)
+                    slot = len(next_tokens)
+                branches[branch] = slot
+                next_tokens[slot] = token
+            self._slots[row] = branches[branch]
+        if parents:
+            self._copy(parents, range(len(next_tokens) - len(parents), len(next_tokens)), self._longest)
+            self._positions_U = torch.cat([self._positions_U, self._positions_U[parents]])
+        return list(next_tokens.values())
 
     # ------------------------------------------------------------------ slots and memory
 
@@ -323,24 +363,27 @@ class FusedCache(SlotCache):
         keys = self._keys[layer, :, :, :, :span][slots_B].transpose(2, 3)
         return keys, self._values[layer, :, :, :span][slots_B]
 
-    def _arrange(self, rows: Sequence[int]) -> None:
-        """Move `rows` into the first slots, in order; the rows there move to the free slots."""
-        wanted = set(rows)
-        displaced = [slot for slot in range(len(rows)) if self._rows[slot] not in wanted]
-        vacated = [self._slots[row] for row in rows if self._slots[row] >= len(rows)]
-        sources = [self._slots[row] for row in rows] + displaced
-        self._move(sources, list(range(len(rows))) + vacated)
+    def _arrange(self, rows: Sequence[int], sources: Sequence[int]) -> list[int]:
+        """Copy these slots to the first slots; return the new slot of each.
 
-    def _move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Permute rows over slots; both sides have the same slots."""
-        moves = [(source, target) for source, target in zip(sources, targets, strict=True) if source != target]
-        if not moves:
-            return
-        moving = {target: self._rows[source] for source, target in moves}
-        for target, row in moving.items():
-            self._rows[target], self._slots[row] = row, target
-        sources, targets = zip(*moves, strict=True)
-        self._copy(sources, targets, self._used)
+        Slots of other rows move: the batch needs as many slots as it has rows if no two of them share one.
+        """
+        kept = {source for source in sources if 0 <= source < len(sources)}
+        free = iter(sorted(set(range(len(sources))) - kept))
+        targets: list[int] = []
+        for source in sources:
+            targets.append(source if source in kept else next(free))
+            kept.discard(source)  # a second copy is elsewhere
+
+        batch = set(rows)
+        others = {slot for row, slot in enumerate(self._slots) if row not in batch and slot != _NO_SLOT}
+        vacant = iter(sorted(set(range(len(rows), len(self._slots))) - others))
+        moved = {slot: next(vacant) for slot in sorted(others) if slot < len(rows)}
+        self._slots = [slot if row in batch else moved.get(slot, slot) for row, slot in enumerate(self._slots)]
+        pairs = [*zip(sources, targets, strict=True), *moved.items()]
+        pairs = [(source, target) for source, target in pairs if source not in (target, _NO_SLOT)]
+        self._copy([source for source, _ in pairs], [target for _, target in pairs], self._used)
+        return targets
 
     def _copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         if not sources or not length:
@@ -358,14 +401,21 @@ class FusedCache(SlotCache):
             return
         wanted = max(length + ahead, before + before // 2)
         self._capacity = min(-(-wanted // _CAPACITY_STEP) * _CAPACITY_STEP, decoder.max_context)
-        shape = (len(decoder.layers), len(self._rows), decoder.heads.keys)
-        options: dict[str, Any] = {"device": decoder.device, "dtype": decoder.dtype}
-        keys = torch.zeros(*shape, decoder.heads.size, self._capacity, **options)
-        values = torch.zeros(*shape, self._capacity, decoder.heads.size, **options)
+        shape = (len(decoder.layers), len(self._slots), decoder.heads.keys)
+        keys = _zeros((*shape, decoder.heads.size, self._capacity), decoder.device, decoder.dtype)
+        values = _zeros((*shape, self._capacity, decoder.heads.size), decoder.device, decoder.dtype)
         if before:
-            keys[..., :before] = self._keys
-            values[..., :before, :] = self._values
+            slots = max(self._slots) + 1
+            keys[:, :slots, ..., :before] = self._keys[:, :slots]
+            values[:, :slots, :, :before] = self._values[:, :slots]
         self._keys, self._values = keys, values
+
+
+def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return zeros; on a CPU, memory is taken when it is written first, because most slots are never used."""
+    if device.type != "cpu":
+        return torch.zeros(shape, device=device, dtype=dtype)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
 
 
 def _common_prefix(histories: Sequence[tuple[int, ...]]) -> int:

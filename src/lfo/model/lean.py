@@ -5,8 +5,9 @@ on a GPU, kernel launches of transformers and peft take several times longer tha
 
 It computes the same as `DualAdapterModel.hidden_of_modules`, with the same gradients; a test compares them. Rows of
 different lengths and with different adapters run in one batch, each with its own adapters only. Tokens are packed, and
-common prefixes of rows computed once (`row_tree`); only attention sees rows with all their tokens and padding. Adapters
-stay fp32 and are rounded to the base's dtype once per forward; their gradients are summed in fp32.
+common prefixes of rows computed once (`row_tree`). Only attention sees rows with all their tokens and padding, except
+rows that repeat others. Adapters stay fp32 and are rounded to the base's dtype once per forward; their gradients are
+summed in fp32.
 
 Shape suffixes: B rows, T tokens of the longest, K tokens of all rows, M of them that are computed, W width of an
 input, R ranks of all LoRA on it, H heads, D head size.
@@ -275,7 +276,7 @@ class LeanForward:
         rows, length = tokens_BT.shape
         tree = RowTree.unshared([length] * rows) if tree is None else tree
         assert tree.real_BT.shape == tokens_BT.shape
-        layout = _Layout.of(tree, device)
+        layout, attention_layout = _Layout.of(tree, device), _Layout.of(tree.without_repeated_rows(), device)
         rows_M, positions_M = (torch.from_numpy(each).to(device) for each in np.divmod(tree.firsts_M, length))
         everyone = tuple(dict.fromkeys(name for row in adapters for name in row))
         groups = self._rounded(everyone)
@@ -290,7 +291,7 @@ class LeanForward:
         for layer, linears in zip(body.layers, groups, strict=True):
             linear = partial(_apply, linears)
             qkv = linear("qkv", _norm(x, layer.input_layernorm), uses)
-            attended = self._attend(qkv, layer.self_attn, turn, layout)
+            attended = self._attend(qkv, layer.self_attn, turn, attention_layout)
             if layer is last and wanted_BT is not None:
                 wanted_tree, chosen = tree.of_wanted(wanted_BT.numpy())
                 layout, chosen_M = _Layout.of(wanted_tree, device), torch.from_numpy(chosen).to(device)

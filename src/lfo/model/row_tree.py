@@ -62,6 +62,14 @@ class RowTree:
     def shares(self) -> bool:
         return len(self.firsts_M) < self.real_BT.sum()
 
+    def without_repeated_rows(self) -> RowTree:
+        """Return the tree without rows whose tokens all occur in rows before: the same nodes, in fewer rows."""
+        length = self.real_BT.shape[1]
+        rows_M, offsets_M = np.divmod(self.firsts_M, length)
+        kept, numbers_M = np.unique(rows_M, return_inverse=True)
+        firsts_M = numbers_M * length + offsets_M
+        return RowTree(real_BT=self.real_BT[kept], nodes_BT=self.nodes_BT[kept], firsts_M=firsts_M)
+
     def of_wanted(self, wanted_BT: np.ndarray) -> tuple[RowTree, np.ndarray]:
         """Return the tree of the wanted tokens only, and the indices of its nodes in this one."""
         return self._of_labels(wanted_BT & self.real_BT, self.nodes_BT)

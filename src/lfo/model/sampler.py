@@ -219,7 +219,8 @@ class Session:
                 if sum(alive) <= len(alive) * 7 // 8:
                     order = torch.tensor(self._cache.keep(alive), device=device)
                     index_B, chosen_B, done_B = index_B[order], chosen_B[order], done_B[order]
-            logits_BV = self._cache.step(chosen_B)
+            # Finished rows get the same token, so that a cache can compute those with equal tokens once.
+            logits_BV = self._cache.step(chosen_B.masked_fill(done_B, 0))
 
         # Drop the tokens after the first end token, sampled while the row waited to be removed.
         ends_KB = is_eos_V[tokens_KB]
