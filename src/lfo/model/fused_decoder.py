@@ -7,6 +7,7 @@ matrix products.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,6 +74,7 @@ class FusedDecoder:
             cos_SD=cos[0].to(self.dtype),
             sin_SD=torch.cat([-sin[0, :, :half], sin[0, :, half:]], dim=-1).to(self.dtype),
         )
+        self._free: list[Any] = []  # memory of sessions that have ended
         self.layers: list[Any] = [self._make_layer(index, layer) for index, layer in enumerate(body.layers)]
         self.refresh()
 
@@ -97,7 +99,13 @@ class FusedDecoder:
                         target.copy_(torch.addmm(weight.to(delta.b.dtype), delta.b, delta.a, alpha=delta.scale))
 
     def cache(self, rows: int, context: int) -> Any:
-        return FusedCache(self, rows)
+        """Reuse the memory of earlier sessions: the system needs longer to give new memory than to copy as much."""
+        fitting = [memory for memory in self._free if memory.slots >= rows]
+        memory = fitting[0] if fitting else _Memory(self, rows)
+        self._free.clear()
+        cache = FusedCache(self, rows, memory)
+        weakref.finalize(cache, self._free.append, memory)
+        return cache
 
     def forward(self, tokens_M: Tensor, positions_M: Tensor, attend: Callable[[int, Tensor], Tensor]) -> Tensor:
         """Return hidden states after the final norm. `attend(layer, qkv)` returns M x (H * D)."""
@@ -251,19 +259,18 @@ class FusedCache(SlotCache):
                                           slot 1: 7 8 9
 
     The batch computes the first slots. Keys are stored transposed (D x S), which is faster for the product of one query
-    with all keys. Memory is initialised with zeros: a masked position has weight 0, and 0 * NaN would be NaN.
+    with all keys.
     """
 
-    def __init__(self, decoder: FusedDecoder, rows: int) -> None:
+    def __init__(self, decoder: FusedDecoder, rows: int, memory: _Memory) -> None:
         super().__init__(decoder)
+        self._memory = memory
         self._slots = [_NO_SLOT] * rows  # by row
         self._batch: list[int] = []  # rows
-        self._capacity = 0
         self._longest = 0  # upper bound of the lengths in the batch, known without a device sync
-        self._used = 0  # no position from here on was ever written
+        self._used = 0  # no position from here on was written in this session
         self._positions_U = torch.empty(0, dtype=torch.long, device=decoder.device)  # of the slots of the batch
         self._span_step = 1 if decoder.device.type == "cpu" else 64
-        self._keys = self._values = torch.empty(0)
 
     # ------------------------------------------------------------------ the batch
 
@@ -293,7 +300,7 @@ class FusedCache(SlotCache):
         count = len(tokens_U)
         self._longest = min(self._longest + 1, decoder.max_context)
         self._reserve(self._longest)
-        span = min(-(-self._longest // self._span_step) * self._span_step, self._capacity)
+        span = min(-(-self._longest // self._span_step) * self._span_step, self._memory.capacity)
         # Finished rows that are still in the batch must not write past the end; what they write is never read.
         positions_U = self._positions_U.clamp(max=decoder.max_context - 1)
         slots_U = torch.arange(count, device=decoder.device)
@@ -306,8 +313,8 @@ class FusedCache(SlotCache):
         def attend(layer: int, qkv: Tensor) -> Tensor:
             query, key, value = qkv.split([heads.queries, heads.keys, heads.keys], dim=1)
             self._write(layer, slots_U, positions_U, key, value)
-            keys = self._keys[layer, :count].flatten(0, 1)[:, :, :span]
-            values = self._values[layer, :count].flatten(0, 1)[:, :span]
+            keys = self._memory.keys[layer, :count].flatten(0, 1)[:, :, :span]
+            values = self._memory.values[layer, :count].flatten(0, 1)[:, :span]
             # The query heads of one key head are rows of one matrix, so keys are not repeated.
             query = query.reshape(count * heads.keys, group, heads.size)
             weights = torch.baddbmm(bias, query, keys, alpha=heads.scaling).softmax(-1, dtype=torch.float32)
@@ -356,12 +363,12 @@ class FusedCache(SlotCache):
     # ------------------------------------------------------------------ slots and memory
 
     def _write(self, layer: int, slots_M: Tensor, positions_M: Tensor, key: Tensor, value: Tensor) -> None:
-        self._keys[layer][slots_M, :, :, positions_M] = key
-        self._values[layer][slots_M, :, positions_M] = value
+        self._memory.keys[layer][slots_M, :, :, positions_M] = key
+        self._memory.values[layer][slots_M, :, positions_M] = value
 
     def _read(self, layer: int, slots_B: Tensor, span: int) -> tuple[Tensor, Tensor]:
-        keys = self._keys[layer, :, :, :, :span][slots_B].transpose(2, 3)
-        return keys, self._values[layer, :, :, :span][slots_B]
+        keys = self._memory.keys[layer, :, :, :, :span][slots_B].transpose(2, 3)
+        return keys, self._memory.values[layer, :, :, :span][slots_B]
 
     def _arrange(self, rows: Sequence[int], sources: Sequence[int]) -> list[int]:
         """Copy these slots to the first slots; return the new slot of each.
@@ -389,33 +396,48 @@ class FusedCache(SlotCache):
         if not sources or not length:
             return
         source, target = self._tensor(sources), self._tensor(targets)
-        for keys, values in zip(self._keys, self._values, strict=True):
+        for keys, values in zip(self._memory.keys, self._memory.values, strict=True):
             keys[target, :, :, :length] = keys[source, :, :, :length]
             values[target, :, :length] = values[source, :, :length]
 
     def _reserve(self, length: int, ahead: int = 0) -> None:
         """Grow the cache to `length` positions, plus some `ahead` if memory must be moved."""
-        decoder, before = self._decoder, self._capacity
+        if length > self._memory.capacity:
+            self._memory.grow(length + ahead, used=sorted(set(self._slots) - {_NO_SLOT}))
         self._used = max(self._used, length)
-        if length <= before:
-            return
-        wanted = max(length + ahead, before + before // 2)
-        self._capacity = min(-(-wanted // _CAPACITY_STEP) * _CAPACITY_STEP, decoder.max_context)
-        shape = (len(decoder.layers), len(self._slots), decoder.heads.keys)
-        keys = _zeros((*shape, decoder.heads.size, self._capacity), decoder.device, decoder.dtype)
-        values = _zeros((*shape, self._capacity, decoder.heads.size), decoder.device, decoder.dtype)
-        if before:
-            slots = max(self._slots) + 1
-            keys[:, :slots, ..., :before] = self._keys[:, :slots]
-            values[:, :slots, :, :before] = self._values[:, :slots]
-        self._keys, self._values = keys, values
 
 
-def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return zeros; on a CPU, memory is taken when it is written first, because most slots are never used."""
-    if device.type != "cpu":
-        return torch.zeros(shape, device=device, dtype=dtype)
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+class _Memory:
+    """Keys and values of `slots` rows. It starts with zeros: a masked position has weight 0, and 0 * NaN would be NaN.
+
+    On a CPU most slots are never used, and the system gives memory when it is written first.
+    """
+
+    def __init__(self, decoder: FusedDecoder, slots: int) -> None:
+        self.slots = slots
+        self.capacity = 0
+        self.keys = self.values = torch.empty(0)
+        self._heads, self._layers, self._longest = decoder.heads, len(decoder.layers), decoder.max_context
+        self._device, self._dtype = decoder.device, decoder.dtype
+
+    def grow(self, length: int, used: Sequence[int]) -> None:
+        """Make place for rows of `length` tokens, and keep the contents of the `used` slots."""
+        before = self.capacity
+        wanted = max(length, before + before // 2)
+        self.capacity = min(-(-wanted // _CAPACITY_STEP) * _CAPACITY_STEP, self._longest)
+        shape = (self._layers, self.slots, self._heads.keys)
+        keys = self._zeros((*shape, self._heads.size, self.capacity))
+        values = self._zeros((*shape, self.capacity, self._heads.size))
+        if used:
+            keys[:, used, ..., :before] = self.keys[:, used]
+            values[:, used, :, :before] = self.values[:, used]
+        self.keys, self.values = keys, values
+
+    def _zeros(self, shape: tuple[int, ...]) -> Tensor:
+        if self._device.type != "cpu":
+            return torch.zeros(shape, device=self._device, dtype=self._dtype)
+        zeros = np.zeros(math.prod(shape) * self._dtype.itemsize, dtype=np.uint8)
+        return torch.from_numpy(zeros).view(self._dtype).view(shape)
 
 
 def _common_prefix(histories: Sequence[tuple[int, ...]]) -> int:

@@ -64,7 +64,6 @@ class TurnDecoder(FusedDecoder):
             from lfo.model import turn_kernels  # needs Triton
 
             self._ops = turn_kernels
-        self._free: list[TurnMemory] = []
         super().__init__(model, adapters, max_context=max_context, dtype=dtype)
 
     @staticmethod
