@@ -43,6 +43,10 @@ def test_counts_show_the_work_of_each_variant(step):
     # State form: rows of their own, two mini-batches with the cap of two each. Inline: no row more.
     assert [tokens[name]["world_model_rows"] for name in ("dapo", "dual", "inline")] == [0, 4, 0]
     assert tokens["dapo"]["world_model_loss_tokens"] == 0
+    assert 0 < tokens["dapo"]["distinct_loss_tokens"] < tokens["dapo"]["policy_loss_tokens"]
+    assert (
+        tokens["dapo"]["distinct_loss_tokens"] < tokens["dapo"]["distinct_tokens"] < tokens["dapo"]["policy_row_tokens"]
+    )
     assert tokens["dual"]["world_model_loss_tokens"] > 0
     assert tokens["inline"]["world_model_loss_tokens"] > 0
 
@@ -80,6 +84,12 @@ def test_floors_count_what_must_be_read_and_multiplied():
     assert speed.bytes_of_a_step(model, 10) == 4 * (4 * layer + 1216 * 128 + 10 * 2 * 4 * 2 * 32)
     assert speed.training_operations(model, tokens=3, predictions=1) == 4 * (4 * layer * 3 + 1216 * 128)
     assert speed.copy_bandwidth(model.device, repeats=1) > 1e8
+
+
+def test_tokens_with_the_same_past_count_once():
+    rows = [("policy", [7, 8, 9], [0, 1, 0]), ("policy", [7, 8, 5], [0, 1, 1]), ("world_model", [7], [1])]
+    assert bench.distinct(rows) == (5, 3)
+    assert bench.distinct([]) == (0, 0)
 
 
 def test_against_vllm_measures_every_speaker_on_the_same_prompts():

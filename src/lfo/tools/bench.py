@@ -11,7 +11,7 @@ machine, measured in the same run.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -32,7 +32,7 @@ from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import format_tool_call
 from lfo.tools import speed
 from lfo.training import Collected, Trainer
-from lfo.types import RolloutGroup, ToolCall
+from lfo.types import Origin, RolloutGroup, ToolCall
 
 # The overrides of each variant; only look-ahead has different rollouts.
 _NO_WORLD_MODEL = ("world_model.weight=0", "policy.frozen=false", "world_model.schedule=joint", "surprise=0")
@@ -122,15 +122,31 @@ def _variant(overrides: Sequence[str]) -> _Variant:
 
 def _floors(variant: _Variant, counts: dict[str, int], rate: float) -> dict[str, float]:
     """Return the minimum seconds of rollouts and updates, as if they were only matrix products."""
-    model = variant.model
-    tokens = sum(len(rollout.tokens) for group in variant.groups for rollout in group.rollouts)
-    sampled = sum(rollout.sampled_count for group in variant.groups for rollout in group.rollouts)
-    trained = counts["policy_row_tokens"] + counts["world_model_row_tokens"]
-    predictions = counts["policy_loss_tokens"] + counts["world_model_loss_tokens"]
+    rollouts = [rollout for group in variant.groups for rollout in group.rollouts]
+    tokens, sampled = distinct(
+        ("rollout", each.tokens, [origin == Origin.SAMPLED for origin in each.origins]) for each in rollouts
+    )
+    trained, predictions = counts["distinct_tokens"], counts["distinct_loss_tokens"]
     return {
-        "rollout": speed.sampling_operations(model, tokens=tokens, sampled=sampled) / rate,
-        "update": speed.training_operations(model, tokens=trained, predictions=predictions) / rate,
+        "rollout": speed.sampling_operations(variant.model, tokens=tokens, sampled=sampled) / rate,
+        "update": speed.training_operations(variant.model, tokens=trained, predictions=predictions) / rate,
     }
+
+
+def distinct(rows: Iterable[tuple[Hashable, Sequence[int], Sequence[object]]]) -> tuple[int, int]:
+    """Count the tokens of rows (kind, tokens, marks): all, and those with a mark.
+
+    Tokens with the same tokens before them, in rows of the same kind, count once.
+    """
+    nodes: dict[tuple[Hashable, int], int] = {}
+    marked: set[Hashable] = set()
+    for kind, tokens, marks in rows:
+        node = kind
+        for token, mark in zip(tokens, marks, strict=True):
+            node = nodes.setdefault((node, token), len(nodes))
+            if mark:
+                marked.add(node)
+    return len(nodes), len(marked)
 
 
 def _mixed(group: RolloutGroup) -> RolloutGroup:
@@ -179,10 +195,14 @@ def _timed(variant: _Variant, phase: str, work: Callable[[], Any]) -> Any:
 
 
 def _count(variant: _Variant) -> dict[str, int]:
-    """Return the rows and tokens of one step, by loss."""
+    """Return the rows and tokens of one step, by loss, and how many of the tokens no update needs to compute twice."""
     trainer = variant.trainer
     update = trainer.make_update(0, _collected(variant.groups), trainer.store_replies(variant.groups))
     learnt = [row for rows in update.mini_batches for row in rows]
+    parts = [
+        distinct((row.adapters, row.tokens, [*map(max, row.policy_weights, row.world_model_weights)]) for row in rows)
+        for rows in update.mini_batches
+    ]
     policy = [row for row in learnt if any(row.policy_weights)]
     other = [row for row in learnt if not any(row.policy_weights)]
     return {
@@ -193,6 +213,8 @@ def _count(variant: _Variant) -> dict[str, int]:
         "world_model_rows": len(other),
         "world_model_row_tokens": sum(len(row.tokens) for row in other),
         "world_model_loss_tokens": round(sum(sum(row.world_model_weights) for row in learnt)),
+        "distinct_tokens": sum(tokens for tokens, _ in parts),
+        "distinct_loss_tokens": sum(predicted for _, predicted in parts),
     }
 
 
