@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -157,7 +159,14 @@ def turn(rows: list[int], limits: list[int], differs_from: int) -> dict[str, obj
 def test_rows_that_share_their_tokens_for_a_while_are_computed_as_if_alone(prompts, turns):
     """Random numbers of two values make rows sample the same tokens up to a random position, and then others."""
     model = make_model("qwen3")
-    session = Sampler(model, max_context=60, eos_ids=EOS).session(rows=7, adapters=("policy",))
+    sampler = Sampler(model, max_context=60, eos_ids=EOS)
+    with mock.patch.object(fused_decoder, "_CAPACITY_STEP", 4):  # memory grows while rows share it
+        for _ in range(2):  # and is used again
+            check_shared_rows(sampler, prompts, turns)
+
+
+def check_shared_rows(sampler: Sampler, prompts: Sequence[Sequence[int]], turns: Sequence[dict[str, Any]]) -> None:
+    model, session = sampler.model, sampler.session(rows=7, adapters=("policy",))
     session.extend(range(7), prompts)
     for turn in turns:
         rows = turn["rows"][: turn["count"]]
@@ -192,6 +201,32 @@ def test_equal_rows_are_computed_once_until_they_differ():
     assert cache.keep([True, False, True, True]) == [0, 2, 3]
     cache.step(torch.tensor([5, 5, 5]))
     assert computed[4:] == [3]
+
+
+def test_memory_is_used_again_and_survives_a_failed_allocation(monkeypatch: pytest.MonkeyPatch):
+    decoder = FusedDecoder(make_model("qwen3"), ("policy",), max_context=200)
+
+    def logits(prompt: list[int], rows: int = 2) -> torch.Tensor:
+        return decoder.cache(rows, 200).start([0], [prompt], [0])
+
+    expected = logits([7] * 150)
+    (memory,) = decoder._free
+    assert memory.capacity >= 150
+    assert torch.allclose(logits([7] * 150), expected)
+    assert decoder._free == [memory]
+    logits([7], rows=3)  # needs more slots
+    (larger,) = decoder._free
+    assert larger.slots == 3
+
+    def no_memory(*_: object) -> torch.Tensor:
+        raise MemoryError
+
+    decoder._free.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(fused_decoder._Memory, "_zeros", no_memory)
+        with pytest.raises(MemoryError):
+            logits([7] * 150)
+    assert torch.allclose(logits([7] * 150), expected)
 
 
 def test_fused_for_the_llama_family_and_the_models_own_forward_for_the_rest():

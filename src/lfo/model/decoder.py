@@ -9,8 +9,8 @@ a time.
     logits_BV = cache.step(tokens_B)                      # one more token for every row of the batch
     order = cache.keep(alive)                             # remove finished rows; the batch is batch[order]
 
-Shape suffixes, in all of them: B rows of the batch, M tokens of a ragged batch laid end to end, T tokens of its longest
-row, S cached positions, H query heads, K key heads, D head size, V vocabulary.
+Shape suffixes, in all of them: B rows of the batch, U of them that differ, M tokens of a ragged batch laid end to end,
+T tokens of its longest row, S cached positions, H query heads, K key heads, D head size, V vocabulary.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from lfo.model.turn_ops import Heads, rotate
 
 _CAPACITY_STEP = 128
 _WORTHWHILE_PREFIX = 16
-_NO_SLOT = -1
+_NO_SLOT = _NO_TOKEN = -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +74,7 @@ class FusedDecoder:
             cos_SD=cos[0].to(self.dtype),
             sin_SD=torch.cat([-sin[0, :, :half], sin[0, :, half:]], dim=-1).to(self.dtype),
         )
-        self._free: list[Any] = []  # memory of sessions that have ended
+        self._free: list[Any] = []  # memory of ended sessions, for new ones
         self.layers: list[Any] = [self._make_layer(index, layer) for index, layer in enumerate(body.layers)]
         self.refresh()
 
@@ -99,12 +99,16 @@ class FusedDecoder:
                         target.copy_(torch.addmm(weight.to(delta.b.dtype), delta.b, delta.a, alpha=delta.scale))
 
     def cache(self, rows: int, context: int) -> Any:
-        """Reuse the memory of earlier sessions: the system needs longer to give new memory than to copy as much."""
-        fitting = [memory for memory in self._free if memory.slots >= rows]
-        memory = fitting[0] if fitting else _Memory(self, rows)
-        self._free.clear()
+        """Reuse the memory of an earlier session on a CPU: the system needs longer to give memory than to copy it."""
+        memory = next((memory for memory in self._free if memory.slots >= rows), None)
+        if memory is None:
+            self._free.clear()
+            memory = _Memory(self, rows)
+        else:
+            self._free.remove(memory)
         cache = FusedCache(self, rows, memory)
-        weakref.finalize(cache, self._free.append, memory)
+        if self.device.type == "cpu":
+            weakref.finalize(cache, self._free.append, memory)
         return cache
 
     def forward(self, tokens_M: Tensor, positions_M: Tensor, attend: Callable[[int, Tensor], Tensor]) -> Tensor:
@@ -267,17 +271,15 @@ class FusedCache(SlotCache):
         self._memory = memory
         self._slots = [_NO_SLOT] * rows  # by row
         self._batch: list[int] = []  # rows
-        self._longest = 0  # upper bound of the lengths in the batch, known without a device sync
+        self._lengths: list[int] = []  # of the rows in the slots of the batch
         self._used = 0  # no position from here on was written in this session
-        self._positions_U = torch.empty(0, dtype=torch.long, device=decoder.device)  # of the slots of the batch
         self._span_step = 1 if decoder.device.type == "cpu" else 64
 
     # ------------------------------------------------------------------ the batch
 
     @torch.inference_mode()
     def start(self, rows: Sequence[int], histories: Sequence[Sequence[int]], computed: Sequence[int]) -> Tensor:
-        self._longest = max(map(len, histories))
-        self._reserve(self._longest, ahead=_CAPACITY_STEP)
+        self._reserve(max(map(len, histories)), ahead=_CAPACITY_STEP)
         equal: dict[tuple[int, ...], list[int]] = {}  # indices of rows, by history
         for index, history in enumerate(histories):
             equal.setdefault(tuple(history), []).append(index)
@@ -290,7 +292,7 @@ class FusedCache(SlotCache):
         self._batch = list(rows)
         hidden = self._fill(slots, list(equal), starts)
         lengths = dict(zip(slots, map(len, equal), strict=True))
-        self._positions_U = self._tensor([lengths[slot] for slot in range(len(slots))])
+        self._lengths = [lengths[slot] for slot in range(len(slots))]
         return self._of_rows(self._decoder.logits(hidden))
 
     @torch.inference_mode()
@@ -298,11 +300,12 @@ class FusedCache(SlotCache):
         decoder, heads = self._decoder, self._decoder.heads
         tokens_U = self._branch(tokens_B.tolist())
         count = len(tokens_U)
-        self._longest = min(self._longest + 1, decoder.max_context)
-        self._reserve(self._longest)
-        span = min(-(-self._longest // self._span_step) * self._span_step, self._memory.capacity)
         # Finished rows that are still in the batch must not write past the end; what they write is never read.
-        positions_U = self._positions_U.clamp(max=decoder.max_context - 1)
+        positions = [min(length, decoder.max_context - 1) for length in self._lengths]
+        longest = max(positions) + 1
+        self._reserve(longest)
+        span = min(-(-longest // self._span_step) * self._span_step, self._memory.capacity)
+        positions_U = self._tensor(positions)
         slots_U = torch.arange(count, device=decoder.device)
         behind_US = torch.arange(span, device=decoder.device) > positions_U[:, None]
         bias_US = torch.zeros(behind_US.shape, device=decoder.device, dtype=decoder.dtype)
@@ -321,7 +324,7 @@ class FusedCache(SlotCache):
             return torch.bmm(weights.to(values.dtype), values).view(count, -1)
 
         hidden = decoder.forward(self._tensor(tokens_U), positions_U, attend)
-        self._positions_U = self._positions_U + 1
+        self._lengths = [length + 1 for length in self._lengths]
         return self._of_rows(decoder.logits(hidden))
 
     @torch.inference_mode()
@@ -332,8 +335,7 @@ class FusedCache(SlotCache):
         slots = dict(zip(living, self._arrange(self._batch, living), strict=True))
         for row in self._batch:
             self._slots[row] = slots[self._slots[row]]
-        places = sorted(slots, key=lambda slot: slots[slot])
-        self._positions_U = self._positions_U[places]
+        self._lengths = [self._lengths[slot] for slot in sorted(slots, key=lambda slot: slots[slot])]
         return order
 
     def _of_rows(self, logits_UV: Tensor) -> Tensor:
@@ -342,23 +344,25 @@ class FusedCache(SlotCache):
 
     def _branch(self, tokens: Sequence[int]) -> list[int]:
         """Give rows of one slot with different next tokens slots of their own; return the next token of each slot."""
-        next_tokens = dict.fromkeys(range(len(self._positions_U)), -1)
+        next_tokens = [_NO_TOKEN] * len(self._lengths)
         branches: dict[tuple[int, int], int] = {}  # slots, by slot until now and next token
-        parents: list[int] = []
+        parents: list[int] = []  # of the new slots
         for row, token in zip(self._batch, tokens, strict=True):
-            branch = self._slots[row], token
-            if branch not in branches:
-                slot = self._slots[row]
-                if next_tokens[slot] >= 0:
+            slot = self._slots[row]
+            if (slot, token) not in branches:
+                if next_tokens[slot] == _NO_TOKEN:
+                    branches[slot, token] = slot
+                    next_tokens[slot] = token
+                else:
+                    branches[slot, token] = len(next_tokens)
+                    next_tokens.append(token)
                     parents.append(slot)
-                    slot = len(next_tokens)
-                branches[branch] = slot
-                next_tokens[slot] = token
-            self._slots[row] = branches[branch]
+            self._slots[row] = branches[slot, token]
         if parents:
-            self._copy(parents, range(len(next_tokens) - len(parents), len(next_tokens)), self._longest)
-            self._positions_U = torch.cat([self._positions_U, self._positions_U[parents]])
-        return list(next_tokens.values())
+            first = len(self._lengths)
+            self._copy(parents, range(first, first + len(parents)), max(self._lengths))
+            self._lengths += [self._lengths[slot] for slot in parents]
+        return next_tokens
 
     # ------------------------------------------------------------------ slots and memory
 
@@ -380,7 +384,7 @@ class FusedCache(SlotCache):
         targets: list[int] = []
         for source in sources:
             targets.append(source if source in kept else next(free))
-            kept.discard(source)  # a second copy is elsewhere
+            kept.discard(source)  # a second history that begins in this slot needs a copy
 
         batch = set(rows)
         others = {slot for row, slot in enumerate(self._slots) if row not in batch and slot != _NO_SLOT}
@@ -408,34 +412,38 @@ class FusedCache(SlotCache):
 
 
 class _Memory:
-    """Keys and values of `slots` rows. It starts with zeros: a masked position has weight 0, and 0 * NaN would be NaN.
-
-    On a CPU most slots are never used, and the system gives memory when it is written first.
-    """
+    """Keys and values of `slots` rows. New memory has zeros and reused memory finite numbers: a masked position has
+    weight 0, and 0 * NaN would be NaN."""
 
     def __init__(self, decoder: FusedDecoder, slots: int) -> None:
         self.slots = slots
-        self.capacity = 0
         self.keys = self.values = torch.empty(0)
-        self._heads, self._layers, self._longest = decoder.heads, len(decoder.layers), decoder.max_context
+        self._heads, self._layers, self._max_context = decoder.heads, len(decoder.layers), decoder.max_context
         self._device, self._dtype = decoder.device, decoder.dtype
 
+    @property
+    def capacity(self) -> int:
+        """How many tokens a row may have."""
+        return self.keys.shape[-1]
+
     def grow(self, length: int, used: Sequence[int]) -> None:
-        """Make place for rows of `length` tokens, and keep the contents of the `used` slots."""
+        """Make room for rows of `length` tokens, and keep the contents of the `used` slots."""
         before = self.capacity
         wanted = max(length, before + before // 2)
-        self.capacity = min(-(-wanted // _CAPACITY_STEP) * _CAPACITY_STEP, self._longest)
+        capacity = min(-(-wanted // _CAPACITY_STEP) * _CAPACITY_STEP, self._max_context)
         shape = (self._layers, self.slots, self._heads.keys)
-        keys = self._zeros((*shape, self._heads.size, self.capacity))
-        values = self._zeros((*shape, self.capacity, self._heads.size))
+        keys = self._zeros((*shape, self._heads.size, capacity))
+        values = self._zeros((*shape, capacity, self._heads.size))
         if used:
-            keys[:, used, ..., :before] = self.keys[:, used]
-            values[:, used, :, :before] = self.values[:, used]
+            for layer in range(self._layers):
+                keys[layer, used, ..., :before] = self.keys[layer, used]
+                values[layer, used, :, :before] = self.values[layer, used]
         self.keys, self.values = keys, values
 
     def _zeros(self, shape: tuple[int, ...]) -> Tensor:
         if self._device.type != "cpu":
             return torch.zeros(shape, device=self._device, dtype=self._dtype)
+        # torch.zeros would write all of it, numpy lets the system give memory when it is used: most slots never are.
         zeros = np.zeros(math.prod(shape) * self._dtype.itemsize, dtype=np.uint8)
         return torch.from_numpy(zeros).view(self._dtype).view(shape)
 

@@ -63,7 +63,7 @@ class RowTree:
         return len(self.firsts_M) < self.real_BT.sum()
 
     def without_repeated_rows(self) -> RowTree:
-        """Return the tree without rows whose tokens all occur in rows before: the same nodes, in fewer rows."""
+        """Return the tree without rows whose nodes all occur in rows before: the same nodes, in fewer rows."""
         length = self.real_BT.shape[1]
         rows_M, offsets_M = np.divmod(self.firsts_M, length)
         kept, numbers_M = np.unique(rows_M, return_inverse=True)

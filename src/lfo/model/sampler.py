@@ -212,7 +212,7 @@ class Session:
             if step + 1 == steps:
                 break
             if (step + 1) % self._check_every == 0:
-                alive = done_B.logical_not().tolist()  # the only device sync
+                alive = done_B.logical_not().tolist()
                 if not any(alive):
                     break
                 # Moving rows costs about as much as a step, so wait until an eighth of the batch has finished.

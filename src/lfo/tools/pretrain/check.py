@@ -77,8 +77,9 @@ class Player:
         for start in range(0, len(tasks), batch):
             part = tasks[start : start + batch]
             requests = [RolloutRequest(task=task, seeds=(0, start + index)) for index, task in enumerate(part)]
-            session = self._sampler.session(rows=len(part), adapters=())
-            rollouts += runner.run(requests, session, temperature=temperature)
+            rollouts += runner.run(
+                requests, self._sampler.session(rows=len(part), adapters=()), temperature=temperature
+            )
         return rollouts
 
 
