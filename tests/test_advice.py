@@ -375,6 +375,17 @@ def test_rollouts_that_the_environment_broke_off_are_counted():
     assert names(changed(stops={"max_turns": 64})) == []
 
 
+def test_turns_without_an_end_are_counted():
+    trouble = only(changed(stops={"done": 40, "turn_overflow": 24}))
+    assert trouble.name == "endless turns"
+    assert trouble.figure == "480 of the last 1280 rollouts (38%) ended in a turn of 160 tokens without an end"
+    assert "rollout.max_turn_tokens" in trouble.knob
+    assert "policy.overlong_buffer" in trouble.knob
+    assert names(changed(stops={"done": 52, "turn_overflow": 12})) == []
+    assert names(changed({VAL: 0.8}, stops={"turn_overflow": 64})) == [], "tasks are solved before"
+    assert names(changed({VAL: fallen}, stops={"turn_overflow": 64})) == ["endless turns"], "it explains the loss"
+
+
 # The command
 
 

@@ -10,7 +10,7 @@ model that predicts well may have a flat loss. The result is not a proof, but sa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, variance
 
@@ -21,6 +21,7 @@ from lfo.evaluation.costs import MetricsRows
 from lfo.evaluation.success import FAR, evaluated_tasks, far_below
 from lfo.model.couplings import coupling_of, names_where
 from lfo.rollout.runner import ENVIRONMENT_FAILURES
+from lfo.types import StopReason
 
 MIN_STEPS = 20  # steps before anything is reported: with fewer, a third is a few noisy rows
 # With a higher success, no problem of the policy is reported: most of any ceiling of the shipped levels.
@@ -43,6 +44,8 @@ LATELY = 3  # evaluations that must all be far below the best one (`success.far_
 HINDERS = 0.05  # how much higher success without look-ahead is, on the same tasks, over the last `LATELY` evaluations
 LOW_RATE = 3e-5  # LoRA hardly learns below
 BROKEN = 0.05  # share of rollouts in which the environment failed
+# Share of rollouts that end in a turn without an end. Of 394 kept runs 12 have more, and none of them solves its tasks.
+ENDLESS = 0.2
 FEW_DRAFTS = 0.05  # imagined calls per rollout with look-ahead: fewer are as good as none
 FEW_KEPT = 0.1  # share of imagined calls that were kept: below, predictions hardly ever change the calls
 
@@ -79,6 +82,12 @@ class _Run:
     def lately(self, key: str) -> list[float]:
         return _numbers(self.training[-(len(self.training) // 3) :], key)
 
+    def stopped_lately(self, reasons: Collection[str]) -> tuple[int, int]:
+        """Return how many recent rollouts ended for one of these reasons, and for any."""
+        rows = self.training[-(len(self.training) // 3) :]
+        stops = [row["stops"] for row in rows if isinstance(row.get("stops"), Mapping)]
+        return sum(each.get(name, 0) for each in stops for name in reasons), sum(sum(each.values()) for each in stops)
+
     @property
     def val(self) -> list[float]:
         return _numbers(self.rows, VAL)
@@ -109,15 +118,27 @@ class _Run:
 
 
 def _environment_fails(run: _Run) -> Trouble | None:
-    stops = [row["stops"] for row in run.training[-(len(run.training) // 3) :] if isinstance(row.get("stops"), Mapping)]
-    count = sum(sum(each.values()) for each in stops)
-    broken = sum(each.get(name, 0) for each in stops for name in ENVIRONMENT_FAILURES)
+    broken, count = run.stopped_lately(ENVIRONMENT_FAILURES)
     if not count or broken / count < BROKEN:
         return None
     return Trouble(
         name="environment errors",
         figure=f"the environment failed in {broken} of the last {count} rollouts ({broken / count:.0%})",
         knob="look at `error` in rollouts/*.jsonl; raise rollout.environment_timeout where it is slow",
+    )
+
+
+def _endless_turns(run: _Run) -> Trouble | None:
+    endless, count = run.stopped_lately([StopReason.TURN_OVERFLOW])
+    if not count or endless / count < ENDLESS or run.success >= SOLVED:
+        return None
+    return Trouble(
+        name="endless turns",
+        figure=f"{endless} of the last {count} rollouts ({endless / count:.0%}) ended in a turn of "
+        f"{run.config.rollout.max_turn_tokens} tokens without an end",
+        knob="if the first steps had such turns too, raise rollout.max_turn_tokens; if not, penalise length "
+        "(policy.overlong_buffer, with rollout.max_context little above the length of good rollouts) or lower "
+        "policy.learning_rate",
     )
 
 
@@ -329,6 +350,7 @@ def _gradient_imbalance(run: _Run) -> Trouble | None:
 
 _LOOKS: Sequence[Callable[[_Run], Trouble | None]] = (
     _environment_fails,
+    _endless_turns,
     _nothing_to_learn_from,
     _entropy_collapse,
     _losses_flat,
@@ -345,7 +367,7 @@ _LOOKS: Sequence[Callable[[_Run], Trouble | None]] = (
 _EXPLAINED_BY: Mapping[str, set[str]] = {
     "world model not learning": {"both losses flat"},
     "takes back what it imagines": {"world model not learning"},
-    "success lost": {"environment errors", "entropy collapse", "weight too high"},
+    "success lost": {"environment errors", "endless turns", "entropy collapse", "weight too high"},
     "gradient imbalance": {"nothing to learn from", "success lost"},
 }
 
