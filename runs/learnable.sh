@@ -27,6 +27,8 @@ arms() {
     # Baselines: plain DAPO, and what else learns without a world model that is asked.
     echo "dapo-8-$seed seed=$seed $dapo steps=400 eval.every=10"
     echo "dapo-64-$seed seed=$seed $dapo rollout.group_size=64 steps=250 eval.every=10"
+    # The same with DAPO's penalty on length, from 400 tokens on: without it the policy unlearns to end its turns.
+    echo "overlong-64-$seed seed=$seed $dapo rollout.group_size=64 rollout.max_context=640 policy.overlong_buffer=240 steps=250 eval.every=10"
     echo "dapo-128-$seed seed=$seed $dapo rollout.group_size=128 steps=150 eval.every=10"
     echo "echo-64-$seed seed=$seed $echo world_model.input=inline world_model.predict=all world_model.weight=${ECHO:-0.03} steps=250 eval.every=10"
     echo "imitation-$seed seed=$seed $imitate internalise.teacher=policy steps=60 eval.every=5"
