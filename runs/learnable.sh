@@ -28,9 +28,11 @@ arms() {
     echo "dapo-8-$seed seed=$seed $dapo steps=400 eval.every=10"
     echo "dapo-64-$seed seed=$seed $dapo rollout.group_size=64 steps=250 eval.every=10"
     # The same with DAPO's penalty on length, from 400 tokens on: without it the policy unlearns to end its turns.
-    echo "overlong-64-$seed seed=$seed $dapo rollout.group_size=64 rollout.max_context=640 policy.overlong_buffer=240 steps=250 eval.every=10"
+    echo "overlong-64-$seed seed=$seed $dapo rollout.group_size=64 rollout.max_context=640 policy.overlong_buffer=240 steps=${STEPS:-120} eval.every=10"
     echo "dapo-128-$seed seed=$seed $dapo rollout.group_size=128 steps=150 eval.every=10"
     echo "echo-64-$seed seed=$seed $echo world_model.input=inline world_model.predict=all world_model.weight=${ECHO:-0.03} steps=250 eval.every=10"
+    # ECHO-style with the same penalty: at one rate, the two arms differ in the observation loss alone.
+    echo "echo-overlong-64-$seed seed=$seed $echo rollout.max_context=640 policy.overlong_buffer=240 world_model.input=inline world_model.predict=all world_model.weight=${ECHO:-0.03} steps=${STEPS:-120} eval.every=10"
     echo "imitation-$seed seed=$seed $imitate internalise.teacher=policy steps=60 eval.every=5"
     echo "hindsight-$seed seed=$seed $imitate internalise.teacher=hindsight steps=60 eval.every=5"
     echo "feedback-$seed seed=$seed $imitate feedback=own steps=60 eval.every=5"
