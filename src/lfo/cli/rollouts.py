@@ -34,8 +34,8 @@ def rollouts(
 ) -> None:
     """Let a trained agent play some tasks; show or save the rollouts: lfo rollouts runs/x --num 10
 
-    The file has the format of a run's own rollouts: `lfo inspect`, `lfo report` and training from logs
-    (world_model.from_logs=FILE) can read it.
+    The file has the format of a run's own rollouts: `lfo inspect --rollout FILE`, `lfo check-env --logs
+    FILE` and training from logs (world_model.from_logs=FILE) read it.
     """
     if output is not None and output.exists():
         raise UsageError(f"{output} already exists; choose another --output")
