@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import threading
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from peft import PeftModel
 from lfo.engines import create_trainer
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
-from lfo.errors import DataError
+from lfo.errors import ConfigError, DataError
 from lfo.evaluation.balance import SAMPLER_DIFFERS
 from lfo.model.learner import Learner
 from lfo.objectives.advantages import overlong_penalty
@@ -541,6 +542,35 @@ def test_a_trainer_starts_from_a_checkpoint_of_a_run_that_never_ended(separate, 
         run.write_checkpoint(3, separate[0].save)
     trainer = small_trainer(*BLIND, f"init_from={run.path}")
     assert torch.equal(weights(model_of(trainer), "policy"), weights(model_of(separate[0]), "policy"))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "refused"),
+    [
+        (
+            "coupling=shared",
+            "coupling=stacked",
+            "its policy uses policy (coupling=shared), but would use world_model + p",
+        ),
+        ("coupling=stacked", "coupling=separate", "its policy uses world_model + policy (coupling=stacked), but would"),
+        ("coupling=shared", "coupling=separate", None),
+        ("algo=dapo", "coupling=stacked", None),  # the new world model changes nothing yet
+    ],
+)
+def test_a_run_starts_from_a_policy_only_if_it_acts_alike(tmp_path: Path, before: str, now: str, refused: str | None):
+    source = small_trainer(before, f"output_dir={tmp_path / 'run'}")
+    with RunDirectory.create(source.config.output_dir, source.config) as run, torch.no_grad():
+        for name in model_of(source).adapter_names:
+            for parameter in model_of(source).adapter_parameters(name):
+                parameter.add_(0.01)
+        run.write_checkpoint(3, source.save)
+    if refused:
+        with pytest.raises(ConfigError, match=re.escape(refused)):
+            small_trainer(now, f"init_from={run.path}")
+        return
+    model, tokens = model_of(small_trainer(now, f"init_from={run.path}")), torch.arange(8)[None]
+    theirs, ours = (each.logits(tokens, each.policy_adapters) for each in (model_of(source), model))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
 
 
 # --- dealing -------------------------------------------------------------------------------------------------------

@@ -21,10 +21,10 @@ from transformers import PreTrainedTokenizerBase
 
 from lfo.config import RunConfig, from_yaml
 from lfo.env.interface import EnvironmentFactory, tasks_of
-from lfo.errors import DataError, UsageError
+from lfo.errors import ConfigError, DataError, UsageError
 from lfo.loading import environment_factory, limit_threads, load_base, load_tokenizer, pick_device
 from lfo.model.adapters import DualAdapterModel
-from lfo.model.couplings import POLICY
+from lfo.model.couplings import POLICY, coupling_of
 from lfo.model.lora_folder import CONFIG_FILE
 from lfo.model.sampler import Sampler
 from lfo.protocol.chat import ChatCodec
@@ -238,13 +238,31 @@ def adapters_of(run: Path, adapter: Literal["best", "last"] = "last") -> Path:
 def start_from(model: DualAdapterModel, init_from: str) -> None:
     """Load the adapters of a run; only the policy if the run has no other, or if the folder is a single PEFT LoRA."""
     folder = Path(init_from)
-    if not (folder / CONFIG_FILE).is_file():
-        adapters = adapters_of(folder)
-        if all((adapters / name).is_dir() for name in model.adapter_names):
-            model.load(adapters)
-            return
-        folder = adapters / POLICY
-    model.load_policy(folder)
+    if (folder / CONFIG_FILE).is_file():
+        model.load_policy(folder)
+        return
+    adapters = adapters_of(folder)
+    has_all = all((adapters / name).is_dir() for name in model.adapter_names)
+    _refuse_other_policy(model, folder, loaded=model.adapter_names if has_all else (POLICY,))
+    if has_all:
+        model.load(adapters)
+    else:
+        model.load_policy(adapters / POLICY)
+
+
+def _refuse_other_policy(model: DualAdapterModel, path: Path, *, loaded: Sequence[str]) -> None:
+    """Raise a `ConfigError` if the policy of a run would act differently here, because the couplings differ."""
+    file = _run_and_checkpoint(path)[0] / "config.yaml"
+    if not file.is_file():
+        return  # a folder with adapters only
+    saved = from_yaml(file)
+    before = coupling_of(saved.coupling, with_world_model=saved.has_world_model).policy
+    now = [name for name in model.policy_adapters if name in loaded]
+    if set(before) != set(now):
+        raise ConfigError(
+            f"init_from={path}: its policy uses {' + '.join(before)} (coupling={saved.coupling}), but would use "
+            f"{' + '.join(now)} here; set coupling={saved.coupling}"
+        )
 
 
 def batches(things: Sequence[T]) -> Iterator[Sequence[T]]:
