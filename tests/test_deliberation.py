@@ -748,6 +748,22 @@ def test_an_environment_that_says_nothing_of_look_ahead_has_it(world: str, tmp_p
     assert (rollout.stop, rollout.reward) == (StopReason.DONE, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("predict", "tools"),
+    [
+        ("default", {"make_phone_call"}),
+        ("none", {"make_phone_call"}),
+        ("auth_info_form", {"auth_info_form"}),
+        ("all", None),
+    ],
+)
+def test_an_untrained_world_model_is_asked_about_the_calls_of_a_trained_one(predict: str, tools: set[str] | None):
+    config = small_config(f"world_model.predict={predict}")
+    lookahead = make_lookahead(config, PhoneCalls, WorldModelCodec(tokenizer()), lambda prompts: [])
+    assert lookahead is not None
+    assert lookahead.tools == tools
+
+
 @pytest.mark.parametrize("environment", [Queryless, Lockers])
 def test_a_step_of_training_runs_where_nothing_is_said_of_look_ahead(environment: Any):
     trainer = small_trainer("env=oracle-codes", environment=environment)

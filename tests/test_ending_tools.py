@@ -91,6 +91,7 @@ def test_it_is_kept_and_an_older_run_may_imagine_every_call(tmp_path: Path):
     [
         (Nameless, (), True),
         (OracleCodes, ("world_model.predict=all",), True),
+        (Nameless, ("world_model.predict=none",), True),  # an untrained world model is asked about the same calls
         (Nameless, ("world_model.predict=open_door",), False),
         (Nameless, ("lookahead=off",), False),
         (Nameless, ("policy.frozen=true", "world_model.from_logs=log.jsonl"), False),  # which rolls nothing out

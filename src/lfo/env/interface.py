@@ -128,6 +128,14 @@ def predicted_tools(environment: Environment, setting: str = "default") -> froze
     return frozenset(names)
 
 
+def imagined_tools(environment: Environment, setting: str = "default") -> frozenset[str] | None:
+    """Return the tools that look-ahead may imagine: those that the world model learns.
+
+    With `none` it learns nothing, so those of `default`: the control with an untrained world model looks ahead too.
+    """
+    return predicted_tools(environment, "default" if setting == "none" else setting)
+
+
 def flaw_of(make_environment: EnvironmentFactory) -> str | None:
     """Validate an environment on one task; return the first problem as a sentence, or None."""
     made = make_environment()

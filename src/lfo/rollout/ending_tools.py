@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lfo.config import RunConfig
-from lfo.env.interface import Environment, predicted_tools
+from lfo.env.interface import Environment, imagined_tools
 from lfo.types import Rollout, StopReason
 
 FILE = "ending_tools.json"  # next to the adapters
@@ -17,7 +17,7 @@ OFTEN = 0.1  # least share of a tool's calls that end a task; a look-up ends a t
 
 def learns_tools(environment: Environment, config: RunConfig) -> bool:
     """Whether a run must find out which calls may be imagined, because neither config nor environment names them."""
-    unnamed = predicted_tools(environment, config.world_model.predict) is None
+    unnamed = imagined_tools(environment, config.world_model.predict) is None
     # A run from logs rolls nothing out, so it would never find a tool.
     return config.lookahead == "policy" and unnamed and config.world_model.from_logs is None
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lfo.config import RunConfig
-from lfo.env.interface import Environment, EnvironmentFactory, predicted_tools, same_meaning
+from lfo.env.interface import Environment, EnvironmentFactory, imagined_tools, same_meaning
 from lfo.errors import EnvironmentFailed
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import TARGET_TOKENS, WorldModelCodec
@@ -45,7 +45,7 @@ def make_lookahead(
     return LookAhead(
         predictor=_predictor(config, make_environment, codec, complete, store),
         proposed_by=config.lookahead,
-        tools=predicted_tools(make_environment(), config.world_model.predict) if tools is None else tools,
+        tools=imagined_tools(make_environment(), config.world_model.predict) if tools is None else tools,
         drafts=config.imagine.drafts,
     )
 
