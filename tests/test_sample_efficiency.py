@@ -80,6 +80,12 @@ def reaching(tasks: int, *overrides: str, last: int = 2000) -> RunRecord:
     return run_of({0: 0.0, tasks: success, tasks + 1: success}, *overrides)
 
 
+def test_a_run_that_learns_from_logs_has_seconds_but_no_tasks():
+    rows = [{"step": step, "tasks_seen": 0, VAL: 0.1, "seconds/update": 1.0 * step} for step in range(3)]
+    (group,) = compare([dataclasses.replace(run_of({0: 0.0}), rows=tuple(rows))]).groups
+    assert (group.ratio.value, group.ratio.note) == (None, "not every run has seen a task")
+
+
 # Tasks to a target
 
 

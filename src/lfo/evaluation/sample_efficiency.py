@@ -209,7 +209,7 @@ def _group(
         blind=_at_the_end(runs, "success_blind"),
         by_level=_by_level(runs),
         tasks_seen=min(max(each) for each in curves),
-        ratio=costs["tasks"].ratio if costs else Ratio(note="no task has been seen yet"),
+        ratio=costs["tasks"].ratio if "tasks" in costs else Ratio(note="not every run has seen a task"),
         costs=costs,
         difference=None if base is None or base is runs else _difference(_curves(runs), _curves(base)),
         zero_shot=_zero_shot(runs, base),
