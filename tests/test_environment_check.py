@@ -181,6 +181,15 @@ def test_figures_of_a_world_that_can_be_computed_by_hand():
     assert 0 < result["players"]["random"]["success"] <= 1, "a name is one of the words that were heard"
 
 
+def test_tools_and_messages_of_the_agent_need_room_too():
+    counted = {"length_of": lambda text: len(text.split()), "prompt_length": lambda messages: 100 + len(messages)}
+    lengths = checked(Lamps, **counted)["lengths"]
+    assert lengths["opening"]["longest"] == 101
+    assert lengths["rollout"]["longest"] > 101 + lengths["reply"]["longest"], "calls have words as well"
+    (warning,) = checked(Lamps, **counted, room=100)["warnings"]
+    assert "longer than rollout.max_context=100: openings with their tools take up to 101 tokens" in warning
+
+
 @pytest.mark.parametrize(
     ("factory", "words"),
     [

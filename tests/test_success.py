@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lfo.evaluation.success import draft_metrics, rollout_metrics
+from lfo.evaluation.success import BROKEN_ROLLOUTS, NO_CALLS, NO_ROOM, draft_metrics, rollout_metrics, step_metrics
 from lfo.types import Rollout, StopReason, Turn
 
 
@@ -56,3 +56,11 @@ def test_drafts_are_counted_over_rollouts_that_look_ahead_and_none_is_told_as_no
     assert draft_metrics([kept, back, blind]) == {"drafts": 2.0, "drafts_kept": 0.5}
     assert draft_metrics([rollout(1.0), blind]) == {"drafts": 0.0}
     assert draft_metrics([blind]) == {}, "nobody could"
+
+
+def test_warnings_name_what_kept_rollouts_from_acting():
+    spoken, full = rollout(0.0), rollout(0.0, turns=0, stop=StopReason.CONTEXT_OVERFLOW)
+    assert step_metrics([spoken], {"call"})[1] == [NO_CALLS]
+    assert step_metrics([spoken, full], {"call"})[1] == [NO_ROOM, NO_CALLS]
+    assert step_metrics([full], {"call"})[1] == [NO_ROOM], "the model was never asked"
+    assert step_metrics([rollout(0.0, turns=0, stop=StopReason.ENVIRONMENT_ERROR)], {"call"})[1] == [BROKEN_ROLLOUTS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -92,6 +93,7 @@ def _check_any(overrides: list[str], episodes: int, logs: Path | None, as_json: 
         from lfo.evaluation.environment_check import check_environment
         from lfo.evaluation.predictability import predictability
         from lfo.loading import environment_factory, load_tokenizer
+        from lfo.protocol.chat import ChatCodec
         from lfo.rollout.records import read_rollouts
 
         config = load_config(overrides)
@@ -99,6 +101,10 @@ def _check_any(overrides: list[str], episodes: int, logs: Path | None, as_json: 
 
         def length_of(text: str) -> int:
             return len(tokenizer.encode(text, add_special_tokens=False))
+
+        @cache  # made by the first call: an environment that cannot start has been reported by then
+        def codec() -> ChatCodec:
+            return ChatCodec(tokenizer, make_environment().tools(), thinking=config.rollout.thinking)
 
         if logs is not None:
             result = {"ok": True, **predictability(read_rollouts(logs, make_environment()), length_of=length_of)}
@@ -110,6 +116,7 @@ def _check_any(overrides: list[str], episodes: int, logs: Path | None, as_json: 
                 timeout=config.rollout.environment_timeout,
                 specials=tokenizer.all_special_tokens,
                 length_of=length_of,
+                prompt_length=lambda messages: len(codec().opening(messages).ids),
                 room=config.rollout.max_context,
             )
     answer(result, lambda: (_show_replies if logs else _show_any)(config.env, result), as_json=as_json)

@@ -78,10 +78,11 @@ def check_environment(
     timeout: float = 30.0,
     specials: Collection[str] = (),
     length_of: Callable[[str], int] = len,
+    prompt_length: Callable[[Sequence[Message]], int] | None = None,
     room: int | None = None,
 ) -> dict[str, Any]:
     """Play and check an environment. `specials` are the special tokens of the tokenizer, `length_of` counts the tokens
-    of a text, and `room` is the number of tokens that a rollout may have."""
+    of a text, `prompt_length` those of the first prompt with its tools, and `room` is the limit of a rollout."""
     monitor = CallMonitor(timeout)
     flaw, _ = monitor.call(partial(flaw_of, make_environment))
     problems = [flaw] if isinstance(flaw, str) else []
@@ -104,7 +105,7 @@ def check_environment(
     problems += [f"its text contains a special token of the model: {each!r}" for each in _specials_in(played, specials)]
     warnings = _repetition_warnings(make_environment, tasks, played, monitor, tools, max_turns)
     warnings += [*schema_flaws(tools), *monitor.effects()]
-    figures = _figures(idle, played, length_of)
+    figures = _figures(idle, played, length_of, prompt_length)
     warnings += _figure_warnings(figures, room)
     return {
         "ok": not problems,
@@ -297,9 +298,19 @@ def schema_flaws(tools: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _figures(
-    idle: Sequence[Playthrough], played: Sequence[Playthrough], length_of: Callable[[str], int]
+    idle: Sequence[Playthrough],
+    played: Sequence[Playthrough],
+    length_of: Callable[[str], int],
+    prompt_length: Callable[[Sequence[Message]], int] | None,
 ) -> dict[str, Any]:
-    openings = [sum(length_of(message.content) for message in each.opening) for each in played if each.opening]
+    def opening_length(each: Playthrough) -> int:
+        if prompt_length is not None:
+            return prompt_length(each.opening)
+        return sum(length_of(message.content) for message in each.opening)
+
+    started = [each for each in played if each.opening]
+    openings = list(map(opening_length, started))
+    exchanges = [sum(length_of(text) for reply in each.replies for text in reply[:2]) for each in started]
     replies = [length_of(reply[1]) for each in played for reply in each.replies if reply[1]]
     steps = [seconds for each in played for seconds in each.seconds[1:]]
     turns = sum(len(each.replies) for each in played)
@@ -315,7 +326,7 @@ def _figures(
         "lengths": {
             "opening": _spread(openings),
             "reply": _spread(replies),
-            "rollout": _spread([sum(map(length_of, each.texts)) for each in played]),
+            "rollout": _spread([sum(parts) for parts in zip(openings, exchanges, strict=True)]),
         },
     }
 
@@ -357,10 +368,10 @@ def _figure_warnings(figures: Mapping[str, Any], room: int | None) -> list[str]:
     slowest = figures["seconds"]["slowest"]
     if slowest > SLOW_STEP:
         warnings.append(f"one call took {slowest:.1f} seconds; all rollouts of a batch wait for the slowest call")
-    opening = figures["lengths"]["opening"]["longest"]
-    if room and figures["lengths"]["rollout"]["p95"] > room:
+    opening, rollout = figures["lengths"]["opening"], figures["lengths"]["rollout"]
+    if room and rollout["p95"] > room:
         warnings.append(
-            f"one rollout in twenty is longer than rollout.max_context={room}: openings take up to {opening}, "
-            f"replies up to {figures['lengths']['reply']['longest']}"
+            f"one rollout in twenty is longer than rollout.max_context={room}: openings with their tools take up to "
+            f"{opening['longest']} tokens, replies up to {figures['lengths']['reply']['longest']}"
         )
     return warnings

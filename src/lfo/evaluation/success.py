@@ -10,10 +10,11 @@ from typing import Any
 
 from lfo.env.interface import MEASURES
 from lfo.rollout.runner import ENVIRONMENT_FAILURES
-from lfo.types import Rollout
+from lfo.types import Rollout, StopReason
 
 BROKEN_ROLLOUTS = "the environment failed in some rollouts: `stops` counts them, and lfo rollouts shows the reason"
 NO_CALLS = "no rollout called a tool of this environment: set model= to a base that can call tools"
+NO_ROOM = "opening and tools of some tasks exceed rollout.max_context: raise it; lfo check-env shows their length"
 FAR = 0.2  # least distance to the best evaluation; smaller ones also occur in healthy runs
 
 
@@ -66,8 +67,10 @@ def step_metrics(rollouts: Sequence[Rollout], tools: Collection[str]) -> tuple[d
         metrics["stops"] = rollout_metrics(rollouts)["stops"]  # of all rollouts
     metrics["sampled_tokens"] = sum(rollout.sampled_count for rollout in rollouts)
     warnings = [BROKEN_ROLLOUTS] if any(rollout.stop in ENVIRONMENT_FAILURES for rollout in rollouts) else []
-    calls = (turn.call for rollout in own for turn in rollout.turns if not turn.predicted)
-    if own and not any(call is not None and call.name in tools for call in calls):
+    if any(rollout.stop == StopReason.CONTEXT_OVERFLOW and not rollout.turns for rollout in rollouts):
+        warnings.append(NO_ROOM)
+    made = [turn.call for rollout in own for turn in rollout.turns if not turn.predicted]
+    if made and not any(call is not None and call.name in tools for call in made):
         warnings.append(NO_CALLS)
     return metrics, warnings
 

@@ -258,9 +258,14 @@ class _Exchange:
 
 
 def refuse_dead_environment(rollouts: Sequence[Rollout]) -> None:
-    """Raise a `WorkError` if the environment failed in all rollouts; a single failed rollout is data."""
+    """Raise a `WorkError` if no rollout could start or go on; a single failed rollout is data."""
     if rollouts and all(rollout.stop in ENVIRONMENT_FAILURES for rollout in rollouts):
         raise WorkError(f"the environment failed in all {len(rollouts)} rollouts: {rollouts[0].error}")
+    if rollouts and all(rollout.stop == StopReason.CONTEXT_OVERFLOW and not rollout.turns for rollout in rollouts):
+        raise WorkError(
+            f"opening and tools of all {len(rollouts)} rollouts exceed rollout.max_context: raise it; lfo check-env "
+            "shows their length"
+        )
 
 
 def checked_step(environment: Environment, message: str) -> StepResult:
