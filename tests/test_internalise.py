@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from lfo.agent import load_agent
+from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
 from lfo.errors import ConfigError
 from lfo.evaluation.alone import Alone, policy_alone
@@ -20,6 +21,7 @@ from lfo.objectives.schedule import phase_of, rate_of
 from lfo.rollout.feedback import feedback_from, roll_out_in_waves
 from lfo.rollout.row import Feedback, RolloutRequest
 from lfo.rollout.samples import acted_by_policy
+from lfo.rollout.successes import SuccessBuffer
 from lfo.rollout.tasks import draw_requests
 from lfo.rundir import latest_checkpoint, read_metrics
 from lfo.training import Trainer
@@ -184,6 +186,24 @@ def _imitation_begins_with_the_first_success():
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("lfo.rollout.mini_batches.FIRST_TASKS", 1)
         yield
+
+
+@pytest.mark.parametrize(("train_tasks", "first"), [(None, 24), (100, 24), (5, 3), (1, 1)])
+def test_imitation_begins_after_24_tasks_or_half_of_all(monkeypatch, train_tasks: int | None, first: int):
+    monkeypatch.setattr("lfo.rollout.mini_batches.FIRST_TASKS", 24)
+    mini_batches = small_trainer("algo=internalise").mini_batches
+    mini_batches.train_tasks = train_tasks
+    phases = []
+    for stored in (first - 1, first):
+        monkeypatch.setattr(SuccessBuffer, "__len__", lambda _, stored=stored: stored)
+        phases.append(mini_batches.phase(0))
+    assert phases == ["ask", "internalise"]
+
+
+def test_a_trainer_counts_the_tasks_that_can_succeed():
+    assert small_trainer("algo=internalise").mini_batches.train_tasks is None, "the phone-call world has a stream"
+    codes = small_trainer("algo=internalise", "env=oracle-codes", "world_model.predict=all", environment=OracleCodes)
+    assert codes.mini_batches.train_tasks == len(OracleCodes().tasks("train"))
 
 
 @pytest.fixture(scope="module")

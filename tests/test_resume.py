@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +164,55 @@ def test_an_ended_run_without_checkpoints_is_not_trained_anew(whole: Path, tmp_p
     assert rows(run) == before
 
 
+def test_an_archived_run_is_not_trained_anew(whole: Path, tmp_path: Path, capsys):
+    """As in `results`: compressed metrics, and neither adapters nor checkpoints."""
+    run = tmp_path / "run"
+    run.mkdir()
+    shutil.copy(whole / "config.yaml", run)
+    (run / "metrics.jsonl.gz").write_bytes(gzip.compress((whole / "metrics.jsonl").read_bytes()))
+    assert lfo("train", "--resume", str(run)) == 2
+    assert "has ended and has no checkpoint left" in capsys.readouterr().err
+    assert read_metrics(run) == read_metrics(whole)
+
+
+def test_a_resumed_run_cannot_have_fewer_steps_than_it_has_made(whole: Path, tmp_path: Path, capsys):
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    before = (run / "config.yaml").read_text()
+    assert lfo("train", "--resume", str(run), "steps=2") == 2
+    assert "has already made 3 steps; steps=2 must not be below" in capsys.readouterr().err
+    assert (run / "config.yaml").read_text() == before
+
+
+class OnlyTraining(PhoneCalls):
+    def tasks(self, split):
+        return [] if split == "val" else super().tasks(split)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (("eval.splits=val,vall",), "no split 'vall'"),
+        (("eval.splits=test_unseen_rules", "env=test_resume:OnlyTraining"), "no tasks in its split 'val'"),
+    ],
+)
+def test_a_wrong_split_leaves_no_folder_behind(tmp_path: Path, capsys, settings: tuple[str, ...], words: str):
+    run = tmp_path / "run"
+    assert lfo("train", *SETTINGS, *settings, f"output_dir={run}") == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+    assert not run.exists()
+
+
+class Wordy(PhoneCalls):
+    def start(self, task):
+        *others, request = super().start(task)
+        return [*others, replace(request, content=request.content + " please" * 2_000)]
+
+
+def test_an_opening_that_does_not_fit_is_no_fault_of_the_model(tmp_path: Path, capsys):
+    code, err, _ = failing_run(capsys, tmp_path, "env=test_resume:Wordy", "eval.every=0", "steps=1")
+    assert (code, "exceed rollout.max_context: raise it" in err, NO_CALLS in err) == (1, True, False)
+
+
 @pytest.mark.parametrize("changed", [False, True])
 def test_a_run_that_goes_on_with_other_tasks_says_so(whole: Path, tmp_path: Path, caplog, changed: bool):
     run = Path(shutil.copytree(whole, tmp_path / "run"))
@@ -169,8 +220,13 @@ def test_a_run_that_goes_on_with_other_tasks_says_so(whole: Path, tmp_path: Path
         data = json.loads((run / "data.json").read_text())
         data["splits"]["val"]["fingerprint"] = "0" * 16
         (run / "data.json").write_text(json.dumps(data))
-    assert lfo("train", "--resume", str(run)) == 0
-    assert ("the tasks of val have changed since" in caplog.text) == changed
+    now = json.loads((whole / "data.json").read_text())["splits"]["val"]["fingerprint"]
+    for _ in range(2):  # the second time it has the same tasks as the first
+        assert lfo("train", "--resume", str(run)) == 0
+    assert caplog.text.count("the tasks of val have changed since") == changed
+    # So `lfo compare` refuses it beside runs on the tasks of before or of now.
+    fingerprint = json.loads((run / "data.json").read_text())["splits"]["val"]["fingerprint"]
+    assert fingerprint == (f"{'0' * 16}, then {now}" if changed else now)
 
 
 def test_ctrl_c_leaves_a_run_that_can_be_resumed_and_exit_code_130(whole: Path, tmp_path: Path):

@@ -31,5 +31,8 @@ def check_run(config: RunConfig, make_environment: EnvironmentFactory) -> None:
             "write one, or set lookahead=policy"
         )
     predicted_tools(made, config.world_model.predict)
-    for split in config.eval.final_splits:
-        tasks_of(made, split)  # raises for an unknown split now instead of after the last step
+    # Raise for an unknown or empty split before the folder of the run exists, not when it is first needed.
+    trained = () if hasattr(made, "stream") or config.world_model.from_logs else ("train",)
+    evaluated = ("val", *config.eval.splits, *config.eval.final_splits) if config.eval.every else ()
+    for split in dict.fromkeys((*trained, *evaluated)):
+        tasks_of(made, split)

@@ -83,6 +83,7 @@ class RunDirectory:
             try:
                 if resume:
                     _check_resumable(from_yaml(path / "config.yaml"), config)
+                    _refuse_fewer_steps(path, config)
                 _remove_leftovers(path)
                 run._point_at_checkpoints()
                 write_text_atomic(path / "config.yaml", to_yaml(config))
@@ -126,7 +127,7 @@ class RunDirectory:
     def rewind(self) -> tuple[Checkpoint | None, int]:
         """Drop the rows after the last checkpoint; return the checkpoint and the step of the next row."""
         checkpoint = self.latest_checkpoint()
-        if checkpoint is None and self.adapters.exists():
+        if checkpoint is None and (self.adapters.exists() or metrics_file(self.path) != self.metrics):
             raise UsageError(f"{self.path} has ended and has no checkpoint left to resume from; start a new run")
         self.truncate_metrics(checkpoint.step if checkpoint else 0)
         if checkpoint is not None:
@@ -393,6 +394,12 @@ def _check_resumable(saved: RunConfig, config: RunConfig) -> None:
     for name, (before, now) in differences(saved, config).items():
         if name not in CHANGEABLE_ON_RESUME:
             raise ConfigError(f"a resumed run must keep its config, but {name} was {before} and is now {now}")
+
+
+def _refuse_fewer_steps(run: Path, config: RunConfig) -> None:
+    checkpoint = latest_checkpoint(run)
+    if checkpoint is not None and checkpoint.step > config.steps:
+        raise ConfigError(f"{run} has already made {checkpoint.step} steps; steps={config.steps} must not be below")
 
 
 def _step_name(step: int) -> str:

@@ -23,7 +23,7 @@ from lfo.env.interface import EnvironmentFactory, predicted_tools
 from lfo.evaluation.balance import judged, mean_of_each
 from lfo.evaluation.fixed_tasks import evaluate_splits
 from lfo.evaluation.held_out import Examination
-from lfo.evaluation.runs import describe_data, warn_of_changed_data
+from lfo.evaluation.runs import continued_data, describe_data
 from lfo.evaluation.success import evaluated_tasks, far_below, step_metrics
 from lfo.model.couplings import coupling_of
 from lfo.objectives.advantages import (
@@ -42,7 +42,7 @@ from lfo.rollout.renaming import Renaming
 from lfo.rollout.runner import refuse_dead_environment
 from lfo.rollout.samples import ReplayBuffer, acted_by_policy, examples_of_groups, logged_replies, mark_imagined
 from lfo.rollout.successes import SuccessBuffer
-from lfo.rollout.tasks import draw_requests
+from lfo.rollout.tasks import count_tasks, draw_requests
 from lfo.rundir import Checkpoint, RunDirectory
 from lfo.tracking import Clock, Progress, open_trackers
 from lfo.types import Rollout, RolloutGroup
@@ -101,6 +101,7 @@ class Trainer:
             policy_adapters=self.coupling.policy,
             world_model_adapters=self.coupling.world_model,
             predicted_tools=self.predicted_tools,
+            train_tasks=count_tasks(make_environment()) if config.internalise.rows else None,
             practice=Practice(self.codec, swap_names=world.swap_names, wording=world.wording),
             renaming=Renaming(tokenizer, chance=config.internalise.swap_names),
         )
@@ -126,9 +127,7 @@ class Trainer:
                 checkpoint, first_row = run.rewind()
                 if checkpoint is not None:
                     self.load(checkpoint)
-            data = describe_data(config, self.make_environment)
-            warn_of_changed_data(run.path, data)
-            run.write_data(data)
+            run.write_data(continued_data(run.path, describe_data(config, self.make_environment)))
             with open_trackers(config, run.path, first_step=first_row) as track:
                 if config.eval.every and first_row == 0:
                     # The untrained policy is the first point of every curve.

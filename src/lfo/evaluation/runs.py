@@ -126,15 +126,25 @@ def describe_data(config: RunConfig, make_environment: EnvironmentFactory) -> di
     }
 
 
-def warn_of_changed_data(run: Path, data: Mapping[str, Any]) -> None:
-    """Warn if splits have other tasks now than when the run in this folder began."""
+def continued_data(run: Path, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return `data` for a run that goes on in this folder; warn of splits that have other tasks than before.
+
+    Their fingerprint becomes "BEFORE, then NOW", so that the run is not compared with runs on either tasks.
+    """
     try:
-        before = json.loads((run / DATA_FILE).read_text(encoding="utf-8"))["splits"]
-        changed = [split for split, now in data["splits"].items() if now != before.get(split, now)]
+        saved = json.loads((run / DATA_FILE).read_text(encoding="utf-8"))["splits"]
+        before = {split: str(each["fingerprint"]) for split, each in saved.items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return  # a new run, an old version or a damaged file: nothing to compare with
-    for split in changed:
-        logger.warning(f"the tasks of {split} have changed since {run} began, because its environment has changed")
+        return data  # a new run, an old version or a damaged file: nothing to compare with
+    splits = {}
+    for split, described in data["splits"].items():
+        now = str(described["fingerprint"])
+        fingerprint = before.get(split, now)
+        if not fingerprint.endswith(now):
+            logger.warning(f"the tasks of {split} have changed since {run} began, because its environment has changed")
+            fingerprint = f"{fingerprint}, then {now}"
+        splits[split] = {**described, "fingerprint": fingerprint}
+    return {**data, "splits": splits}
 
 
 def _describe_split(config: RunConfig, make_environment: EnvironmentFactory, split: str) -> dict[str, Any]:

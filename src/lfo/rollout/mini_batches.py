@@ -14,7 +14,7 @@ from lfo.rollout.samples import ReplayBuffer, deal, inline_rows, policy_rows, wo
 from lfo.rollout.successes import SuccessBuffer, imitation_sample
 from lfo.types import Rollout, RolloutGroup, TrainingSample
 
-FIRST_TASKS = 24  # imitation begins once this many tasks have a success
+FIRST_TASKS = 24  # imitation begins once this many tasks, or half of all, have a success
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +34,7 @@ class MiniBatches:
     policy_adapters: tuple[str, ...]
     world_model_adapters: tuple[str, ...]
     predicted_tools: Collection[str] | None  # None: all
+    train_tasks: int | None  # None: an endless stream
     practice: Practice
     renaming: Renaming
     replay: ReplayBuffer = field(default_factory=ReplayBuffer)
@@ -52,7 +53,8 @@ class MiniBatches:
     def phase(self, step: int) -> Phase:
         """Return the phase of a step, given the successes stored so far."""
         internalise = self.config.internalise
-        begun = internalise.rows > 0 and len(self.successes) >= FIRST_TASKS
+        first = FIRST_TASKS if self.train_tasks is None else min(FIRST_TASKS, -(-self.train_tasks // 2))
+        begun = internalise.rows > 0 and len(self.successes) >= first
         return phase_of(step, begun=begun, until=internalise.until)
 
     def learns_by_dapo(self, step: int) -> bool:

@@ -30,6 +30,11 @@ def draw_tasks(config: RunConfig, environment: Environment, step: int, draw: int
     ]
 
 
+def count_tasks(environment: Environment) -> int | None:
+    """Return the number of training tasks; None for an endless stream."""
+    return None if hasattr(environment, "stream") else len(tasks_of(environment, "train"))
+
+
 def draw_requests(config: RunConfig, environment: Environment, step: int, draw: int) -> list[RolloutRequest]:
     """Return the requests of one draw: those of one task next to each other, its explorers first."""
     size = config.rollout.group_size
