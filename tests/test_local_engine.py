@@ -191,8 +191,7 @@ class Ringing(PhoneCalls):
         return result
 
 
-def test_the_policy_is_not_blamed_for_what_the_environment_broke_off(monkeypatch):
-    monkeypatch.setattr("lfo.rollout.runner.RETRIES", 0)
+def test_the_policy_is_not_blamed_for_what_the_environment_broke_off():
     trainer = small_trainer(environment=partial(Ringing, levels=(2,)))
     groups, *_ = trainer.collect(0)
     broken = [r for group in groups for r in group.rollouts if r.stop == StopReason.ENVIRONMENT_ERROR]

@@ -238,15 +238,36 @@ def test_an_environment_that_hangs_ends_its_own_rollout_and_no_other():
     assert rollouts[0].error == "the environment did not answer within 1 seconds"
 
 
-def test_a_flaky_environment_gets_another_try():
-    failures = iter([True, True])
+def test_a_step_that_raised_is_not_made_again_because_it_may_have_acted():
+    paid: list[str] = []
 
-    def answer(message: str) -> StepResult:
-        if next(failures, False):
-            raise_error(message)
-        return StepResult(observation="At last.", done=True)
+    def pay_and_raise(message: str) -> StepResult:
+        paid.append(message)
+        return raise_error(message)
 
-    assert play(answer, environment_retries=2).stop == StopReason.DONE
+    rollout = play(pay_and_raise, environment_retries=2)
+    assert (rollout.stop, len(paid)) == (StopReason.ENVIRONMENT_ERROR, 1)
+
+
+class Flaky(Parrot):
+    """Raises in the first two objects of a test."""
+
+    def __init__(self, made: list[Flaky]) -> None:
+        super().__init__(say_on)
+        made.append(self)
+        self.broken = len(made) <= 2
+
+    def reset(self, task: Any) -> Sequence[Message]:
+        if self.broken:
+            raise OSError("no world")
+        return super().reset(task)
+
+
+def test_a_reset_that_raised_is_tried_again_in_a_new_environment():
+    codec, made = ChatCodec(tokenizer(), (TOOL,)), []
+    runner = Runner(lambda: Flaky(made), codec, config=RunnerConfig(max_turns=1, environment_retries=2))
+    (rollout,) = runner.run([RolloutRequest(task=Chore(), seeds=(0,))], Script(codec, [CALL]))
+    assert (rollout.stop, len(made)) == (StopReason.MAX_TURNS, 3)
 
 
 def test_a_reset_that_fails_is_a_rollout_too():
@@ -630,6 +651,13 @@ def test_a_true_reply_that_cannot_be_had_is_empty():
     questions = questions_of(OracleCodes, "train", 2)
     predict = true_reply_predictor(lambda: Parrot(raise_error), RunnerConfig(environment_retries=0))
     assert predict(questions) == ["", ""]
+
+
+def test_a_true_reply_is_asked_for_again_in_a_new_copy():
+    made: list[Flaky] = []
+    predict = true_reply_predictor(lambda: Flaky(made), RunnerConfig(environment_retries=2))
+    assert predict(questions_of(OracleCodes, "train", 1)) == ["Go on."]
+    assert len(made) == 3
 
 
 def test_shuffled_replies_belong_to_another_task():

@@ -41,7 +41,7 @@ class StopReason(StrEnum):
     MAX_TURNS = "max_turns"
     CONTEXT_OVERFLOW = "context_overflow"  # the next tokens do not fit into the context
     TURN_OVERFLOW = "turn_overflow"  # one message reached its token limit
-    ENVIRONMENT_ERROR = "environment_error"  # it raised, on every retry
+    ENVIRONMENT_ERROR = "environment_error"  # it raised, or returned something invalid
     ENVIRONMENT_TIMEOUT = "environment_timeout"
 
 

@@ -29,7 +29,7 @@ from lfo.rollout.row import RolloutRequest, Row, SamplerRows
 from lfo.types import Message, ReplyFacts, Rollout, StepResult, StopReason, ToolCall, Turn
 
 ENVIRONMENT_FAILURES = frozenset({StopReason.ENVIRONMENT_ERROR, StopReason.ENVIRONMENT_TIMEOUT})
-RETRIES = 2  # retries of a call to an environment that raised; a call that timed out is not retried
+RETRIES = 2  # retries of a call to an environment that raised, except of a step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,12 +48,16 @@ class RunnerConfig:
         values = {name: getattr(config.rollout, name) for name in shared} | {"environment_retries": RETRIES}
         return cls(**(values | others))
 
-    def call_all(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Run calls to environments in parallel; return each result, or an `EnvironmentFailed`, in order."""
+    def call_all(self, calls: Sequence[Callable[[], Any]], *, repeatable: bool = True) -> list[Any]:
+        """Run calls to environments in parallel; return each result, or an `EnvironmentFailed`, in order.
+
+        A repeatable call makes a new environment or only asks one, so it is retried if it raised. A step is not
+        repeatable: it may have acted before it raised.
+        """
         return call_all(
             calls,
             timeout=self.environment_timeout,
-            retries=self.environment_retries,
+            retries=self.environment_retries if repeatable else 0,
             workers=self.environment_workers,
         )
 
@@ -168,7 +172,7 @@ class Runner:
         for position in range(max(map(len, messages.values()), default=0)):
             calling = [row for row in alive if row.stop is None and position < len(messages[row.index])]
             steps = [partial(self._step, row, messages[row.index][position]) for row in calling]
-            for row, outcome in zip(calling, self.config.call_all(steps), strict=True):
+            for row, outcome in zip(calling, self.config.call_all(steps, repeatable=False), strict=True):
                 exchange = _Exchange(message=messages[row.index][position])
                 if isinstance(outcome, EnvironmentFailed):
                     row.fail(outcome)
@@ -269,7 +273,7 @@ def refuse_dead_environment(rollouts: Sequence[Rollout]) -> None:
 
 
 def checked_step(environment: Environment, message: str) -> StepResult:
-    """Make one step and validate its result; an invalid result fails the rollout without a retry."""
+    """Make one step and validate its result; an invalid result fails the rollout."""
     result = environment.step(message)
     if not isinstance(result, StepResult) or not isinstance(result.observation, str):
         raise EnvironmentFailed("step must return a StepResult whose observation is text")
