@@ -118,10 +118,20 @@ def test_what_is_told_stands_where_it_happened_and_reaches_no_environment_and_no
     assert len(trained) == sum(len(speech.tokens) for speech in played.rows.spoken[0])
 
 
-@pytest.mark.parametrize(("source", "shift"), [("own", 0), ("other_task", 1)])
-def test_a_second_wave_is_told_what_the_first_heard_on_its_task_or_in_the_control_on_another(source: str, shift: int):
+@pytest.mark.parametrize(
+    ("source", "drawn", "told"),
+    [
+        ("own", "xyz", "xyz"),
+        ("other_task", "xyz", "yzx"),
+        ("other_task", "xxyx", "yyxy"),  # few tasks: one draw has the same task more than once
+        ("other_task", "xx", ""),
+    ],
+)
+def test_a_second_wave_is_told_what_the_first_heard_on_its_task_or_in_the_control_on_another(
+    source: str, drawn: str, told: str
+):
     config = small_config("rollout.group_size=4", f"feedback={source}")
-    tasks = [Chore(id=name) for name in "xyz"]
+    tasks = [Chore(id=name) for name in drawn]
     requests = [RolloutRequest(task=task, seeds=(place,)) for task in tasks for place in range(4)]
     waves: list[Sequence[RolloutRequest]] = []
 
@@ -132,10 +142,10 @@ def test_a_second_wave_is_told_what_the_first_heard_on_its_task_or_in_the_contro
     rollouts = roll_out_in_waves(config, requests, roll_out, tools=None)
     assert [(each.task_id, each.error) for each in rollouts] == [(r.task.id, str(r.seeds[0])) for r in requests]
     first, second = waves
-    assert [request.feedback for request in first] == [None] * 6
-    assert [request.feedback.action for request in second if request.feedback] == [
-        say("xyz"[(place + shift) % 3]) for place in (0, 0, 1, 1, 2, 2)
-    ]
+    assert [request.feedback for request in first] == [None] * 2 * len(drawn)
+    assert len(second) == 2 * len(drawn)
+    heard = [request.feedback.action for request in second if request.feedback]
+    assert heard == [say(name) for name in told for _ in range(2)]
 
 
 def test_rollouts_are_compared_with_those_that_were_told_as_much():

@@ -30,7 +30,7 @@ def roll_out_in_waves(
     waves = [early[index * first : (index + 1) * first] for index in range(len(groups))]
     feedbacks = [feedback_from(wave, tools=tools) for wave in waves]
     if config.feedback == "other_task":
-        feedbacks = [*feedbacks[1:], *feedbacks[:1]]
+        feedbacks = _of_another_task([str(group[0].task.id) for group in groups], feedbacks)
     late = iter(
         roll_out(
             [
@@ -41,6 +41,18 @@ def roll_out_in_waves(
         )
     )
     return [rollout for wave in waves for rollout in (*wave, *(next(late) for _ in range(size - first)))]
+
+
+def _of_another_task(task_ids: Sequence[str], feedbacks: Sequence[Feedback | None]) -> list[Feedback | None]:
+    """Give each group the feedback of the next group with another task; None if all groups have the same task.
+
+    An environment with few tasks may have the same task twice in one draw.
+    """
+    shown: list[Feedback | None] = []
+    for index, own in enumerate(task_ids):
+        following = (*range(index + 1, len(task_ids)), *range(index))
+        shown.append(next((feedbacks[other] for other in following if task_ids[other] != own), None))
+    return shown
 
 
 def feedback_from(rollouts: Sequence[Rollout], *, tools: Collection[str] | None) -> Feedback | None:
