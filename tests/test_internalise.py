@@ -327,12 +327,20 @@ def test_no_more_tasks_are_drawn_for_a_policy_that_is_taught():
         (("internalise.teacher=hindsight",), "needs internalise.rows above 0"),
         (("feedback=other_task", "rollout.prompts=1"), "needs rollout.prompts above 1"),
         (("feedback=true", "exploration.blind_share=1"), "exploration.blind_share below 1"),
+        (("feedback=true", "algo=dapo", "rollout.group_size=2"), "rollout.group_size=2 into waves of 1 and 1"),
+        (("feedback=true", "lookahead=off", "exploration.blind_share=0.75"), "into waves of 3 and 1"),
         (("internalise.until=3", "policy.frozen=true"), "policy.frozen=true forbids"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_sentence(settings: tuple[str, ...], words: str):
     with pytest.raises(ConfigError, match=words):
         small_config(*settings)
+
+
+@pytest.mark.parametrize("learns_otherwise", ["internalise.rows=2", "policy.frozen=true"])
+def test_without_dapo_a_wave_of_feedback_may_be_one_rollout(learns_otherwise: str):
+    config = small_config("lookahead=off", "feedback=true", "rollout.group_size=2", learns_otherwise)
+    assert config.first_wave == 1
 
 
 # --- the policy alone ------------------------------------------------------------------------------------------

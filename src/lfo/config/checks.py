@@ -94,6 +94,12 @@ def _of_lookahead(c: RunConfig) -> Iterator[Relation]:
     yield c.lookahead_source != "memory_first" or c.world_model.weight > 0, untrained
     shown = f"feedback={c.feedback} needs rollouts to be shown what others heard: set exploration.blind_share below 1"
     yield not c.has_feedback or round(group * share) < group, shown
+    first, second = c.first_wave, group - c.first_wave
+    yield (
+        not c.has_feedback or c.policy.frozen or c.internalise.rows > 0 or min(first, second) > 1,
+        f"feedback={c.feedback} divides rollout.group_size={group} into waves of {first} and {second}, and a rollout "
+        "alone in its wave has no other to compare with; use a larger group, or imitate with internalise.rows",
+    )
     yield c.feedback != "other_task" or c.rollout.prompts > 1, "feedback=other_task needs rollout.prompts above 1"
 
 

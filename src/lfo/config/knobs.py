@@ -215,6 +215,12 @@ class RunConfig:
         return self.feedback != "off"
 
     @property
+    def first_wave(self) -> int:
+        """The rollouts of a group that run first: the explorers; with feedback but no explorers, half of the group."""
+        size = self.rollout.group_size
+        return round(size * self.exploration.blind_share) or (size // 2 if self.has_feedback else 0)
+
+    @property
     def leaves_policy_alone(self) -> bool:
         """Whether the trained policy acts without look-ahead, so that blind success is what counts."""
         return self.looks_ahead and (self.internalise.rows > 0 or self.internalise.until > 0)

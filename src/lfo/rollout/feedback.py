@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from lfo.config import RunConfig
 from lfo.rollout.row import Feedback, RolloutRequest
-from lfo.rollout.tasks import first_wave
 from lfo.types import Rollout
 
 
@@ -24,7 +23,7 @@ def roll_out_in_waves(
     tools: Collection[str] | None,
 ) -> list[Rollout]:
     """Return one rollout for each request, in order; only replies of `tools` are shown (None: all)."""
-    size, first = config.rollout.group_size, first_wave(config)
+    size, first = config.rollout.group_size, config.first_wave
     groups = [requests[start : start + size] for start in range(0, len(requests), size)]
     early = list(roll_out([request for group in groups for request in group[:first]]))
     waves = [early[index * first : (index + 1) * first] for index in range(len(groups))]

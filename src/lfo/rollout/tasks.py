@@ -47,17 +47,11 @@ def draw_requests(config: RunConfig, environment: Environment, step: int, draw: 
             task=task,
             seeds=(config.seed, step, draw, index, member),
             **(BLIND if config.internalise.over(step) else sight),
-            by_base=_base_acts(config, step, explores=member < first_wave(config) and sight["blind"]),
+            by_base=_base_acts(config, step, explores=member < config.first_wave and sight["blind"]),
         )
         for index, task in enumerate(draw_tasks(config, environment, step, draw))
         for member, sight in enumerate(sights)
     ]
-
-
-def first_wave(config: RunConfig) -> int:
-    """Return the size of the first wave: the explorers; with feedback but no explorers, half of the group."""
-    size = config.rollout.group_size
-    return round(size * config.exploration.blind_share) or (size // 2 if config.has_feedback else 0)
 
 
 def _base_acts(config: RunConfig, step: int, *, explores: bool) -> bool:
