@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 
@@ -181,7 +182,9 @@ def raise_error(message: str) -> StepResult:
         (raise_error, "the environment raised ConnectionError: the exchange is down"),
         (lambda message: None, "step must return a StepResult"),
         (lambda message: StepResult(observation=None), "whose observation is text"),  # type: ignore[arg-type]
-        (lambda message: StepResult(observation="x", reward=float("nan"), done=True), "the reward nan"),
+        (lambda message: StepResult(observation="x", reward=float("nan"), done=True), "the reward nan (float)"),
+        (lambda message: StepResult(observation="x", reward="1"), "the reward 1 (str)"),  # type: ignore[arg-type]
+        (lambda message: StepResult(observation="x", reward=np.ones(1)), "the reward [1.] (ndarray)"),  # type: ignore[arg-type]
     ],
 )
 def test_an_environment_that_fails_ends_its_own_rollout_with_its_words(answer, words: str):
@@ -218,6 +221,12 @@ def test_the_rewards_of_all_steps_add_up():
     rewards = iter([0.25] * 9)
     cut_off = play(answer, max_turns=3)
     assert (cut_off.stop, cut_off.reward) == (StopReason.MAX_TURNS, 0.75)
+
+
+@pytest.mark.parametrize("one", [1, True, np.float32(1), np.float64(1), np.int64(1)])
+def test_any_real_number_is_a_reward_and_becomes_a_float(one: Any):
+    reward = play(lambda message: StepResult(observation="Bye.", reward=one, done=True)).reward
+    assert (reward, type(reward)) == (1.0, float)
 
 
 def test_an_environment_that_hangs_ends_its_own_rollout_and_no_other():

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -180,7 +181,7 @@ class Runner:
                     result, exchange.facts, exchange.asked = outcome
                     exchange.result = result
                     row.info = dict(result.info)
-                    row.reward += float(result.reward)
+                    row.reward += result.reward
                     row.stop = StopReason.DONE if result.done else None
                 exchanges[row.index].append(exchange)
                 row.transcript += exchange.messages
@@ -273,12 +274,13 @@ def refuse_dead_environment(rollouts: Sequence[Rollout]) -> None:
 
 
 def checked_step(environment: Environment, message: str) -> StepResult:
-    """Make one step and validate its result; an invalid result fails the rollout."""
+    """Make one step and validate its result; an invalid result fails the rollout. The reward becomes a float."""
     result = environment.step(message)
     if not isinstance(result, StepResult) or not isinstance(result.observation, str):
         raise EnvironmentFailed("step must return a StepResult whose observation is text")
-    if not isinstance(result.reward, int | float) or not math.isfinite(result.reward):
-        raise EnvironmentFailed(f"step returned the reward {result.reward}; it must be a finite number")
+    reward, kind = result.reward, type(result.reward).__name__
+    if not isinstance(reward, Real) or not math.isfinite(reward):  # numpy numbers are Real too
+        raise EnvironmentFailed(f"step returned the reward {str(reward)[:80]} ({kind}); it must be a finite number")
     if not isinstance(result.info, Mapping):
         raise EnvironmentFailed(f"step returned an info that is not a mapping: {str(result.info)[:80]}")
-    return result
+    return replace(result, reward=float(reward))
