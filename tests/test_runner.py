@@ -126,6 +126,16 @@ def test_the_environment_ends_it():
     assert rollout.origins[-1] == Origin.ENVIRONMENT, "nobody speaks after the last observation"
 
 
+def test_a_rollout_has_the_plain_values_of_info_so_that_it_can_be_written():
+    plain = {"level": 2, "share": 0.5, "solved": True, "name": "a", "nobody": None}
+    numpy = {"level": np.int64(2), "share": np.float32(0.5), "solved": np.bool_(True), "name": np.str_("a")}
+    others = {"path": ["x"], "board": np.ones(2), "date": np.datetime64("2024-01-01"), "game": object()}
+    rollout = play(lambda message: StepResult(observation="Bye.", done=True, info=plain | numpy | others))
+    assert rollout.info == plain
+    assert {type(value) for value in rollout.info.values()} == {int, float, bool, str, type(None)}
+    assert json.loads(json.dumps(rollout_record(rollout)))["level"] == 2
+
+
 def test_max_turns_end_it():
     rollout = play(max_turns=3)
     assert (rollout.stop, len(rollout.turns), rollout.reward) == (StopReason.MAX_TURNS, 3, 0.0)

@@ -139,7 +139,7 @@ class Rollout:
     inquired: bool = False  # the runner made a call instead of the policy, one that look-ahead would imagine
     untrained: bool = False  # the base acted without the policy adapter
     feedback: bool = False  # it was requested with feedback from another rollout of the task
-    info: Mapping[str, Any] = field(default_factory=dict)  # `info` of the last step: level, mistakes, ...
+    info: Mapping[str, Any] = field(default_factory=dict)  # plain values of the last `info`: level, mistakes, ...
 
     def __post_init__(self) -> None:
         if not len(self.tokens) == len(self.origins) == len(self.logprobs):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from lfo.env.interface import Environment
 from lfo.errors import EnvironmentFailed
@@ -169,5 +171,12 @@ class Row:
             inquired=bool(self.inquired),
             untrained=self.request.by_base,
             feedback=self.request.feedback is not None,
-            info=({} if level is None else {"level": level}) | self.info,
+            info=_plain_values(({} if level is None else {"level": level}) | self.info),
         )
+
+
+def _plain_values(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers, texts and truth values of `info`. An environment may put anything into it, but a rollout is
+    written as JSON and sent between processes."""
+    values = {key: value.item() if isinstance(value, np.generic) else value for key, value in info.items()}
+    return {key: value for key, value in values.items() if isinstance(value, str | int | float | None)}

@@ -10,7 +10,6 @@ failed rollout; nothing is caught here.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -181,7 +180,7 @@ class RunnerLoop(AgentLoopBase):
             make_environment, rows = (lambda: one), ScriptedRows(self, one)
         runner = Runner(make_environment, parts.codec, config=parts.runner_config, lookahead=lookahead)
         (rollout,) = runner.run([request], rows, temperature=temperature)
-        return dataclasses.replace(rollout, info=_scalars(rollout.info))
+        return rollout
 
     def words(self, text: str) -> tuple[int, ...]:
         """Return the tokens of a message with this text."""
@@ -252,8 +251,3 @@ def _output(rollout: Rollout) -> RolloutOutput:
         extra_fields={"reward_extra_info": {"reward": rollout.reward}, "min_global_steps": 0, "max_global_steps": 0},
         rollout=rollout,
     )
-
-
-def _scalars(info: Any) -> dict[str, Any]:
-    """Return only the plain values of `info`; an environment may put anything into it."""
-    return {key: value for key, value in info.items() if isinstance(value, str | int | float | bool | None)}
