@@ -26,8 +26,8 @@ class EndingTools:
     """The names of the tools whose calls often ended a training task so far.
 
     A look-up costs nothing, so the policy should make it for real; a predicted reply would only mislead it. A call that
-    ends the task cannot be undone, so it is worth imagining. If no call ends tasks, or if there is only one tool, all
-    tools may be imagined.
+    ends the task cannot be undone, so it is worth imagining. If there is no such tool, nothing may be imagined, unless
+    tasks end without a call or there is only one tool: then all tools may be.
     """
 
     def __init__(self) -> None:
