@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import threading
 from functools import partial
@@ -354,6 +355,20 @@ def test_an_environment_that_hangs_does_not_hold_up_a_trainer():
     small_trainer("rollout.environment_timeout=0.1", environment=partial(Slow, levels=(2,)))
     assert not answered
     release.set()
+
+
+def test_a_constructor_that_raises_costs_rollouts_and_no_step(monkeypatch):
+    monkeypatch.setattr("lfo.rollout.runner.RETRIES", 0)
+    begun, made = threading.Event(), itertools.count()
+
+    def every_second() -> FussyCalls:
+        if begun.is_set() and next(made) % 2 == 0:
+            raise OSError("no licence")
+        return fussy_calls()
+
+    trainer = small_trainer(environment=every_second)
+    begun.set()
+    assert trainer.step(0)["stops"]["environment_error"] == 4
 
 
 class Inscrutable(FussyCalls):

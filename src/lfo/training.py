@@ -94,7 +94,10 @@ class Trainer:
         world = config.world_model
         self.coupling = coupling_of(config.coupling, with_world_model=config.has_world_model)
         self.codec = world_model_codec(config, tokenizer)
-        self.predicted_tools = predicted_tools(make_environment(), world.predict)  # None: all
+        # For its tasks and tools. A step makes no other one here: one that raises or hangs would end or block the run.
+        self.environment = make_environment()
+        self.tool_names = {tool["function"]["name"] for tool in self.environment.tools()}
+        self.predicted_tools = predicted_tools(self.environment, world.predict)  # None: all
         self.state = State(weight=world.weight)
         self.mini_batches = MiniBatches(
             config=config,
@@ -106,7 +109,7 @@ class Trainer:
             renaming=Renaming(tokenizer, chance=config.internalise.swap_names),
         )
         if world.from_logs:
-            logged = logged_replies(world.from_logs, make_environment(), self.codec, predict=self.predicted_tools)
+            logged = logged_replies(world.from_logs, self.environment, self.codec, predict=self.predicted_tools)
             self.mini_batches.replay = logged
         self.examination: Examination | None = None
         if world.weight and world.predict != "none" and world.input == "state":
@@ -209,7 +212,7 @@ class Trainer:
 
     def draw(self, step: int, draw: int) -> list[RolloutGroup]:
         """Roll out the tasks of one draw; return one group for each task."""
-        requests, size = draw_requests(self.config, self.make_environment(), step, draw), self.config.rollout.group_size
+        requests, size = draw_requests(self.config, self.environment, step, draw), self.config.rollout.group_size
         if self.config.has_feedback and not self.config.internalise.over(step):
             rollouts = roll_out_in_waves(self.config, requests, self.backend.roll_out, tools=self.predicted_tools)
         else:
@@ -266,8 +269,7 @@ class Trainer:
 
     def rollout_metrics(self, step: int, collected: Collected) -> dict[str, Any]:
         """Return the metrics that come from the rollouts of a step."""
-        tools = {tool["function"]["name"] for tool in self.make_environment().tools()}
-        metrics, warnings = step_metrics(collected.rollouts, tools)
+        metrics, warnings = step_metrics(collected.rollouts, self.tool_names)
         if self.examination is not None:
             metrics |= self.examination.lost_tokens(collected.rollouts, self.predicted_tools)
         groups = {

@@ -35,7 +35,7 @@ class Environment(Protocol):
     """Implement these four methods; nothing else is required."""
 
     def tasks(self, split: str) -> Sequence[Any]:
-        """Return the tasks of a split, each with an `id`; at least "train" and "val" must exist."""
+        """Return the tasks of a split, always the same, each with an `id`; at least "train" and "val" must exist."""
         ...
 
     def tools(self) -> Sequence[Mapping[str, Any]]:
