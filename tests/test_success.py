@@ -32,7 +32,7 @@ def test_means_levels_and_stops():
             rollout(1.0, turns=4, imagined=2, level=1, calls=2, form_before_call=True),
             rollout(0.0, turns=2, level=2, calls=1, form_before_call=False),
             rollout(1.0, turns=3, level=1, calls=3, form_before_call=False),
-            rollout(0.0, turns=0, stop=StopReason.ENVIRONMENT_TIMEOUT),
+            rollout(0.0, turns=0, stop=StopReason.ENVIRONMENT_TIMEOUT, calls="none"),
         ]
     )
     assert metrics["success"] == 0.5

@@ -104,7 +104,7 @@ class Trainer:
             policy_adapters=self.coupling.policy,
             world_model_adapters=self.coupling.world_model,
             predicted_tools=self.predicted_tools,
-            train_tasks=count_tasks(make_environment()) if config.internalise.rows else None,
+            train_tasks=count_tasks(self.environment) if config.internalise.rows else None,
             practice=Practice(self.codec, swap_names=world.swap_names, wording=world.wording),
             renaming=Renaming(tokenizer, chance=config.internalise.swap_names),
         )

@@ -34,7 +34,7 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     if by_level:
         metrics["success_by_level"] = {level: fmean(rewards) for level, rewards in sorted(by_level.items())}
     for key in MEASURES:
-        values = [float(rollout.info[key]) for rollout in rollouts if key in rollout.info]
+        values = [value for rollout in rollouts if isinstance(value := rollout.info.get(key), int | float)]
         if values:
             metrics[key] = fmean(values)
     stops = Counter(rollout.stop.value for rollout in rollouts)
