@@ -346,6 +346,12 @@ def test_a_shipped_environment_brings_its_arguments(tmp_path: Path):
 OLD = "env: {env}\nenv_args: {args}\nlevels:\n- 2\nworld_model:\n  predict: {predict}\n"
 
 
+@pytest.mark.parametrize("constant", [True, False])
+def test_with_a_constant_rate_a_longer_run_is_the_same_experiment(constant: bool):
+    short, long = (experiment(load_config([f"optimizer.constant={constant}", f"steps={steps}"])) for steps in (40, 80))
+    assert (short == long) == constant
+
+
 @pytest.mark.parametrize(
     ("env", "predict", "now"),
     [
