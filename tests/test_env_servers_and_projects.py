@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -111,6 +112,59 @@ def test_a_verl_rollout_that_runs_out_of_turns_is_scored_too(verl_project: Path)
     environment.reset(environment.tasks("train")[2])
     first, last = environment.step(call("add", a=1, b=1)), environment.step(call("add", a=2, b=40))
     assert (first.done, first.reward, last.done, last.reward) == (False, 0.0, True, 1.0)
+
+
+NOTES = """
+import json
+from pathlib import Path
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    given = {"solution": solution_str, "ground_truth": ground_truth, "num_turns": extra_info["num_turns"]}
+    Path(__file__).with_name("given.json").write_text(json.dumps(given))
+    return 0.5
+"""
+
+
+def given_to_score(project: Path, messages: list[str], *settings: str) -> tuple[list[Any], dict[str, Any]]:
+    """Play messages; return the results and what `compute_score` got."""
+    (project / "reward.py").write_text(NOTES)
+    environment = make(f"env=verl:{project}", *settings)
+    environment.reset(environment.tasks("train")[0])
+    results = [environment.step(message) for message in messages]
+    assert [result.done for result in results] == [False] * (len(messages) - 1) + [True]
+    return results, json.loads((project / "given.json").read_text())
+
+
+def test_the_score_of_a_verl_project_gets_all_messages_and_replies(verl_project: Path):
+    messages = [f"I think 42. {call('add', a=2, b=40)}", "Oops <tool_call>{", "It is 42."]
+    results, given = given_to_score(verl_project, messages)
+    texts = [messages[0], "42", messages[1], results[1].observation, messages[2]]
+    assert given["solution"] == "\n".join(texts)
+    assert given["num_turns"] == 6, "the prompt, three messages and two replies"
+
+
+@pytest.mark.parametrize("limit", ["max_assistant_turns", "max_mistakes"])
+def test_a_verl_rollout_that_ends_with_a_mistake_is_scored(limit: str, verl_project: Path):
+    results, given = given_to_score(verl_project, ["<tool_call>a", "<tool_call>b"], f"env_args.{limit}=2")
+    assert [result.reward for result in results] == [0.0, 0.5]
+    assert given["solution"].startswith("<tool_call>a\n")
+    assert given["num_turns"] == 5
+
+
+def test_a_verl_rollout_that_ends_with_a_call_counts_it(verl_project: Path):
+    _, given = given_to_score(verl_project, [call("add", a=2, b=40)], "env_args.max_assistant_turns=1")
+    assert given["num_turns"] == 3, "the prompt, the call and its reply"
+
+
+def test_ground_truth_of_a_verl_project_is_exact(verl_project: Path):
+    import pandas
+
+    exact = 0.12345678901234567
+    row = {"prompt": [{"role": "user", "content": "?"}], "reward_model": {"ground_truth": [exact]}}
+    pandas.DataFrame([row]).to_parquet(verl_project / "train.parquet")
+    _, given = given_to_score(verl_project, ["?"])
+    assert given["ground_truth"] == [exact]
 
 
 def test_a_wrong_answer_in_a_verl_project_is_0(verl_project: Path):

@@ -20,7 +20,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import jsonschema
@@ -99,6 +99,10 @@ class ForeignEnvironment(ABC):
         """Handle a message without a call: it ends the rollout."""
         return Reaction(observation="", done=True)
 
+    def conclude(self, message: str, reaction: Reaction) -> Reaction:
+        """Complete the reaction to any message; called after a mistake too."""
+        return reaction
+
     def tasks(self, split: str) -> Sequence[Any]:
         if split not in FIRST_SEED:
             raise UsageError(f"{self.spec} has no split {split!r}; it has {', '.join(FIRST_SEED)}")
@@ -119,27 +123,44 @@ class ForeignEnvironment(ABC):
     def step(self, message: str) -> StepResult:
         if self._phase != "playing":
             raise UsageError("step() needs a rollout that was reset and is not done.")
-        name = None
-        mistake = False
+        mistakes = self.mistakes
         try:
-            call = parse_tool_call(message)
-            if call is not None:
-                name = self._checked(call)
-            with self._own_state():
-                reaction = self.answer(message) if call is None else self.act(call)
-            self._calls += call is not None
-        except Mistake as error:
-            reaction, mistake = Reaction(observation=str(error)), True
-            self.mistakes += 1
+            tool, reaction = self._react(message)
+            if self.mistakes >= self.max_mistakes:
+                reaction = replace(reaction, done=True)
+            reaction = self.conclude(message, reaction)
         except LfoError:
             raise
         except Exception as error:
             raise EnvironmentFailed(f"{self.spec} raised {type(error).__name__}: {error}"[:500]) from error
-        done = reaction.done or self.mistakes >= self.max_mistakes
-        if done:
+        if reaction.done:
             self._phase = "done"
-        info = {"tool": name, "mistake": mistake, "mistakes": self.mistakes, "calls": self._calls}
-        return StepResult(observation=reaction.observation, reward=self._pay(reaction.reward), done=done, info=info)
+        return StepResult(
+            observation=reaction.observation,
+            reward=self._pay(reaction.reward),
+            done=reaction.done,
+            info={
+                "tool": tool,
+                "mistake": self.mistakes > mistakes,
+                "mistakes": self.mistakes,
+                "calls": self._calls,
+            },
+        )
+
+    def _react(self, message: str) -> tuple[str | None, Reaction]:
+        """Return the tool that a message calls, and the reaction to the message."""
+        tool = None
+        try:
+            call = parse_tool_call(message)
+            if call is not None:
+                tool = self._checked(call)
+            with self._own_state():
+                reaction = self.answer(message) if call is None else self.act(call)
+        except Mistake as error:
+            self.mistakes += 1
+            return tool, Reaction(observation=str(error))
+        self._calls += call is not None
+        return tool, reaction
 
     @contextlib.contextmanager
     def _own_state(self) -> Iterator[None]:

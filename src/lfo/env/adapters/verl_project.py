@@ -6,8 +6,9 @@ Python file with the reward function `compute_score` (`custom_reward_function.pa
 `env_args.tool_config=FILE`, `env_args.function_tools=FILE`, `env_args.reward=FILE`, `env_args.reward_name=NAME`.
 
 A rollout works as in verl's tool agent loop: `create`, `execute`, `release` for each call, with the state of a rollout
-in `agent_data.extra_fields`. A message without a call, or the last of `env_args.max_assistant_turns` (16), ends it, and
-`compute_score` gets the whole response. As in verl, rewards of single tool calls are not added.
+in `agent_data.extra_fields`. A message without a call, the last of `env_args.max_assistant_turns` (16) or the last of
+`env_args.max_mistakes` (8) ends it, and `compute_score` gets the whole response: all messages and replies. As in verl,
+rewards of single tool calls are not added.
 """
 
 from __future__ import annotations
@@ -17,15 +18,14 @@ import contextlib
 import functools
 import importlib.util
 import inspect
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pandas
+import pyarrow.parquet
 from verl.tools.function_tool import FunctionTool, normalize_function_tool_return
 from verl.tools.tool_registry import load_all_tools
 
@@ -69,7 +69,7 @@ class LibraryEnvironment(ForeignEnvironment):
         super().__init__(name, max_mistakes=max_mistakes, reward_range=reward_range)
         self._project = _opened(name, tool_config, function_tools, reward, reward_name)
         self._max_turns = max_assistant_turns
-        self._response: list[str] = []  # the whole response, for `compute_score`
+        self._turns: list[tuple[str, str]] = []  # messages and replies: the whole response, for `compute_score`
         self._state = SimpleNamespace(extra_fields={}, messages=[], tools_kwargs={})
         self._loop = asyncio.new_event_loop()
 
@@ -90,14 +90,13 @@ class LibraryEnvironment(ForeignEnvironment):
         return [Message(role=message["role"], content=str(message["content"])) for message in self._row["prompt"]]
 
     def act(self, call: ToolCall) -> Reaction:
-        reply = self._loop.run_until_complete(self._execute(call))
-        self._response += [json.dumps({"name": call.name, "arguments": dict(call.arguments)}), reply]
-        done = self._calls + self.mistakes + 1 >= self._max_turns
-        return Reaction(observation=reply, reward=self._score() if done else 0.0, done=done)
+        return Reaction(observation=self._loop.run_until_complete(self._execute(call)))
 
-    def answer(self, message: str) -> Reaction:
-        self._response.append(message)
-        return Reaction(observation="", reward=self._score(), done=True)
+    def conclude(self, message: str, reaction: Reaction) -> Reaction:
+        """Add a turn to the response, and score the response at its end."""
+        self._turns.append((message, reaction.observation))
+        done = reaction.done or len(self._turns) >= self._max_turns
+        return replace(reaction, reward=self._score() if done else 0.0, done=done)
 
     async def _execute(self, call: ToolCall) -> str:
         tool, arguments = self._project.tools[call.name], dict(call.arguments)
@@ -118,11 +117,12 @@ class LibraryEnvironment(ForeignEnvironment):
 
     def _score(self) -> float:
         row = self._row
+        num_turns = 1 + len(self._turns) + self._calls + self.mistakes  # as verl counts: prompt, messages, replies
         result = self._project.score(
             data_source=row.get("data_source"),
-            solution_str="\n".join(self._response),
+            solution_str="\n".join(text for turn in self._turns for text in turn if text),
             ground_truth=(row.get("reward_model") or {}).get("ground_truth"),
-            extra_info={**(row.get("extra_info") or {}), **self._state.extra_fields, "num_turns": self._calls},
+            extra_info={**(row.get("extra_info") or {}), **self._state.extra_fields, "num_turns": num_turns},
         )
         if inspect.isawaitable(result):
             result = self._loop.run_until_complete(result)
@@ -185,7 +185,7 @@ def _splits(folder: Path) -> dict[str, Sequence[Prompt]]:
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     try:
-        rows = json.loads(pandas.read_parquet(path).to_json(orient="records") or "[]")
+        rows = pyarrow.parquet.ParquetFile(path).read().to_pylist()
     except Exception as error:
         raise DataError(f"{path} is not a readable parquet file: {error}") from error
     for index, row in enumerate(rows):
