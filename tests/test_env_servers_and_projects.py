@@ -98,6 +98,8 @@ def test_a_verl_project_plays_unchanged(verl_project: Path):
     assert schema["function"]["name"] == "add"
     assert schema["function"]["parameters"]["required"] == ["a", "b"]
     assert [len(environment.tasks(split)) for split in ("train", "val")] == [4, 2]
+    with pytest.raises(UsageError, match="has no split 'test'; it has train, val"):
+        environment.tasks("test")
     opening = environment.reset(environment.tasks("train")[2])
     assert [(each.role, each.content) for each in opening] == [("user", "What is 2 + 40?")]
     assert environment.step(call("add", a=2, b=40)).observation == "42"
@@ -112,6 +114,15 @@ def test_a_verl_rollout_that_runs_out_of_turns_is_scored_too(verl_project: Path)
     environment.reset(environment.tasks("train")[2])
     first, last = environment.step(call("add", a=1, b=1)), environment.step(call("add", a=2, b=40))
     assert (first.done, first.reward, last.done, last.reward) == (False, 0.0, True, 1.0)
+
+
+def test_validation_in_a_verl_project_uses_no_data_for_tests(verl_project: Path):
+    shutil.copy(verl_project / "train.parquet", verl_project / "val.parquet")
+    environment = make(f"env=verl:{verl_project}")
+    numbers = {
+        split: [task.row["extra_info"]["index"] for task in environment.tasks(split)] for split in ("val", "test")
+    }
+    assert numbers == {"val": [0, 1, 2, 3], "test": [4, 5]}
 
 
 NOTES = """

@@ -1,9 +1,10 @@
 """An existing verl project, without changes: `env=verl:FOLDER`.
 
-The folder contains the inputs of verl: prompts as parquet (`train*.parquet`; `val*`, `test*` or `eval*.parquet`), a
-YAML file with `tools:` (verl's `tool_config_path`) or a Python file with `@function_tool` (`function_tool_path`), and a
-Python file with the reward function `compute_score` (`custom_reward_function.path`). They are found, or set by
-`env_args.tool_config=FILE`, `env_args.function_tools=FILE`, `env_args.reward=FILE`, `env_args.reward_name=NAME`.
+The folder contains the inputs of verl: prompts as parquet (`train*.parquet`; `val*`, `test*` or `eval*.parquet`, of
+which the first that exists is `val`), a YAML file with `tools:` (verl's `tool_config_path`) or a Python file with
+`@function_tool` (`function_tool_path`), and a Python file with the reward function `compute_score`
+(`custom_reward_function.path`). They are found, or set by `env_args.tool_config=FILE`, `env_args.function_tools=FILE`,
+`env_args.reward=FILE`, `env_args.reward_name=NAME`.
 
 A rollout works as in verl's tool agent loop: `create`, `execute`, `release` for each call, with the state of a rollout
 in `agent_data.extra_fields`. A message without a call, the last of `env_args.max_assistant_turns` (16) or the last of
@@ -33,7 +34,8 @@ from lfo.env.adapters.foreign import ForeignEnvironment, Reaction
 from lfo.errors import ConfigError, DataError, UsageError
 from lfo.types import Message, ToolCall
 
-NAMES_OF_SPLITS = {"train": ("train",), "val": ("val", "test", "eval")}
+# The files of a split have the first prefix that has any: data for tests must not select checkpoints.
+PREFIXES = {"train": ("train",), "val": ("val", "test", "eval"), "test": ("test",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,14 +175,17 @@ def _module_at(path: Path) -> Any:
 
 
 def _splits(folder: Path) -> dict[str, Sequence[Prompt]]:
-    splits = {}
-    for split, names in NAMES_OF_SPLITS.items():
-        files = sorted(path for path in folder.rglob("*.parquet") if path.name.startswith(names))
-        if not files:
-            raise ConfigError(f"env=verl:{folder} has no parquet file whose name begins with {' or '.join(names)}")
-        rows = [row for path in files for row in _rows(path)]
-        splits[split] = [Prompt(f"{split}-{index}", row) for index, row in enumerate(rows)]
-    return splits
+    files = sorted(folder.rglob("*.parquet"))
+    chosen: dict[str, list[Path]] = {}
+    for split, prefixes in PREFIXES.items():
+        of_prefixes = ([path for path in files if path.name.startswith(prefix)] for prefix in prefixes)
+        chosen[split] = next(filter(None, of_prefixes), [])
+        if not chosen[split] and split != "test":
+            raise ConfigError(f"env=verl:{folder} has no parquet file whose name begins with {' or '.join(prefixes)}")
+    if not chosen["test"] or chosen["test"] == chosen["val"]:
+        del chosen["test"]
+    rows = {split: [row for path in paths for row in _rows(path)] for split, paths in chosen.items()}
+    return {split: [Prompt(f"{split}-{index}", row) for index, row in enumerate(rows[split])] for split in rows}
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
