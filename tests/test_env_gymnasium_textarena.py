@@ -191,7 +191,7 @@ def test_reserved_words_stand_before_the_colon_and_classes_stay():
     [
         ("gymnazium:FrozenLake", "env=gymnazium:FrozenLake cannot be imported.*did you mean gymnasium?"),
         ("gymnazium:FrozenLake-v1", "one of gymnasium, textarena.* with a colon and a name.*did you mean gymnasium?"),
-        ("gymnasium:Nowhere-v0", "env=gymnasium:Nowhere-v0 cannot be made: Environment `Nowhere` doesn't exist"),
+        ("gymnasium:Nowhere-v0", "env=gymnasium:Nowhere-v0 cannot be made .*: Environment `Nowhere` doesn't exist"),
     ],
 )
 def test_a_name_that_leads_nowhere_is_one_sentence(env, words):
@@ -247,6 +247,38 @@ def test_legal_actions_stand_in_the_text_and_pictures_only_on_request():
     assert shown.reset(shown.tasks("train")[0])[1].content.endswith("x  C  C  C  C  C  C  C  C  C  C  T")
     taxi = make("env=gymnasium:Taxi-v4")
     assert "\nLegal actions: " in taxi.reset(taxi.tasks("train")[0])[1].content
+
+
+OWN_ENVIRONMENT = """
+import gymnasium
+
+
+class Own(gymnasium.Env):
+    action_space = observation_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self):
+        pass
+
+    def reset(self, seed=None, options=None):
+        return 1, {}
+
+
+gymnasium.register("lfo-tests/Own-v0", entry_point=Own)
+"""
+
+
+def test_an_own_environment_in_the_current_folder_is_opened(tmp_path, monkeypatch):
+    (tmp_path / "own_gymnasium_environment.py").write_text(OWN_ENVIRONMENT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    environment = make("env=gymnasium:own_gymnasium_environment:lfo-tests/Own-v0")
+    assert environment.reset(environment.tasks("train")[0])[1].content == "Observation: 1"
+
+
+def test_an_argument_that_an_environment_refuses_is_one_sentence():
+    words = r"env=gymnasium:FrozenLake-v1 cannot be made with env_args=\{'map_name': '9x9'\}: KeyError: '9x9'"
+    with pytest.raises(ConfigError, match=words):
+        make("env=gymnasium:FrozenLake-v1", "env_args.map_name=9x9")
 
 
 SPACE = spaces.Dict(

@@ -2,6 +2,7 @@
 
 The only tool is `act`: the action space becomes its schema, and observations become text. If an environment names the
 legal actions (`action_mask`), each reply lists them. `env_args` go to `gymnasium.make`: `env_args.is_slippery=false`.
+An ID may name the module that registers it, also one in the current folder: `env=gymnasium:my_module:Name-v0`.
 With `env_args.render=true` the reply also contains the picture of `render_mode="ansi"`; it may show more than the
 observation, so it is off by default.
 """
@@ -16,6 +17,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from lfo.env.adapters import find_modules_here
 from lfo.env.adapters.foreign import ForeignEnvironment, Reaction, SeededTask, one_tool, system_message
 from lfo.errors import ConfigError
 from lfo.protocol.hermes import Mistake
@@ -44,10 +46,16 @@ class LibraryEnvironment(ForeignEnvironment):
         super().__init__(
             name, train_tasks=train_tasks, val_tasks=val_tasks, max_mistakes=max_mistakes, reward_range=reward_range
         )
+        find_modules_here()  # an ID may name its module, as in `module:Name-v0`
+        if render:
+            options["render_mode"] = "ansi"
         try:
-            self._game = gymnasium.make(name, render_mode="ansi" if render else None, **options)
-        except gymnasium.error.Error as error:
-            raise ConfigError(f"env={self.spec} cannot be made: {str(error).splitlines()[0]}") from error
+            self._game = gymnasium.make(name, **options)
+        except Exception as error:
+            reason = (str(error).strip().splitlines() or ["no message"])[0]
+            raise ConfigError(
+                f"env={self.spec} cannot be made with env_args={options}: {type(error).__name__}: {reason}"
+            ) from error
         self._render = render
         self._actions, self._observations = self._game.action_space, self._game.observation_space
         self._meanings = _meanings(self._game.unwrapped, self._actions)

@@ -13,11 +13,9 @@ import asyncio
 import functools
 import json
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import verifiers  # pyright: ignore[reportMissingImports]
@@ -25,6 +23,7 @@ from verifiers.clients import Client  # pyright: ignore[reportMissingImports]
 from verifiers.types import Response, ResponseMessage  # pyright: ignore[reportMissingImports]
 from verifiers.types import ToolCall as TheirCall  # pyright: ignore[reportMissingImports]
 
+from lfo.env.adapters import find_modules_here
 from lfo.env.adapters.foreign import ForeignEnvironment, Reaction, one_tool
 from lfo.errors import ConfigError, EnvironmentFailed, UsageError
 from lfo.types import Message, ToolCall
@@ -128,9 +127,7 @@ _NoClient = type("_NoClient", (Client,), dict.fromkeys(Client.__abstractmethods_
 @functools.cache
 def _loaded(name: str, options: str) -> Any:
     """Load an environment once: it has data and tools, but no state of a rollout."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    find_modules_here()
     signals = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         library = verifiers.load_environment(name, **json.loads(options))
