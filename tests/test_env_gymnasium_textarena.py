@@ -6,6 +6,8 @@ import json
 import os
 import random
 import sys
+from enum import Enum
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from gymnasium import spaces
 from lfo.config import load_config
 from lfo.env.adapters import adapter_word
 from lfo.env.adapters.foreign import ForeignEnvironment, GlobalState, Reaction, one_tool, refuse_bad_arguments
-from lfo.env.adapters.gymnasium_env import schema_of, value_of, words_of
+from lfo.env.adapters.gymnasium_env import _meanings, schema_of, value_of, words_of
 from lfo.errors import ConfigError, EnvironmentFailed, UsageError
 from lfo.loading import environment_factory, naming_environment
 from lfo.protocol.hermes import Mistake, format_tool_call
@@ -279,6 +281,24 @@ def test_an_argument_that_an_environment_refuses_is_one_sentence():
     words = r"env=gymnasium:FrozenLake-v1 cannot be made with env_args=\{'map_name': '9x9'\}: KeyError: '9x9'"
     with pytest.raises(ConfigError, match=words):
         make("env=gymnasium:FrozenLake-v1", "env_args.map_name=9x9")
+
+
+Ways = Enum("Ways", {"left": 0, "right": 1, "forward": 2, "toggle": 3, "drop": 4})
+
+
+@pytest.mark.parametrize(
+    ("game", "space", "named"),
+    [
+        ({"actions": Ways}, spaces.Discrete(3), {"left": 0, "right": 1, "forward": 2}),
+        ({"actions": Ways}, spaces.Discrete(7), {}),
+        ({"actions": Enum("Words", {"left": "l", "right": "r"})}, spaces.Discrete(2), {}),
+        ({"actions": 4}, spaces.Discrete(4), {}),
+        ({"get_action_meanings": lambda: ["NOOP", "FIRE"]}, spaces.Discrete(2, start=5), {"noop": 5, "fire": 6}),
+        ({"get_action_meanings": lambda: ["NOOP", "NOOP"]}, spaces.Discrete(2), {}),
+    ],
+)
+def test_actions_have_names_only_if_the_names_cover_the_space(game, space, named):
+    assert _meanings(SimpleNamespace(**game), space) == named
 
 
 SPACE = spaces.Dict(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 import gymnasium
@@ -202,14 +203,18 @@ def _bounds(space: spaces.Space[Any]) -> tuple[Any, Any]:
 
 
 def _meanings(game: Any, actions: spaces.Space[Any]) -> dict[str, int]:
-    """Return the names of the actions, if the environment has them in one of the two usual ways."""
+    """Return the names of the actions, if the environment names all of them in one of the two usual ways."""
     if not isinstance(actions, spaces.Discrete):
         return {}
-    meanings: Any = getattr(game, "get_action_meanings", None)
+    meanings, kinds = getattr(game, "get_action_meanings", None), getattr(game, "actions", None)
+    named: dict[str, Any] = {}
     if callable(meanings):
-        names: Any = meanings()
-        return {str(name).lower(): index for index, name in enumerate(names)}
-    return {each.name: int(each.value) for each in getattr(game, "actions", ()) if hasattr(each, "name")}
+        words: Any = meanings()
+        named = {str(word).lower(): int(actions.start) + index for index, word in enumerate(words)}
+    elif isinstance(kinds, type) and issubclass(kinds, Enum):
+        named = {each.name: each.value for each in kinds}
+    named = {name: int(number) for name, number in named.items() if actions.contains(number)}
+    return named if len(set(named.values())) == actions.n else {}
 
 
 def _plain(text: str) -> str:
