@@ -306,9 +306,25 @@ def test_bad_tools_are_refused_when_the_class_is_made() -> None:
         """Doc."""
         return ""
 
-    for method in (no_docstring, no_hint, odd_hint, no_text, any_number):
-        with pytest.raises(TypeError, match="tool broken"):
+    def without_name(self: Any, x: str, /) -> str:
+        """Doc."""
+        return ""
+
+    for method in (no_docstring, no_hint, odd_hint, no_text, any_number, without_name):
+        with pytest.raises(TypeError, match="class Broken: tool broken"):
             type("Broken", (Counter,), {"broken": tool(method)})  # type: ignore[type-var]
+
+
+def test_unknown_placeholders_stay_in_a_description() -> None:
+    class Web(Counter):
+        @tool
+        def get(self, path: str) -> str:
+            """Get a page, such as /users/{id}; {limit}."""
+            return path
+
+    assert (
+        Web().tools()[-1]["function"]["description"] == "Get a page, such as /users/{id}; 1 or 2 {not a placeholder}."
+    )
 
 
 # --- rollouts ----------------------------------------------------------------------------------------------------

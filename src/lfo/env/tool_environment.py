@@ -72,8 +72,8 @@ def tool(method: Method) -> Method:
     """Make a typed method a tool; the model reads its docstring.
 
     The first paragraph describes the tool. A later line `argument: text`, with the indented lines below it, describes
-    an argument. `ToolEnvironment.tool_text` fills `{placeholders}`. Arguments may be str, int, float, bool, list[str],
-    dict[str, str] or a Literal of strings, with or without default.
+    an argument. `ToolEnvironment.tool_text` fills the `{placeholders}` that it names; others stay. Arguments may be
+    str, int, float, bool, list[str], dict[str, str] or a Literal of strings, with or without default.
     """
     method.__dict__["is_tool"] = True
     return method
@@ -198,15 +198,21 @@ class ToolEnvironment(ABC):
         super().__init_subclass__(**options)
         names = dict.fromkeys(name for base in reversed(cls.__mro__) for name in vars(base))
         methods = {name: getattr(cls, name, None) for name in names}
-        cls._tools = {
-            name: _build_tool(name, method)
-            for name, method in methods.items()
-            if inspect.isfunction(method) and method.__dict__.get("is_tool")
-        }
+        try:
+            cls._tools = {
+                name: _build_tool(name, method)
+                for name, method in methods.items()
+                if inspect.isfunction(method) and method.__dict__.get("is_tool")
+            }
+        except TypeError as error:
+            raise TypeError(f"class {cls.__name__}: {error}") from None
 
     def _no_such_tool(self, name: str) -> str:
         nearest = difflib.get_close_matches(name[:MAX_QUOTE_CHARS], self._tools, n=1, cutoff=0.0)
         return f"There is no tool {quote(name)}" + (f"; did you mean {nearest[0]}?" if nearest else ".")
+
+
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def _build_tool(name: str, method: Callable[..., str]) -> _Tool:
@@ -220,7 +226,7 @@ def _build_tool(name: str, method: Callable[..., str]) -> _Tool:
     properties: dict[str, Any] = {}
     required: list[str] = []
     for parameter in list(inspect.signature(method).parameters.values())[1:]:  # without self
-        if parameter.name not in hints or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        if parameter.name not in hints or parameter.kind not in _BY_NAME:  # calls name their arguments
             raise TypeError(f"tool {name}: parameter {parameter.name} must be a named one with a type hint")
         schema, problems[parameter.name] = _read_hint(name, parameter.name, hints[parameter.name])
         if parameter.name in descriptions:
@@ -264,7 +270,8 @@ def _read_hint(tool_name: str, parameter: str, hint: Any) -> tuple[dict[str, Any
     for known, schema, problem in _HINTS:
         if hint == known:
             return dict(schema), problem
-    raise TypeError(f"tool {tool_name}: parameter {parameter} has a type hint that is not supported: {hint}")
+    supported = "str, int, float, bool, list[str], dict[str, str] and a Literal of strings"
+    raise TypeError(f"tool {tool_name}: parameter {parameter} has the type hint {hint}; supported are {supported}")
 
 
 _TOO_LONG = f"contains more than {MAX_ARGUMENT_CHARS} characters in one string"
@@ -312,7 +319,7 @@ def _fill(value: Any, texts: Mapping[str, str]) -> Any:
     """Return a deep copy of a schema with filled placeholders."""
     if isinstance(value, dict):
         return {
-            key: _PLACEHOLDER.sub(lambda match: texts[match[1]], item)
+            key: _PLACEHOLDER.sub(lambda match: texts.get(match[1], match[0]), item)
             if key == "description" and isinstance(item, str)
             else _fill(item, texts)
             for key, item in value.items()
