@@ -139,6 +139,31 @@ def test_a_bad_setting_is_exit_2_and_one_sentence(settings, words, tmp_path: Pat
     assert out == ""
 
 
+ODD_TOOL = """
+from lfo.env.tool_environment import ToolEnvironment, tool
+
+class World(ToolEnvironment):
+    @tool
+    def look(self, where: set[str]) -> str:
+        'Look.'
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "code", "words"),
+    [
+        ("odd_hint", ODD_TOOL, r"TypeError: class World: tool look: .* set\[str\]; supported are str, int"),
+        ("odd_name", "import sys; sys.nowhere", "AttributeError: module 'sys' has no attribute 'nowhere'"),
+        ("odd_syntax", "class World(", "SyntaxError: "),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_a_config_error(module, code, words, tmp_path: Path, monkeypatch):
+    (tmp_path / f"{module}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=f"env={module}:World cannot be imported: {words}"):
+        environment_factory(load_config([f"env={module}:World"]))
+
+
 def test_the_embedded_base_is_a_name_of_its_own_and_folders_are_folders(tmp_path: Path):
     assert (Path(model_source("tiny")) / "config.json").is_file()
     assert model_source("Qwen/Qwen3-8B") == "Qwen/Qwen3-8B"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
-import sys
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -16,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from transformers.utils.logging import disable_progress_bar
 
 from lfo.config import SHIPPED_ENVIRONMENTS, RunConfig
-from lfo.env.adapters import ADAPTERS, adapter_class, adapter_word
+from lfo.env.adapters import ADAPTERS, adapter_class, adapter_word, find_modules_here
 from lfo.env.interface import Environment, EnvironmentFactory
 from lfo.env.shipped import SHIPPED
 from lfo.errors import ConfigError
@@ -122,13 +121,16 @@ def _adapter_arguments(name: str) -> tuple[str, ...]:
 
 def _class_named(name: str) -> Any:
     module, _, attribute = name.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:  # for the script `lfo`, sys.path starts with its own folder, not the current one
-        sys.path.insert(0, here)
+    find_modules_here()
     try:
-        return getattr(importlib.import_module(module), attribute)
+        imported = importlib.import_module(module)
     except ImportError as error:
         hint = did_you_mean(module, tuple(ADAPTERS))
         raise ConfigError(f"env={name} cannot be imported: {error}{hint}") from error
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or ["no message"])[0]
+        raise ConfigError(f"env={name} cannot be imported: {type(error).__name__}: {reason}") from error
+    try:
+        return getattr(imported, attribute)
     except AttributeError:
         raise ConfigError(f"env={name}: the module {module} has no {attribute}") from None

@@ -48,7 +48,7 @@ def adapter_class(env: str) -> Any:
 
 
 def find_modules_here() -> None:
-    """Let libraries import modules of the current folder: for the script `lfo`, sys.path starts with its own folder."""
+    """Allow imports from the current folder: for the script `lfo`, sys.path starts with its own folder."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
