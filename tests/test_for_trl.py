@@ -66,7 +66,7 @@ def test_optional_arguments_are_left_out_and_bad_ones_answered():
             return OracleCodes().reset(task)
 
         @tool
-        def light(self, lamp: str, colour: str = "red") -> str:
+        def light(self, lamp: str, colour: str = "red", watts: int | None = None) -> str:
             """Light a lamp.
 
             lamp: which
@@ -84,6 +84,7 @@ def test_optional_arguments_are_left_out_and_bad_ones_answered():
     environment.reset(**trl_rows(Lamp, count=1)[0])
     assert environment.light(lamp="left") == "left red"
     assert environment.light(lamp="left", colour="blue") == "left blue"
+    assert environment.light.__annotations__["watts"] is int
     assert environment.light(lamp=7) == "Argument lamp of light must be a string."
 
 

@@ -6,7 +6,7 @@ import json
 import timeit
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Optional
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -313,6 +313,21 @@ def test_bad_tools_are_refused_when_the_class_is_made() -> None:
     for method in (no_docstring, no_hint, odd_hint, no_text, any_number, without_name):
         with pytest.raises(TypeError, match="class Broken: tool broken"):
             type("Broken", (Counter,), {"broken": tool(method)})  # type: ignore[type-var]
+
+
+def test_an_argument_may_be_null_if_its_hint_says_so() -> None:
+    class Web(Counter):
+        @tool
+        def get(self, path: str | None, depth: Optional[int] = None) -> str:  # noqa: UP045 - both ways to write it
+            """Get a page."""
+            return f"{path} {depth}"
+
+    web = Web()
+    properties = web.tools()[-1]["function"]["parameters"]["properties"]
+    assert properties["path"] == {"anyOf": [{"type": "string"}, {"type": "null"}]}
+    web.reset(web.tasks("train")[0])
+    assert web.step(call("get", path=None, depth=2)).observation == "None 2"
+    assert web.step(call("get", path=3)).observation == "Argument path of get must be a string."
 
 
 def test_unknown_placeholders_stay_in_a_description() -> None:

@@ -115,6 +115,7 @@ def _method(tool: Mapping[str, Any]) -> Any:
 
 
 def _hint(schema: Mapping[str, Any]) -> Any:
+    schema = next((part for part in schema.get("anyOf", ()) if part.get("type") != "null"), schema)
     if choices := schema.get("enum"):
         return Literal[tuple(choices)]
     kind = schema.get("type", "string")

@@ -33,6 +33,7 @@ import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, TypeVar
 
 from lfo.errors import UsageError
@@ -73,7 +74,7 @@ def tool(method: Method) -> Method:
 
     The first paragraph describes the tool. A later line `argument: text`, with the indented lines below it, describes
     an argument. `ToolEnvironment.tool_text` fills the `{placeholders}` that it names; others stay. Arguments may be
-    str, int, float, bool, list[str], dict[str, str] or a Literal of strings, with or without default.
+    str, int, float, bool, list[str], dict[str, str] or a Literal of strings, also `| None`, and may have a default.
     """
     method.__dict__["is_tool"] = True
     return method
@@ -267,10 +268,14 @@ def _read_hint(tool_name: str, parameter: str, hint: Any) -> tuple[dict[str, Any
             {"type": "string", "enum": list(choices)},
             lambda value: None if type(value) is str and value in choices else words,
         )
+    parts = [part for part in typing.get_args(hint) if part is not NoneType]
+    if typing.get_origin(hint) in (UnionType, typing.Union) and len(parts) == 1:  # X | None
+        schema, problem_of = _read_hint(tool_name, parameter, parts[0])
+        return {"anyOf": [schema, {"type": "null"}]}, lambda value: None if value is None else problem_of(value)
     for known, schema, problem in _HINTS:
         if hint == known:
             return dict(schema), problem
-    supported = "str, int, float, bool, list[str], dict[str, str] and a Literal of strings"
+    supported = "str, int, float, bool, list[str], dict[str, str], a Literal of strings, and each | None"
     raise TypeError(f"tool {tool_name}: parameter {parameter} has the type hint {hint}; supported are {supported}")
 
 
