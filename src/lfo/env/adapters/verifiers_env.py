@@ -4,7 +4,7 @@ NAME is an argument of `verifiers.load_environment`: an installed environment pa
 with a function `load_environment`. The tools of a `ToolEnv` stay tools, and a message without a call is the final
 answer; any other environment has the only tool `say(text)`. A rollout uses verifiers' own turns, stop conditions and
 rubric, and the rubric gives the reward at the end. Tasks are rows of the environment's data: `train` is its dataset,
-`val` its evaluation set, or the last fifth of the dataset if it has none. `env_args` go to the environment.
+`val` its evaluation set, or every fifth row of the dataset if it has none. `env_args` go to the environment.
 """
 
 from __future__ import annotations
@@ -150,8 +150,9 @@ def _splits(library: Any) -> dict[str, list[DatasetRow]]:
         rows = list(library.get_dataset())
         held_out = list(library.get_eval_dataset()) if library.eval_dataset is not None else []
         if not held_out and len(rows) > 1:
-            held_out = rows[HELD_OUT - 1 :: HELD_OUT] or rows[-1:]
-            rows = [row for row in rows if row not in held_out]
+            places = range(HELD_OUT - 1, len(rows), HELD_OUT) or (len(rows) - 1,)
+            held_out = [rows[place] for place in places]
+            rows = [row for place, row in enumerate(rows) if place not in places]
         splits = {"train": rows, "val": held_out or rows}
         _SPLITS[id(library)] = {
             split: [DatasetRow(f"{split}-{index}", row) for index, row in enumerate(each)]
