@@ -189,7 +189,7 @@ def test_a_wrong_answer_in_a_verl_project_is_0(verl_project: Path):
     [
         ("reward.py", "has no Python file with the reward function compute_score"),
         ("tool_config.yaml", "neither a YAML file with tools: nor a Python file with @function_tool"),
-        ("test.parquet", "no parquet file whose name begins with val or test or eval"),
+        ("test.parquet", "no parquet file whose name begins with val or eval or test"),
     ],
 )
 def test_an_incomplete_verl_project_is_one_sentence(missing: str, words: str, verl_project: Path):

@@ -1,6 +1,6 @@
 """An existing verl project, without changes: `env=verl:FOLDER`.
 
-The folder contains the inputs of verl: prompts as parquet (`train*.parquet`; `val*`, `test*` or `eval*.parquet`, of
+The folder contains the inputs of verl: prompts as parquet (`train*.parquet`; `val*`, `eval*` or `test*.parquet`, of
 which the first that exists is `val`), a YAML file with `tools:` (verl's `tool_config_path`) or a Python file with
 `@function_tool` (`function_tool_path`), and a Python file with the reward function `compute_score`
 (`custom_reward_function.path`). They are found, or set by `env_args.tool_config=FILE`, `env_args.function_tools=FILE`,
@@ -35,7 +35,7 @@ from lfo.errors import ConfigError, DataError, UsageError
 from lfo.types import Message, ToolCall
 
 # The files of a split have the first prefix that has any: data for tests must not select checkpoints.
-PREFIXES = {"train": ("train",), "val": ("val", "test", "eval"), "test": ("test",)}
+PREFIXES = {"train": ("train",), "val": ("val", "eval", "test"), "test": ("test",)}
 
 
 @dataclass(frozen=True, slots=True)
