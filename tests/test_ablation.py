@@ -60,6 +60,22 @@ def test_a_study_of_another_world_asks_for_none_of_this_ones_splits():
         assert load_config(_defaults(here)).eval.splits == ("val", "test_unseen_companies")
 
 
+def test_a_file_keeps_its_settings_and_gets_the_defaults_that_it_lacks(tmp_path: Path):
+    def config(text: str, *overrides: str):
+        (tmp_path / "config.yaml").write_text(text)
+        given = (f"config={tmp_path / 'config.yaml'}", *overrides)
+        return load_config((*_defaults(given), *given))
+
+    full = config("preset: default\nsteps: 7\nenv_args: {levels: [3]}\neval: {every: 4, splits: [val]}")
+    assert (full.preset, full.steps, full.env_args["levels"]) == ("default", 7, [3])
+    assert (full.eval.every, full.eval.splits) == (4, ("val",))
+    assert config("steps: 7", "steps=9").steps == 9
+    short = config("levels: [3]")
+    assert (short.preset, short.steps, short.env_args["levels"]) == ("tiny", 60, [3])
+    assert short.eval.splits == ("val", "test_unseen_companies")
+    assert config("env: world:World").env_args == {}
+
+
 def test_a_value_may_stand_for_several_settings():
     def config(study: str, value: str):
         return load_config(overrides_of(study, Cell(value=value, seed=3, run=""), BASE))

@@ -25,7 +25,7 @@ from lfo.errors import DataError, WorkError
 if TYPE_CHECKING:
     from lfo.evaluation.ablation import Cell
 
-SETTINGS = ("preset=tiny", "eval.every=10")
+SETTINGS = ("preset=tiny", "steps=60", "eval.every=10")
 PHONE_CALLS = ("levels=2", "eval.splits=val,test_unseen_companies")  # defaults that other environments do not have
 MAX_ERROR = 300  # characters of the error of a failed run
 
@@ -43,7 +43,7 @@ def ablate(
     values: Annotated[str | None, typer.Option(metavar="A,B,...", help="Values to try instead of all: 0,0.5,1")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each value, with seeds 0, 1, ...")] = 3,
     jobs: Annotated[int, typer.Option(min=1, help="Runs in parallel.")] = 2,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of each run.")] = 60,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of each run; else those of config=, or 60.")] = None,
     output_dir: Annotated[Path, typer.Option(metavar="DIR", help="Folder of all studies.")] = Path("runs/ablations"),
     as_json: Json = False,
 ) -> None:
@@ -53,7 +53,8 @@ def ablate(
     folder = output_dir / study
     cells = ablation.grid(study, None if values is None else values.split(","), seeds)
     cells += ablation.done_before(folder, cells)
-    grid = _Grid(study, folder, cells, (*_defaults(overrides or ()), f"steps={steps}", *(overrides or ())))
+    given = (*(() if steps is None else (f"steps={steps}",)), *(overrides or ()))
+    grid = _Grid(study, folder, cells, (*_defaults(given), *given))
     try:
         grid.train(jobs)
     except KeyboardInterrupt:
@@ -72,9 +73,21 @@ def ablate(
 
 
 def _defaults(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the default overrides of a cell, for what the user did not set."""
-    elsewhere = any(each.startswith("env=") and each != "env=phone-calls" for each in overrides)
-    return SETTINGS if elsewhere else (*SETTINGS, *PHONE_CALLS)
+    """Return the default overrides of a cell, for what neither the command line nor a file of `config=` sets."""
+    from lfo.config import load_config
+    from lfo.settings import dotted, read_yaml
+
+    given: set[str] = set()
+    for name, _, value in (each.partition("=") for each in overrides):
+        given |= {key for key, _ in dotted(read_yaml(Path(value)))} if name == "config" else {name}
+    given |= {name.removeprefix("env_args.") for name in given}  # `levels` is short for `env_args.levels`
+
+    def missing(defaults: Sequence[str]) -> tuple[str, ...]:
+        return tuple(each for each in defaults if each.partition("=")[0] not in given)
+
+    settings = missing(SETTINGS)
+    is_phone_calls = load_config((*settings, *overrides)).env == "phone-calls"
+    return (*settings, *missing(PHONE_CALLS)) if is_phone_calls else settings
 
 
 class _Grid:
