@@ -62,9 +62,10 @@ def main() -> None:
     for line in (Path(options.output_dir) / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         if "eval/val/success" in row:
+            right = row.get("eval/val/lookahead_accuracy")  # None if nothing was imagined
             print(
                 f"{row['tasks_seen']:10}  {row['eval/val/success']:4.0%}   "
-                f"{row['eval/test_unseen_oracles/success']:14.0%}   {row['eval/val/lookahead_accuracy']:16.0%}"
+                f"{row['eval/test_unseen_oracles/success']:14.0%}   {'-' if right is None else f'{right:.0%}':>16}"
             )
 
 
