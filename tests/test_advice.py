@@ -15,6 +15,7 @@ from lfo.evaluation.correlation import LOOKAHEAD, VAL
 DUAL = load_config(["preset=tiny"])
 SHARED = load_config(["preset=tiny", "coupling=shared"])
 DAPO = load_config(["preset=tiny", "algo=dapo"])
+INTERNALISED = load_config(["preset=tiny", "algo=internalise"])
 MEANING = "world_model_eval/semantic_accuracy"
 
 
@@ -165,6 +166,13 @@ def test_a_policy_that_is_certain_and_wrong_has_collapsed():
 def test_a_policy_that_is_certain_and_right_has_not():
     assert names(changed({VAL: 0.85}, entropy=0.004)) == []
     assert names(changed({VAL: 0.19}, entropy=0.05)) == []
+
+
+def test_a_policy_that_is_to_act_alone_is_judged_alone():
+    trouble = only(changed({VAL: 0.85, BLIND: 0.19}, entropy=0.004), INTERNALISED)
+    assert trouble.name == "entropy collapse"
+    assert "at 19% success" in trouble.figure
+    assert names(changed({VAL: 0.19, BLIND: 0.85}, entropy=0.004), INTERNALISED) == []
 
 
 # World model

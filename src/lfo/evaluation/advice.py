@@ -89,8 +89,13 @@ class _Run:
         return sum(each.get(name, 0) for each in stops for name in reasons), sum(sum(each.values()) for each in stops)
 
     @property
+    def judged_by(self) -> str:
+        """The metric of success on val, as the trained policy acts: with look-ahead or alone."""
+        return f"{VAL}_blind" if self.config.leaves_policy_alone else VAL
+
+    @property
     def val(self) -> list[float]:
-        return _numbers(self.rows, VAL)
+        return _numbers(self.rows, self.judged_by)
 
     @property
     def success(self) -> float:
@@ -255,9 +260,8 @@ def _weight_too_high(run: _Run) -> Trouble | None:
 
 
 def _success_lost(run: _Run) -> Trouble | None:
-    judged_by = f"{VAL}_blind" if run.config.leaves_policy_alone else VAL
-    evaluations = [row for row in run.training if _numbers([row], judged_by)]
-    before, lately = (_numbers(rows, judged_by) for rows in (evaluations[:-LATELY], evaluations[-LATELY:]))
+    evaluations = [row for row in run.training if _numbers([row], run.judged_by)]
+    before, lately = (_numbers(rows, run.judged_by) for rows in (evaluations[:-LATELY], evaluations[-LATELY:]))
     if not run.learns_policy or not before:
         return None
     best, tasks = max(before), evaluated_tasks(evaluations[-1], at_most=run.config.eval.tasks)
