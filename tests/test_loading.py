@@ -240,6 +240,25 @@ def test_a_module_in_the_current_folder_is_found(tmp_path: Path, monkeypatch):
     assert isinstance(environment_factory(config)(), OracleCodes)
 
 
+def test_what_an_environment_prints_while_it_is_made_is_no_output_of_ours(tmp_path: Path, monkeypatch, capsys):
+    (tmp_path / "loud_world.py").write_text(
+        "from lfo.env.oracle import OracleCodes\n"
+        "print('imported')\n"
+        "class Loud(OracleCodes):\n"
+        "    def __init__(self, seed: int = 0):\n"
+        "        print('made')\n"
+        "        super().__init__(seed=seed)\n"
+    )
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    config = load_config(["env=loud_world:Loud", "env_args.seed=7"])
+    make_environment = environment_factory(config)
+    assert make_environment().seed == 7  # type: ignore[attr-defined]
+    assert naming_environment(config, make_environment) == config
+    out, err = capsys.readouterr()
+    assert (out, err.splitlines()[:3]) == ("", ["imported", "made", "made"])
+
+
 def test_a_gpu_that_is_not_there_is_a_config_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert pick_device("auto") == torch.device("cpu")

@@ -17,6 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 from lfo.config import SHIPPED_ENVIRONMENTS, RunConfig
 from lfo.env.adapters import ADAPTERS, adapter_class, adapter_word, find_modules_here
 from lfo.env.interface import Environment, EnvironmentFactory
+from lfo.env.output import redirected_stdout
 from lfo.env.shipped import SHIPPED
 from lfo.errors import ConfigError
 from lfo.model import catalog
@@ -76,7 +77,7 @@ def pick_device(name: str) -> torch.device:
 
 def environment_factory(config: RunConfig) -> EnvironmentFactory:
     """Return a factory that makes one environment for each rollout."""
-    make_environment = partial(_class_of(config.env), *_adapter_arguments(config.env), **config.env_args)
+    make_environment = _QuietFactory(_class_of(config.env), *_adapter_arguments(config.env), **config.env_args)
     try:
         environment = make_environment()
     except TypeError as error:
@@ -108,10 +109,19 @@ def naming_environment(config: RunConfig, make_environment: EnvironmentFactory) 
     return config if named == config else named
 
 
+class _QuietFactory(partial[Any]):
+    """A factory whose environments print to stderr while they are made: stdout is for our own result."""
+
+    def __call__(self) -> Any:
+        with redirected_stdout(sys.stderr):
+            return super().__call__()
+
+
 def _class_of(name: str) -> Any:
     if name in SHIPPED:
         return SHIPPED[name].made_by
-    return adapter_class(name) if adapter_word(name) else _class_named(name)
+    with redirected_stdout(sys.stderr):  # modules may print while they are imported
+        return adapter_class(name) if adapter_word(name) else _class_named(name)
 
 
 def _adapter_arguments(name: str) -> tuple[str, ...]:
