@@ -346,7 +346,8 @@ def test_which_replies_are_worth_predicting():
     assert rows["echo"]["verdict"] == "no: replies only repeat the transcript"
     assert rows["dice"]["verdict"] == "unclear: earlier replies do not help to predict it"
     assert (rows["law"]["replies"], rows["law"]["distinct"], rows["law"]["constant"]) == (60, 3, pytest.approx(1 / 3))
-    few = predictability(rollouts[:10])["tools"]["law"]
+    assert predictability(rollouts[:20])["worth_predicting"] == ["law"]
+    few = predictability(rollouts[:19])["tools"]["law"]
     assert few["verdict"] == "unknown: fewer than 20 replies"
 
 

@@ -25,9 +25,9 @@ from lfo.types import Rollout
 CONSTANT = 0.9  # with a more frequent reply there is nothing to learn
 NEW = 0.05  # of a reply's words, at least
 GAIN = 0.05  # of the reply store over the most frequent reply, at least
-FEWEST = 20  # replies needed for a verdict
+BATCH = 10  # calls that the reply store answers at once, before it stores their replies
+FEWEST = 2 * BATCH  # replies needed for a verdict: those of the first batch are not predicted
 MOST = 500  # replies of a tool that are predicted; the others are only counted
-BATCH = 25  # calls that the reply store answers at once, before it stores their replies
 _WORD = re.compile(r"\w+")
 
 
