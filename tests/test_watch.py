@@ -105,6 +105,19 @@ def test_runs_may_begin_later_and_a_row_may_be_half_written(tmp_path: Path):
     assert live_page.news(0)["problems"] == []
 
 
+def test_the_end_of_a_cell_is_told_also_if_its_run_has_not_changed_since(tmp_path: Path):
+    def failed(status: str) -> list[str]:
+        cell = {"value": "0", "seed": 0, "run": "0-s0", "status": status, "error": ""}
+        content = {"study": "weight", "setting": "world_model.weight", "cells": [cell]}
+        (tmp_path / "ablation.json").write_text(json.dumps(content))
+        return live_page.news(0)["ablations"][0]["failed"]
+
+    write_run(tmp_path / "0-s0", steps=20)
+    live_page = LivePage([tmp_path], every=0)
+    assert failed("missing") == ["world_model.weight=0, seed 0: not run yet"]
+    assert failed("done") == []
+
+
 def test_watching_changes_nothing(tmp_path: Path):
     def everything() -> dict[str, tuple[int, int]]:
         return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in tmp_path.rglob("*")}

@@ -63,7 +63,7 @@ class LivePage:
 
     def _look(self) -> None:
         found = self._find()
-        seen = [(path, *map(_stamp, _growing(path))) for path in found.runs], found.problems
+        seen = [(path, *map(_stamp, _growing(path))) for path in found.runs], found.studies, found.problems
         if seen != self._seen:
             self._records = [read_run(path) for path in found.runs]
             self._payload = build(found, self._records)
