@@ -230,10 +230,13 @@ def test_advice_leads_to_a_plan_that_fits(model: str, gpus: str):
         assert parts.pop("total") == sum(parts.values()) <= second["gpus"]["usable"]
 
 
-def test_a_server_never_gets_more_gpus_than_there_are():
-    result = plan(SHAPES["qwen3-8b"], Gpus.parse("3x24GB"), Work())
-    assert "split each rollout server over 2 GPUs (--tensor-parallel 2)" in result["advice"]
-    assert not any("4 GPUs" in sentence for sentence in result["advice"])
+def test_the_gpus_of_a_server_divide_those_there_are():
+    advice = plan(SHAPES["qwen3-8b"], Gpus.parse("6x24GB"), Work(rollouts=600))["advice"]
+    assert "split each rollout server over 2 GPUs (--tensor-parallel 2)" in advice
+    assert not any("4 GPUs" in sentence for sentence in advice)
+    for gpus, parallel in (("1x80GB", 2), ("6x24GB", 4), ("2x24GB", 8)):
+        with pytest.raises(UsageError, match=f"--tensor-parallel {parallel} must divide .* GPUs, {gpus[0]} "):
+            plan(SHAPES["qwen3-8b"], Gpus.parse(gpus), Work(tensor_parallel=parallel))
 
 
 def test_what_no_knob_can_help_is_said():

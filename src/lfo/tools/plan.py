@@ -256,6 +256,10 @@ def rollout(shape: Shape, work: Work, gpus: int) -> dict[str, int]:
 
 def plan(shape: Shape, gpus: Gpus, work: Work) -> dict[str, Any]:
     """Return the memory of both workers, whether it fits, and which option to change if not."""
+    if gpus.count % work.tensor_parallel:
+        raise UsageError(
+            f"--tensor-parallel {work.tensor_parallel} must divide the number of GPUs, {gpus.count} (--gpus {gpus})"
+        )
     phases = _phases(shape, gpus, work)
     usable = int(USABLE * gpus.bytes_each)
     fits = all(phase["total"] <= usable for phase in phases.values())
@@ -300,7 +304,7 @@ def _fitting(shape: Shape, gpus: Gpus, work: Work) -> Work | None:
         else:
             return None
     while not _fits(shape, gpus, work, "rollout"):
-        if work.tensor_parallel * 2 <= gpus.count:
+        if gpus.count % (work.tensor_parallel * 2) == 0:
             work = replace(work, tensor_parallel=work.tensor_parallel * 2)
         elif work.rollouts > gpus.count // work.tensor_parallel:
             work = replace(work, rollouts=work.rollouts // 2)
