@@ -179,6 +179,18 @@ def test_every_chart_is_drawn(page: Page):
     assert page.evaluate("document.body.textContent").count("NaN") == 0
 
 
+def test_an_axis_of_negative_values_has_labels_and_room_for_the_highest(browser: Browser, tmp_path: Path):
+    write_run(tmp_path / "run", steps=60, extra=lambda step: {"policy_loss": -1 - step / 50})
+    write_report([tmp_path / "run"], tmp_path / "report.html")
+    page = browser.open(tmp_path / "report.html")
+    page.settle()
+    chart = 'svg[aria-label="policy loss"]'
+    assert texts(page, f"{chart} text[text-anchor=end]") == ["-2", "-1.5", "-1"]
+    top_of_plot, top_of_curve = 14, f"document.querySelector('{chart} path.mean').getBBox().y"
+    assert page.evaluate(top_of_curve) >= top_of_plot
+    page.close()
+
+
 def test_the_axis_switches_between_tasks_and_time(page: Page):
     by_tasks = drawn(page, "#learning-chart")
     click(page, '#learning [data-value="seconds"]')

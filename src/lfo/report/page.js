@@ -110,13 +110,15 @@ function fitted(words, width) {
 
 const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 18000, 36000, 86400, 172800];
 
-function ticks(high, wanted, axis) {
-  let step = 10 ** Math.floor(Math.log10(high / wanted));
-  if (axis === "seconds") step = TIME_STEPS.find((each) => high / each <= wanted) || step;
-  else step *= [1, 2, 5, 10].find((factor) => high / (step * factor) <= wanted);
+function ticks(low, high, wanted, axis) {
+  const range = high - low;
+  let step = 10 ** Math.floor(Math.log10(range / wanted));
+  if (axis === "seconds") step = TIME_STEPS.find((each) => range / each <= wanted) || step;
+  else step *= [1, 2, 5, 10].find((factor) => range / (step * factor) <= wanted);
   if (axis === "tasks") step = Math.max(1, step);
   const found = [];
-  for (let value = 0; value <= high * 1.0001; value += step) found.push(value);
+  // Multiples of the step, because sums of fractions miss zero.
+  for (let index = Math.ceil(low / step); index * step <= high + step / 1000; index += 1) found.push(index * step);
   return found;
 }
 
@@ -151,7 +153,8 @@ function lineChart({ curve, axis, height, labels, key }) {
     const highX = largest(everyX, 1);
     const share = spec.format === "share";
     const lowY = share ? 0 : -largest(everyY.map((value) => -value), 0);
-    const highY = share ? 1 : largest(everyY, lowY + 1e-9) * 1.05;
+    const highest = largest(everyY, lowY);
+    const highY = share ? 1 : highest + 0.05 * (highest - lowY || 1);
     const counted = (line) => line.runs.filter((run) => !run.open).length || line.runs.length;
     const nameOf = (line) => {
       const name = data.groups[line.group].name;
@@ -172,12 +175,12 @@ function lineChart({ curve, axis, height, labels, key }) {
     const y = (value) => margin.top + (1 - (value - lowY) / (highY - lowY)) * inner.height;
     const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": spec.title });
 
-    for (const value of share ? [0, 0.25, 0.5, 0.75, 1] : ticks(highY, 3)) {
+    for (const value of share ? [0, 0.25, 0.5, 0.75, 1] : ticks(lowY, highY, 5)) {
       svg.append(
         shape("line", { class: value === 0 ? "base" : "grid", x1: margin.left, x2: margin.left + inner.width, y1: y(value), y2: y(value) }),
         shape("text", { x: margin.left - 8, y: y(value) + 4, "text-anchor": "end" }, format(value)));
     }
-    for (const value of ticks(highX, Math.max(2, Math.floor(inner.width / (labels ? 70 : 55))), x_axis)) {
+    for (const value of ticks(0, highX, Math.max(2, Math.floor(inner.width / (labels ? 70 : 55))), x_axis)) {
       svg.append(shape("text", { x: x(value), y: margin.top + inner.height + 18, "text-anchor": "middle" }, AXES[x_axis].format(value)));
     }
     if (labels) svg.append(shape("text", { x: margin.left + inner.width, y: height - 6, "text-anchor": "end" }, AXES[x_axis].title));
@@ -304,7 +307,7 @@ function dotPlot(rows, format) {
     const inner = width - margin.left - margin.right;
     const x = (value) => margin.left + (Math.min(Math.max(value, 0), high) / high) * inner;
     const svg = shape("svg", { viewBox: `0 0 ${width} ${height + margin.bottom}`, height: height + margin.bottom, role: "img" });
-    for (const value of format === "share" ? [0, 0.25, 0.5, 0.75, 1] : ticks(high, 4)) {
+    for (const value of format === "share" ? [0, 0.25, 0.5, 0.75, 1] : ticks(0, high, 4)) {
       svg.append(
         shape("line", { class: value === 0 ? "base" : "grid", x1: x(value), x2: x(value), y1: 0, y2: height - 6 }),
         shape("text", { x: x(value), y: height + 12, "text-anchor": "middle" }, words(value)));
