@@ -523,6 +523,12 @@ def test_texts_that_are_long_and_all_different_stay_within_the_budget(tmp_path: 
 # Finding runs, and the command
 
 
+def test_the_current_folder_has_its_name(tmp_path: Path, monkeypatch):
+    write_run(tmp_path / "run")
+    monkeypatch.chdir(tmp_path / "run")
+    assert [run["name"] for run in payload_of(Path("."))["runs"]] == ["run"]
+
+
 def test_folders_of_runs_are_searched_and_the_insides_of_runs_are_not(tmp_path: Path):
     write_run(tmp_path / "a" / "run")
     (tmp_path / "a" / "run" / "checkpoints" / "inner").mkdir(parents=True)

@@ -417,7 +417,8 @@ def _last(member: Member, key: str) -> Any:
 
 def _short_name(path: Path, records: Sequence[RunRecord]) -> str:
     """Return the name of the folder, with its parent's if another run has the same name."""
-    twins = sum(record.path.name == path.name for record in records)
+    path = path.resolve()  # `.` has no name
+    twins = sum(record.path.resolve().name == path.name for record in records)
     return path.name if twins == 1 else str(Path(path.parent.name, path.name))
 
 
