@@ -150,3 +150,11 @@ def test_bad_options_are_one_sentence(arguments, words, tmp_path: Path, monkeypa
     assert exit_.value.code == 2
     assert words in err
     assert err.count("\n") == 1
+
+
+def test_an_unknown_device_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["lfo", "pretrain", "--env", "no_such:World", "--check", "--device", "gpu"])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert exit_.value.code == 2
+    assert "'gpu' is not one of" in capsys.readouterr().err

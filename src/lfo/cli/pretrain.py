@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
 from rich.table import Table
 
-from lfo.cli.common import Json, answer, bars, working
+from lfo.cli.common import Device, Json, answer, bars, working
 from lfo.errors import UsageError
 
 
@@ -24,7 +24,7 @@ def pretrain(
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps; the default is that of the recipe.")] = None,
     conversations: Annotated[int | None, typer.Option(min=1, help="Practice conversations; likewise.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
     workers: Annotated[int, typer.Option(min=1, help="Processes that write the corpus.")] = os.cpu_count() or 1,
     check: Annotated[bool, typer.Option("--check", help="Measure a base instead of building one.")] = False,
     model: Annotated[str, typer.Option(help="With --check: the base, a folder or tiny.")] = "tiny",
