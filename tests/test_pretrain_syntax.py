@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -158,3 +159,15 @@ def test_an_unknown_device_is_refused(monkeypatch, capsys):
         main()
     assert exit_.value.code == 2
     assert "'gpu' is not one of" in capsys.readouterr().err
+
+
+def test_the_command_to_check_a_base_names_the_same_environment(tmp_path: Path, monkeypatch, capsys):
+    taught = {"calls": 1, "tasks": 1, "loss": 0.5}
+    monkeypatch.setattr("lfo.tools.pretrain.syntax.teach_syntax", lambda *given, **options: taught)
+    monkeypatch.chdir(tmp_path)
+    options = ["--env", "phone-calls", "--env-arg", "levels=[2, 3]", "--row", "512"]
+    monkeypatch.setattr(sys, "argv", ["lfo", "pretrain", *options, "--output-dir", "base"])
+    with pytest.raises(SystemExit):
+        main()
+    _, _, command = capsys.readouterr().out.strip().partition("check it with: ")
+    assert shlex.split(command) == ["lfo", "pretrain", *options, "--check", "--model", "base"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -136,10 +137,12 @@ def _teach_syntax(
         result = teach_syntax(
             base, make_environment, chosen, folder, device=pick_device(device).type, progress=progress
         )
+    env, *arguments = (each.removeprefix("env=").removeprefix("env_args.") for each in overrides)
+    check = ["lfo", "pretrain", "--env", env, *(word for each in arguments for word in ("--env-arg", each))]
+    check += [] if practice["row"] is None else ["--row", str(practice["row"])]
     words = (
         f"Wrote {folder}: {result['calls']:,} random calls in {result['tasks']:,} tasks of train, final loss "
-        f"{result['loss']:.3f}; check it with: lfo pretrain --env {overrides[0].removeprefix('env=')} --check "
-        f"--model {folder}"
+        f"{result['loss']:.3f}; check it with: {shlex.join([*check, '--check', '--model', str(folder)])}"
     )
     answer(result, lambda: typer.echo(words), as_json=as_json)
 
