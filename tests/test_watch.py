@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -14,6 +15,7 @@ import pytest
 from browser import Browser, Page, executable
 from lfo.cli.watch import has_display
 from lfo.config import load_config
+from lfo.errors import UsageError
 from lfo.evaluation.runs import read_run
 from lfo.report import live
 from lfo.report.machine import Machine, process_of, read_gpus
@@ -78,6 +80,22 @@ def test_nothing_is_told_without_the_token(tmp_path: Path):
         assert get(f"{address}nothing")[0] == get(f"{address}../etc/passwd")[0] == 404
         with pytest.raises(urllib.error.HTTPError, match="501"):
             urllib.request.urlopen(address, data=b"{}")
+
+
+def test_it_listens_on_ipv6_too(tmp_path: Path):
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with LivePage([some_runs(tmp_path)]).serving("::1") as address:
+        assert address.startswith("http://[::1]:")
+        assert get(address)[0] == 200
+
+
+def test_an_address_of_another_machine_is_refused_with_both_options():
+    words = "cannot listen on 192.0.2.1 .* choose another --port or --host"
+    with pytest.raises(UsageError, match=words), LivePage([]).serving("192.0.2.1"):
+        pass
 
 
 def test_only_what_has_changed_is_told(tmp_path: Path):

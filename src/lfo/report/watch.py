@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -102,11 +103,12 @@ class LivePage:
             server = _Server((host, port), _handler(self, token))
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            raise UsageError(f"cannot listen on {host} port {port}: {reason}; choose another --port") from error
+            words = f"cannot listen on {host} port {port}: {reason}; choose another --port or --host"
+            raise UsageError(words) from error
         thread = threading.Thread(target=server.serve_forever, name="watch", daemon=True)
         thread.start()
         try:
-            reached = LOOPBACK if host == "0.0.0.0" else host
+            reached = {"0.0.0.0": LOOPBACK, "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
             yield f"http://{reached}:{server.server_port}/{token}/"
         finally:
             server.shutdown()
@@ -115,6 +117,10 @@ class LivePage:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore clients that disconnect or send invalid requests."""
