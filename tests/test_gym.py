@@ -89,6 +89,18 @@ def test_a_rollout_is_terminated_with_its_reward() -> None:
     assert (info["tool"], info["opened"]) == ("open_door", True)
 
 
+def test_the_calls_of_a_message_are_made_one_by_one_until_the_end() -> None:
+    game = TextEnvironment(OracleCodes)
+    task = OracleCodes().tasks("train")[0]
+    game.reset(options={"task_id": task.id})
+    words = format_tool_call(ToolCall(name="open_door", arguments={"words": list(task.code)}))
+    observation, reward, terminated, _, info = game.step(ask(task.oracle) + words + ask(task.oracle))
+    assert (reward, terminated, info["tool"], game.turns) == (1.0, True, "open_door", 1)
+    apart = OracleCodes()
+    apart.reset(task)
+    assert observation.split("\n\n") == [apart.step(each).observation for each in (ask(task.oracle), words)]
+
+
 def test_a_rollout_is_truncated_after_max_turns() -> None:
     game = TextEnvironment(OracleCodes, max_turns=3)
     game.reset(seed=0)

@@ -23,7 +23,8 @@ from gymnasium import spaces
 
 from lfo.env.interface import Environment, EnvironmentFactory
 from lfo.errors import UsageError
-from lfo.protocol.hermes import MAX_MESSAGE_CHARS
+from lfo.protocol.hermes import MAX_MESSAGE_CHARS, one_by_one
+from lfo.types import StepResult
 
 MAX_TEXT_CHARS = MAX_MESSAGE_CHARS
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
@@ -42,7 +43,9 @@ class TextEnvironment(gymnasium.Env[str, str]):
     """Any `Environment` as a Gymnasium environment: an action is a message, an observation is the reply.
 
     `reset` draws a task of the split by its seed, or takes the one that `options={"task_id": ..., "split": ...}`
-    names. A rollout is terminated when the environment is done and truncated after `max_turns` messages.
+    names. The calls of a message are made one by one, as in training: the observation has all replies, the reward is
+    their sum, and `info` is that of the last. A rollout is terminated when the environment is done and truncated after
+    `max_turns` messages.
     """
 
     def __init__(self, factory: EnvironmentFactory, *, split: str = "train", max_turns: int = 16) -> None:
@@ -87,12 +90,18 @@ class TextEnvironment(gymnasium.Env[str, str]):
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         if self.environment is None:
             raise UsageError("step() needs a reset() before it.")
-        result = self.environment.step(action)
+        results: list[StepResult] = []
+        for message in one_by_one(action):
+            results.append(self.environment.step(message))
+            if results[-1].done:
+                break
+        done, info = results[-1].done, dict(results[-1].info)
         self.turns += 1
-        truncated = not result.done and self.turns >= self.max_turns
-        if result.done or truncated:
+        truncated = not done and self.turns >= self.max_turns
+        if done or truncated:
             self.environment = None
-        return _into_space(result.observation), result.reward, result.done, truncated, dict(result.info)
+        observation = "\n\n".join(result.observation for result in results)
+        return _into_space(observation), sum(result.reward for result in results), done, truncated, info
 
 
 def make(factory: str, *, split: str = "train", max_turns: int = 16, **options: Any) -> TextEnvironment:
