@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
+import sys
 from functools import partial
 from importlib import resources
 from pathlib import Path
