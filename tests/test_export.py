@@ -1,7 +1,9 @@
 """An export computes the same as the run, for every coupling and form, loaded as the model card says."""
 
+import dataclasses
 import json
 import runpy
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -11,9 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from lfo.agent import load_agent
+from lfo.agent import load_agent, saved_config
 from lfo.cli import main
+from lfo.config import to_yaml
 from lfo.errors import UsageError
+from lfo.loading import model_source
 from lfo.tools.export import alone, export
 from small_runs import model_of, randomised, small_trainer
 
@@ -103,6 +107,26 @@ def test_beside_a_merged_policy_lies_a_world_model_for_the_unmerged_base(run_of,
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "base", dtype=torch.float32)
     served = PeftModel.from_pretrained(base, str(tmp_path / "out" / "world_model"))
     torch.testing.assert_close(served(TOKENS).logits, world_model, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("model", "folder"), [("my base", "my base"), ("smollm2-135m", "models/smollm2-135m")])
+def test_a_base_in_a_folder_is_found_from_the_export(run_of, tmp_path: Path, monkeypatch, model: str, folder: str):
+    monkeypatch.setenv("LFO_MODELS", "models")
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(model_source("tiny"), folder)
+    (tmp_path / folder / "lfo_model.json").write_text("{}")
+    run = shutil.copytree(run_of("separate"), tmp_path / "run")
+    config = dataclasses.replace(saved_config(run), model=model)
+    (run / "config.yaml").write_text(to_yaml(config))
+    export(load_agent(run), tmp_path / "out", run=run)
+
+    load_as_the_card_says(tmp_path / "out", monkeypatch)
+    settings = json.loads((tmp_path / "out" / "policy" / "adapter_config.json").read_text())
+    assert settings["base_model_name_or_path"] == str(tmp_path / folder)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "base_model:" not in card  # a path is no entry of the hub
+    assert f"it is the folder `{tmp_path / folder}` of the machine" in card
+    assert f"vllm serve {shlex.quote(str(tmp_path / folder))} --enable-lora" in card
 
 
 def test_a_sum_of_adapters_has_the_sum_of_their_ranks(run_of, tmp_path: Path):

@@ -9,8 +9,8 @@
     merged     the folder itself: a whole model, base + whatever   world_model/   a LoRA on the *unmerged* base;
                adapters the policy runs on                         where one adapter is both, the merged model itself
 
-The embedded base, which is on no hub, is included as `base/`. The card (`README.md`) shows how to serve the files and
-how to do look-ahead, which is up to the caller.
+The embedded base, which is on no hub, is included as `base/`; any other folder is named by its absolute path. The card
+(`README.md`) shows how to serve the files and how to do look-ahead, which is up to the caller.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lfo.evaluation.runs import read_run
 from lfo.loading import EMBEDDED, model_source
 from lfo.model.couplings import POLICY, WORLD_MODEL, names_where
 from lfo.rundir import run_folder, write_folder_atomic, write_text_atomic
-from lfo.tools.model_card import BASE, model_card
+from lfo.tools.model_card import BASE, base_of, model_card
 
 Form = Literal["alone", "adapters", "merged", "stacked"]
 
@@ -89,7 +89,7 @@ def _write_adapter(agent: Agent, folder: Path, adapters: tuple[str, ...]) -> Non
     agent.model.export(folder, adapters)
     path = folder / "adapter_config.json"
     settings = json.loads(path.read_text(encoding="utf-8"))
-    settings["base_model_name_or_path"] = BASE if agent.config.model == EMBEDDED else agent.config.model
+    settings["base_model_name_or_path"] = base_of(agent)
     write_text_atomic(path, json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
 

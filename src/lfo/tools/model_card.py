@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 from lfo import __version__
 from lfo.agent import Agent
 from lfo.evaluation.runs import RunRecord, read_run
-from lfo.loading import EMBEDDED
+from lfo.loading import EMBEDDED, model_source
 from lfo.model.couplings import POLICY, WORLD_MODEL
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import WorldModelState, render_prompt, render_target
@@ -37,9 +38,12 @@ def model_card(agent: Agent, run: Path, form: str, own_world_model: bool) -> str
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
-def _base_name(agent: Agent) -> str:
-    """Return the path of the base, relative to the folder of the card."""
-    return BASE if agent.config.model == EMBEDDED else agent.config.model
+def base_of(agent: Agent) -> str:
+    """Return where the exported files find the base: in the export, in a folder of this machine or on the hub."""
+    if agent.config.model == EMBEDDED:
+        return BASE
+    source = Path(model_source(agent.config.model))
+    return str(source.resolve()) if source.is_dir() else agent.config.model
 
 
 def _policy_rank(agent: Agent, form: str) -> int:
@@ -56,14 +60,16 @@ def _needs_both(agent: Agent, form: str) -> bool:
 
 
 def _front_matter(agent: Agent, form: str) -> str:
-    base = [] if agent.config.model == EMBEDDED else [f"base_model: {json.dumps(agent.config.model)}"]
+    base = base_of(agent)
+    on_hub = base != BASE and not Path(base).is_absolute()
+    named = [f"base_model: {json.dumps(base)}"] if on_hub else []
     library = "transformers" if form == "merged" else "peft"
-    return "\n".join(["---", *base, f"library_name: {library}", "tags: [lora, tool-use, world-model]", "---"])
+    return "\n".join(["---", *named, f"library_name: {library}", "tags: [lora, tool-use, world-model]", "---"])
 
 
 def _what_it_is(agent: Agent, name: str, form: str) -> str:
     config = agent.config
-    base = "the tiny base that ships with lfo (in `base/`)" if config.model == EMBEDDED else f"`{config.model}`"
+    base = "the tiny base that ships with lfo (in `base/`)" if config.model == EMBEDDED else f"`{base_of(agent)}`"
     what = {
         "alone": "The policy as one LoRA, which acts without look-ahead and without a world model,",
         "adapters": "The LoRA adapters",
@@ -130,9 +136,15 @@ def _files(agent: Agent, form: str, own_world_model: bool) -> str:
     if own_world_model:
         unmerged = ", for the base and not for the merged model" if form == "merged" else ""
         lines.append(f"- `world_model/`: a LoRA of rank {_world_model_rank(agent)}{unmerged}")
-    if agent.config.model == EMBEDDED and (own_world_model or form != "merged"):
+    base, needs_base = base_of(agent), own_world_model or form != "merged"
+    if needs_base and base == BASE:
         lines.append("- `base/`: the base, which is on no hub; compute it in fp32, as in training")
     text = "## Files\n\n" + "\n".join(lines)
+    if needs_base and Path(base).is_absolute():
+        text += (
+            f"\n\nThe base is not among them: it is the folder `{base}` of the machine that wrote this. On another "
+            "machine, copy that folder, and replace its path below and in each `adapter_config.json`."
+        )
     if _needs_both(agent, form):
         text += (
             "\n\nThe policy of this run acts with **both** adapters active. A server that activates one adapter at a "
@@ -144,7 +156,7 @@ def _files(agent: Agent, form: str, own_world_model: bool) -> str:
 
 
 def _serving(agent: Agent, form: str, own_world_model: bool) -> str:
-    base, dtype = _base_name(agent), " --dtype float32" if agent.config.model == EMBEDDED else ""
+    base, dtype = base_of(agent), " --dtype float32" if agent.config.model == EMBEDDED else ""
     text = "## Serving\n\nRun these in this folder.\n\n"
     needs_both = _needs_both(agent, form)
     ranks = {} if form == "merged" or needs_both else {POLICY: _policy_rank(agent, form)}
@@ -157,7 +169,9 @@ def _serving(agent: Agent, form: str, own_world_model: bool) -> str:
         most = next((each for each in VLLM_RANKS if each >= rank), rank)
         port = " --port 8001" if form == "merged" else ""
         modules = " ".join(f"{name}={name}" for name in ranks)
-        commands.append(f"vllm serve {base}{dtype} --enable-lora --max-lora-rank {most} --lora-modules {modules}{port}")
+        commands.append(
+            f"vllm serve {shlex.quote(base)}{dtype} --enable-lora --max-lora-rank {most} --lora-modules {modules}{port}"
+        )
     text += "With vLLM:\n\n" + "\n".join(f"    {command}" for command in commands)
     if needs_both:
         text += "\n\nThe policy is not among the modules, because vLLM activates one adapter at a time: see Files."
@@ -173,8 +187,8 @@ def _python(agent: Agent, form: str, base: str, needs_both: bool, own_world_mode
         lines.append('tokenizer = AutoTokenizer.from_pretrained(".")')
         return "\n".join(lines)
     lines.insert(1, "from peft import PeftModel")
-    lines.append(f'base = AutoModelForCausalLM.from_pretrained("{base}", dtype={dtype})')
-    lines.append(f'tokenizer = AutoTokenizer.from_pretrained("{base}")')
+    lines.append(f"base = AutoModelForCausalLM.from_pretrained({json.dumps(base)}, dtype={dtype})")
+    lines.append(f"tokenizer = AutoTokenizer.from_pretrained({json.dumps(base)})")
     lines.append(f'model = PeftModel.from_pretrained(base, "{POLICY}", adapter_name="{POLICY}")')
     if own_world_model:
         lines.append(f'model.load_adapter("{WORLD_MODEL}", adapter_name="{WORLD_MODEL}")')
