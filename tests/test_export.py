@@ -147,6 +147,15 @@ def test_the_card_tells_the_figures_of_the_weights(run_of, tmp_path: Path):
     assert "| val | 3 | 66.7% | 20.8% - 93.9% | " in card  # Wilson's interval of 2 of 3
 
 
+def test_rewards_beyond_one_are_no_share_of_the_tasks(run_of, tmp_path: Path):
+    run = judged(run_of("separate"), tmp_path / "run", sighted=12.5, blind=-2)
+    export(load_agent(run), tmp_path / "out", run=run)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "| split | tasks | mean reward | interval |" in card
+    assert "| val | 3 | 12.5 | - | " in card
+    assert "Wilson" not in card
+
+
 def test_plain_dapo_exports_a_policy_alone(tmp_path: Path):
     small_trainer("algo=dapo", "steps=1", f"output_dir={tmp_path / 'run'}").fit()
     files = export(load_agent(tmp_path / "run"), tmp_path / "out", run=tmp_path / "run")

@@ -104,25 +104,29 @@ def _figures(record: RunRecord, weights: str, *, blind: bool) -> str:
     rows = [row for row in rows if weights == f"step-{row['step']:06d}"] or rows
     if not rows:
         return "## Figures\n\nThe run was not evaluated."
-    splits = (record.data or {}).get("splits", {})
-    last, lines = rows[-1], []
-    for name in last:
-        _, _, rest = name.partition("eval/")
-        split, _, metric = rest.partition("/")
-        if not name.startswith("eval/") or metric != ("success_blind" if blind else "success"):
-            continue
+    splits, last = (record.data or {}).get("splits", {}), rows[-1]
+    metric = "success_blind" if blind else "success"
+    values = {
+        parts[1]: last[name] for name in last if (parts := name.split("/"))[0] == "eval" and parts[2:] == [metric]
+    }
+    # Success is the mean reward: a share of the tasks only if the environment keeps its rewards within 0..1.
+    are_shares = all(0 <= value <= 1 for value in values.values())
+    shown = ".1%" if are_shares else ".4g"
+    lines = []
+    for split, value in values.items():
         tasks = splits.get(split, {}).get("tasks", record.config.eval.tasks if record.config else 0)
-        low, high = wilson(last[name], tasks)
+        interval = " - ".join(f"{bound:.1%}" for bound in wilson(value, tasks)) if are_shares else "-"
         ceiling = splits.get(split, {}).get("ceiling")
         lines.append(
-            f"| {split} | {tasks} | {last[name]:.1%} | {low:.1%} - {high:.1%} | "
-            f"{'-' if ceiling is None else f'{ceiling:.1%}'} |"
+            f"| {split} | {tasks} | {value:{shown}} | {interval} | {'-' if ceiling is None else f'{ceiling:{shown}}'} |"
         )
     how = "Greedy, without look-ahead" if blind else "Greedy"
+    wilson_note = "; the interval is over tasks (Wilson, 95 %)" if are_shares else ""
     return (
         f"## Figures\n\n{how}, at the run's evaluation after step {last['step']} ({last['tasks_seen']} training tasks "
-        "seen). One run with one seed; the interval is over tasks (Wilson, 95 %).\n\n"
-        "| split | tasks | success | interval | information ceiling |\n|---|---|---|---|---|\n" + "\n".join(lines)
+        f"seen). One run with one seed{wilson_note}.\n\n"
+        f"| split | tasks | {'success' if are_shares else 'mean reward'} | interval | information ceiling |\n"
+        "|---|---|---|---|---|\n" + "\n".join(lines)
     )
 
 
