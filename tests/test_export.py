@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from lfo.agent import load_agent, saved_config
+from lfo.agent import build_agent, load_agent, saved_config
 from lfo.cli import main
 from lfo.config import to_yaml
 from lfo.errors import UsageError
-from lfo.loading import model_source
+from lfo.loading import environment_factory, model_source
 from lfo.tools.export import alone, export
-from small_runs import model_of, randomised, small_trainer
+from lfo.tools.model_card import model_card
+from small_runs import base, model_of, randomised, small_config, small_trainer, tokenizer
 
 COUPLINGS = ("separate", "shared", "stacked")
 TOKENS = torch.tensor([[1, 40, 300, 7, 512, 90, 33, 801]])
@@ -154,6 +155,30 @@ def test_rewards_beyond_one_are_no_share_of_the_tasks(run_of, tmp_path: Path):
     assert "| split | tasks | mean reward | interval |" in card
     assert "| val | 3 | 12.5 | - | " in card
     assert "Wilson" not in card
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said", "unsaid"),
+    [
+        (
+            (),
+            ["draft its turn", "take the exchange back", "lookahead_source=world_model"],
+            ["lookahead_query", "phone"],
+        ),
+        (("lookahead=environment",), ["lookahead_query", "It stays there", "the department"], ["draft its turn"]),
+        (("lookahead=environment", "env=oracle-codes"), ["lookahead_query"], ["the department"]),
+        (("lookahead_source=memory",), ["A memory of real replies predicts", "lfo serve"], ["world model predicts"]),
+        (("lookahead_source=truth",), ["The environment tells its real replies", "lfo run"], ["lfo serve"]),
+        (("lookahead=off",), ["trained without look-ahead"], ["lfo run", "lfo serve"]),
+    ],
+)
+def test_the_card_describes_the_look_ahead_of_the_run(tmp_path: Path, overrides, said: list[str], unsaid: list[str]):
+    config = small_config(*overrides)
+    agent = build_agent(config, environment_factory(config), tokenizer(), base())
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    text = model_card(agent, tmp_path, "adapters", own_world_model=True).partition("## Look-ahead")[2]
+    assert [words for words in said if words not in text] == []
+    assert [words for words in unsaid if words in text] == []
 
 
 def test_plain_dapo_exports_a_policy_alone(tmp_path: Path):

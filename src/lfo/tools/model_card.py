@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Any
 
 from lfo import __version__
 from lfo.agent import Agent
@@ -15,6 +14,7 @@ from lfo.model.couplings import POLICY, WORLD_MODEL
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import WorldModelState, render_prompt, render_target
 from lfo.rollout.deliberation import EXPECTED
+from lfo.rollout.row import MOST_IMAGINED
 from lfo.rundir import run_folder
 from lfo.statistics import wilson
 from lfo.types import ToolCall
@@ -203,35 +203,27 @@ def _python(agent: Agent, form: str, base: str, needs_both: bool, own_world_mode
 
 
 def _lookahead(agent: Agent, run: Path, own_world_model: bool) -> str:
-    state, call = _example()
-    state_tokens, reply_tokens = agent.config.world_model.state_tokens, agent.config.world_model.reply_tokens
+    state, call, reply = _example()
+    config, predicts = agent.config, f"`{WORLD_MODEL}`" if own_world_model else "the model"
+    state_tokens, reply_tokens = config.world_model.state_tokens, config.world_model.reply_tokens
+    before, after = _propose_and_decide(agent)
     imagined = [
         {"role": "assistant", "content": format_tool_call(call)},
-        {"role": "tool", "content": EXPECTED + "For security purposes, I need your account number."},
+        {"role": "tool", "content": EXPECTED + reply},
     ]
-    asked = (
-        "The policy was trained with look-ahead and expects it."
-        if agent.config.looks_ahead
-        else "The policy of this run was trained without look-ahead; showing it one is an experiment."
-    )
-    if agent.config.looks_ahead_untrained:
-        asked = "In this run the base looks ahead, **without** the policy adapter; that one acts without look-ahead."
-    answers = f"`{WORLD_MODEL}`" if own_world_model else "the model"
     return f"""
 ## Look-ahead
 
-{asked} The caller does it before each turn of the policy:
+{_who_looks_ahead(agent, predicts)} The caller looks ahead at each turn of the policy:
 
-1. Choose a call that the policy might make, based only on what it has seen. In the phone-call world this is a call
-   without details to the department whose service the user named, after the directory was seen and before the form
-   is used.
-2. Let {answers} predict the reply. The prompt is plain text to complete, without the chat template; the tags are
+1. {before}
+2. Let {predicts} predict the reply. The prompt is plain text to complete, without the chat template; the tags are
    ordinary text. The state is compressed to {state_tokens} tokens. Decode greedily, at most {reply_tokens} tokens,
    and stop at `{render_target("").removeprefix("<|csr|>")}`.
 3. Write call and reply into the conversation in the format of a real exchange, with the reply marked
-   `{EXPECTED.strip()}`. It stays there. Then let the policy write its turn.
+   `{EXPECTED.strip()}`. {after}
 
-The prompt of step 2:
+The prompt of step 2, for an invented tool:
 
 {_indented(render_prompt(state, call))}
 
@@ -239,8 +231,7 @@ The exchange of step 3:
 
 {_indented(json.dumps(imagined, indent=2))}
 
-`lfo run {run}` does exactly this and shows it turn by turn; `lfo serve {run}` does it behind OpenAI's chat endpoint, in
-front of a vLLM server too (`--upstream`). In Python, the package builds the prompts:
+{_done_by(agent, run)}In Python, the package builds the prompts:
 
     from lfo.protocol.world_model import WorldModelCodec, parse_prediction
     codec = WorldModelCodec(tokenizer, state_tokens={state_tokens})
@@ -249,16 +240,60 @@ front of a vLLM server too (`--upstream`). In Python, the package builds the pro
 """
 
 
-def _example() -> tuple[WorldModelState, ToolCall]:
-    directory = "Acme Bank, bank; Billing 555-0100: invoice copy, payment change"
+def _who_looks_ahead(agent: Agent, predicts: str) -> str:
+    config = agent.config
+    if not config.looks_ahead:
+        return "The policy of this run was trained without look-ahead; showing it one is an experiment."
+    asked = "The policy was trained with look-ahead and expects it."
+    if config.looks_ahead_untrained:
+        asked = "In this run the base looks ahead, **without** the policy adapter; that one acts without look-ahead."
+    source = {
+        "world_model": "The world model predicts the replies",
+        "memory_first": "A memory of real replies predicts, until the world model predicts as well",
+        "memory": "A memory of real replies predicts",
+        "truth": "The environment tells its real replies, as a control",
+        "shuffled": "The world model predicts the replies to another task, as a control",
+    }[config.lookahead_source]
+    stand_in = "" if config.lookahead_source == "world_model" else f"; outside lfo, {predicts} takes this place"
+    return f"{asked} {source} (`lookahead_source={config.lookahead_source}`){stand_in}."
+
+
+def _propose_and_decide(agent: Agent) -> tuple[str, str]:
+    """Return who proposes the call of step 1, and what happens to the exchange after step 3."""
+    if agent.config.lookahead == "environment":
+        before = "Choose the call that the environment names (its `lookahead_query`), from what the policy has seen."
+        if agent.config.env == "phone-calls":
+            before += """
+   In the phone-call world this is a call without details to the department whose service the user named, after the
+   directory was seen and before the form is used."""
+        return before, "It stays there. Then let the policy write its turn."
+    before = f"""Let the policy draft its turn. If the draft is not one call of a tool that the run imagines
+   (`world_model.predict={agent.config.world_model.predict}`), or uses what was imagined before, it is the turn."""
+    after = f"""Let the policy write again. If it now makes a different call, the
+   exchange stays, and the new call is the next draft. Otherwise take the exchange back: the first draft is the turn.
+   At most {MOST_IMAGINED} exchanges stay in one conversation."""
+    return before, after
+
+
+def _done_by(agent: Agent, run: Path) -> str:
+    """Return which commands look ahead for the caller."""
+    if not agent.config.looks_ahead:
+        return ""
+    shown = f"`lfo run {run}` does exactly this and shows it turn by turn"
+    if agent.config.looks_ahead_untrained or agent.config.lookahead_source in ("truth", "shuffled"):
+        return f"{shown}. "
+    endpoint = "OpenAI's chat endpoint, in front of a vLLM server too (`--upstream`)"
+    return f"{shown}; `lfo serve {run}` does it behind\n{endpoint}. "
+
+
+def _example() -> tuple[WorldModelState, ToolCall, str]:
     state = WorldModelState(
-        task="I need the invoice copy from Acme Bank.",
+        task="I want my money back for order 17.",
         step=2,
-        actions=(('search_company("Acme Bank")', directory),),
+        actions=(('find_order("17")', "Order 17: one lamp, delivered on May 3"),),
         collected={},
     )
-    arguments: dict[str, Any] = {"phone_number": "555-0100", "auth_info": {}}
-    return state, ToolCall(name="make_phone_call", arguments=arguments)
+    return state, ToolCall(name="refund_order", arguments={"order": "17"}), "A refund needs a photo of the lamp."
 
 
 def _indented(text: str) -> str:
