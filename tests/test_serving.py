@@ -8,8 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
@@ -19,15 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lfo.agent import Agent, build_agent
-from lfo.config import to_yaml
-from lfo.errors import UsageError, WorkError
+from lfo.errors import UsageError
 from lfo.loading import environment_factory
 from lfo.protocol.chat import ChatCodec
 from lfo.serving import batcher as batcher_module
 from lfo.serving.app import listen, make_app, make_server
 from lfo.serving.batcher import Batcher
 from lfo.serving.conversations import Answered, Context, Conversations
-from lfo.serving.speaker import local_speaker, upstream_speaker
+from lfo.serving.speaker import local_speaker
 from lfo.serving.wire import ChatRequest, RefusedRequest, Reply, chunks, completion, parse_request
 from lfo.types import Message, ToolCall
 from serving_load import malformed, play, words_of
@@ -189,59 +186,6 @@ def test_sampling_is_named_by_its_seed(agent: Agent, server: Server):
     ]
     assert said[0] == said[1]
     assert len(set(said)) > 1
-
-
-class Completions(BaseHTTPRequestHandler):
-    """What `upstream` asks of vLLM, answered by the real sampler: no vLLM runs without a GPU."""
-
-    agent: Agent
-    one_at_a_time = threading.Lock()
-
-    def do_GET(self) -> None:
-        self.answer({"data": [{"id": "policy"}, {"id": "world_model"}]})
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        model, end = self.agent.model, self.agent.codec.end_of_turn
-        assert (asked["stop_token_ids"], asked["return_token_ids"], asked["temperature"]) == ([end], True, 0)
-        adapters = {"policy": model.policy_adapters, "world_model": model.world_model_adapters}[asked["model"]]
-        with self.one_at_a_time:
-            (said,) = self.agent.sampler.generate(
-                [asked["prompt"]], adapters=adapters, max_new_tokens=asked["max_tokens"]
-            )
-        self.answer({"choices": [{"token_ids": said.tokens, "finish_reason": "stop" if said.stopped else "length"}]})
-
-    def answer(self, value: Any) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(json.dumps(value).encode())
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-def test_a_server_that_holds_both_adapters_can_stand_in_for_the_sampler(agent: Agent, tmp_path: Path):
-    (tmp_path / "config.yaml").write_text(to_yaml(agent.config))
-    handler = type("Handler", (Completions,), {"agent": agent})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as upstream:
-        threading.Thread(target=upstream.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{upstream.server_port}"
-        place = place_with_taken_back(agent)
-        (own,) = agent.roll_out([agent.tasks("val")[place]], greedy=True)
-        assert own.taken_back, "rows must be taken back there too"
-        with Batcher(upstream_speaker(tmp_path, url)) as batcher:
-            messages = opening(agent, place)
-            for turn in (turn for turn in own.turns if not turn.predicted):
-                reply = batcher.submit(request(messages, temperature=0)).result()
-                assert list(reply.calls.values()) == [turn.call] * (turn.call is not None)
-                message = completion(reply, model=MODEL)["choices"][0]["message"]
-                messages += [
-                    message,
-                    {"role": "tool", "tool_call_id": next(iter(reply.calls), ""), "content": turn.observation},
-                ]
-        upstream.shutdown()
-    with pytest.raises(WorkError, match=f"{url}/v1/models cannot be reached: .*refused"):
-        upstream_speaker(tmp_path, url)
 
 
 # --- conversations ---------------------------------------------------------------------------------------------------

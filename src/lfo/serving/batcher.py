@@ -29,6 +29,7 @@ from lfo.rollout.deliberation import Deliberation
 from lfo.rollout.row import RolloutRequest, Row
 from lfo.serving.conversations import Answered, Context, Conversations, packed
 from lfo.serving.speaker import Speaker, SpeakingRows
+from lfo.serving.upstream import Failed
 from lfo.serving.wire import ChatRequest, RefusedRequest, Reply, message_of, read_message
 from lfo.types import Message, Origin, StopReason
 
@@ -231,6 +232,8 @@ class Batcher:
         row, request = ready.row, ready.job.request
         if row.speech is None:
             raise RefusedRequest(f"look-ahead failed: {row.error or row.stop}", status=500)
+        if isinstance(row.speech, Failed):
+            raise row.speech.error
         said = codec.read(row.speech.tokens)
         content, finish = said.text, "stop" if row.speech.stopped else "length"
         calls = said.calls if row.speech.stopped else ()  # the client gets calls that cannot be parsed as text

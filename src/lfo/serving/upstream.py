@@ -11,10 +11,13 @@ from the local sampler, greedy ones do not, up to rounding.
 from __future__ import annotations
 
 import json
+import logging
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any
 
 from lfo.errors import WorkError
@@ -24,12 +27,23 @@ from lfo.rollout.row import Dictated
 PATIENCE = 300.0  # seconds to wait for one completion
 AT_ONCE = 64
 
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failed(Dictated):
+    """The empty message of a prompt that the server refused or failed on."""
+
+    tokens: tuple[int, ...] = ()
+    stopped: bool = False
+    error: WorkError
+
 
 class Upstream:
     """Completions of a server; `ends` are the ids that end a message, the usual one first."""
 
     def __init__(self, url: str, *, ends: Sequence[int], api_key: str = "") -> None:
-        self._url, self._ends, self._key = url.rstrip("/").removesuffix("/v1"), tuple(ends), api_key
+        self._url, self.ends, self._key = url.rstrip("/").removesuffix("/v1"), tuple(ends), api_key
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="upstream")
 
     def models(self) -> list[str]:
@@ -44,7 +58,7 @@ class Upstream:
         temperature: float,
         seeds: Sequence[int],
     ) -> list[Dictated]:
-        """Return the completions of all prompts, requested in parallel."""
+        """Return the completions of all prompts, requested in parallel; an error fails only its own prompt."""
 
         def one(prompt: Sequence[int], limit: int, seed: int) -> Dictated:
             body = {
@@ -53,10 +67,14 @@ class Upstream:
                 "max_tokens": limit,
                 "temperature": temperature,
                 "seed": seed,
-                "stop_token_ids": list(self._ends),
+                "stop_token_ids": list(self.ends),
                 "return_token_ids": True,
             }
-            return self._read(self._ask("/v1/completions", body), limit)
+            try:
+                return self._read(self._ask("/v1/completions", body), limit)
+            except WorkError as error:
+                logger.warning("%s", error)  # look-ahead goes on without this completion and tells nobody
+                return Failed(error=error)
 
         return list(self._pool.map(one, prompts, limits, seeds))
 
@@ -66,8 +84,8 @@ class Upstream:
             tokens, stopped = [int(token) for token in choice["token_ids"]], choice["finish_reason"] == "stop"
         except (KeyError, TypeError, ValueError, IndexError):
             raise WorkError(f"{self._url} returned no token ids: lfo serve needs vLLM 0.10.2 or later") from None
-        if stopped and (not tokens or tokens[-1] not in self._ends):
-            tokens.append(self._ends[0])
+        if stopped and (not tokens or tokens[-1] not in self.ends):
+            tokens.append(self.ends[0])
         return Dictated(tokens=tuple(tokens[:limit]), logprobs=(0.0,) * min(len(tokens), limit), stopped=stopped)
 
     def _ask(self, path: str, body: Any = None) -> Any:
@@ -81,7 +99,7 @@ class Upstream:
             with error:
                 words = error.read(300).decode(errors="replace")
             raise WorkError(f"{self._url}{path} answered {error.code}: {words}") from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, HTTPException) as error:
             raise WorkError(f"{self._url}{path} cannot be reached: {getattr(error, 'reason', error)}") from error
 
 
@@ -117,7 +135,10 @@ class UpstreamRows:
 
 
 def completer(upstream: Upstream, model: str, limit: int) -> Complete:
-    """Return a function that completes prompts with the world model; `uniforms` give the server only a seed."""
+    """Return a function that completes prompts with the world model; `uniforms` give the server only a seed.
+
+    A failed completion becomes an empty reply.
+    """
 
     def complete(
         prompts: Sequence[Sequence[int]], uniforms: Sequence[Sequence[float]] | None = None
@@ -126,6 +147,6 @@ def completer(upstream: Upstream, model: str, limit: int) -> Complete:
         temperature = 0.0 if uniforms is None else 1.0
         limits = [limit] * len(prompts)
         said = upstream.complete(model, prompts, limits=limits, temperature=temperature, seeds=seeds)
-        return [each.tokens for each in said]
+        return [upstream.ends[:1] if isinstance(each, Failed) else each.tokens for each in said]
 
     return complete

@@ -1,0 +1,132 @@
+"""Serving in front of a vLLM server: the real look-ahead and HTTP, and our own sampler behind vLLM's interface."""
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lfo.agent import Agent
+from lfo.config import to_yaml
+from lfo.errors import WorkError
+from lfo.serving.batcher import Batcher
+from lfo.serving.speaker import upstream_speaker
+from lfo.serving.upstream import Upstream, completer
+from lfo.serving.wire import Reply, completion
+from lfo.types import Rollout
+from small_runs import tokenizer
+from test_serving import MODEL, opening, place_with_taken_back, request, small_agent
+
+
+@pytest.fixture(scope="module")
+def agent() -> Agent:
+    return small_agent()
+
+
+class Completions(BaseHTTPRequestHandler):
+    """What `upstream` asks of vLLM, answered by the real sampler: no vLLM runs without a GPU."""
+
+    agent: Agent
+    refuses: Callable[[dict[str, Any]], bool]
+    one_at_a_time = threading.Lock()
+
+    def do_GET(self) -> None:
+        self.answer({"data": [{"id": "policy"}, {"id": "world_model"}]})
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.refuses(asked):
+            self.answer({"message": "too long"}, status=400)
+            return
+        model, end = self.agent.model, self.agent.codec.end_of_turn
+        assert (asked["stop_token_ids"], asked["return_token_ids"], asked["temperature"]) == ([end], True, 0)
+        adapters = {"policy": model.policy_adapters, "world_model": model.world_model_adapters}[asked["model"]]
+        with self.one_at_a_time:
+            (said,) = self.agent.sampler.generate(
+                [asked["prompt"]], adapters=adapters, max_new_tokens=asked["max_tokens"]
+            )
+        self.answer({"choices": [{"token_ids": said.tokens, "finish_reason": "stop" if said.stopped else "length"}]})
+
+    def answer(self, value: Any, status: int = 200) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(value).encode())
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def served(agent: Agent, refuses: Callable[[dict[str, Any]], bool] = lambda asked: False) -> Iterator[str]:
+    handler = type("Handler", (Completions,), {"agent": agent, "refuses": staticmethod(refuses)})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as upstream:
+        threading.Thread(target=upstream.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{upstream.server_port}"
+        upstream.shutdown()
+
+
+def check_replies(batcher: Batcher, messages: list[Any], own: Rollout) -> list[Reply]:
+    """Replay a rollout and check that each reply makes its call."""
+    replies = []
+    for turn in (turn for turn in own.turns if not turn.predicted):
+        replies.append(reply := batcher.submit(request(messages, temperature=0)).result())
+        assert list(reply.calls.values()) == [turn.call] * (turn.call is not None)
+        message = completion(reply, model=MODEL)["choices"][0]["message"]
+        answer = {"role": "tool", "tool_call_id": next(iter(reply.calls), ""), "content": turn.observation}
+        messages = [*messages, message, answer]
+    return replies
+
+
+@pytest.fixture
+def run(agent: Agent, tmp_path: Path) -> Path:
+    (tmp_path / "config.yaml").write_text(to_yaml(agent.config))
+    return tmp_path
+
+
+def test_a_server_that_holds_both_adapters_can_stand_in_for_the_sampler(agent: Agent, run: Path):
+    place = place_with_taken_back(agent)
+    (own,) = agent.roll_out([agent.tasks("val")[place]], greedy=True)
+    assert own.taken_back, "rows must be taken back there too"
+    with served(agent) as url, Batcher(upstream_speaker(run, url)) as batcher:
+        check_replies(batcher, opening(agent, place), own)
+    with pytest.raises(WorkError, match=f"{url}/v1/models cannot be reached: .*refused"):
+        upstream_speaker(run, url)
+
+
+def test_a_prompt_that_the_server_refuses_fails_only_its_own_request(agent: Agent, run: Path):
+    short = opening(agent)
+    long = [*short[:-1], {"role": "user", "content": short[-1]["content"] + " please" * 100}]
+    (own,) = agent.roll_out(agent.tasks("val")[:1], greedy=True, lookahead=False)
+    most = len(own.tokens[: own.turns[0].action_start])
+    with served(agent, lambda asked: len(asked["prompt"]) > most) as url:
+        batcher = Batcher(upstream_speaker(run, url))
+        answers = [batcher.submit(request(each, temperature=0)) for each in (short, long, short)]
+        with batcher:
+            assert [type(each.exception()) for each in answers] == [type(None), WorkError, type(None)]
+            assert "answered 400: " in str(answers[1].exception())
+            assert list(answers[0].result().calls.values()) == [own.turns[0].call]
+            assert batcher.batches == 1
+
+
+def test_without_an_answer_after_a_prediction_the_draft_is_the_turn(agent: Agent, run: Path):
+    tasks = agent.tasks("val")[:6]
+    sighted = agent.roll_out(tasks, greedy=True)
+    place = next(place for place, each in enumerate(sighted) if any(turn.predicted for turn in each.turns))
+    (blind,) = agent.roll_out([tasks[place]], greedy=True, lookahead=False)
+
+    def shows_prediction(asked: dict[str, Any]) -> bool:
+        return asked["model"] == "policy" and "(expected)" in tokenizer().decode(asked["prompt"])
+
+    with served(agent, shows_prediction) as url, Batcher(upstream_speaker(run, url)) as batcher:
+        replies = check_replies(batcher, opening(agent, place), blind)
+    assert any(reply.imagined for reply in replies)
+
+
+def test_a_failed_prediction_is_an_empty_reply(agent: Agent):
+    with served(agent, lambda asked: True) as url:
+        (said,) = completer(Upstream(url, ends=agent.codec.ends), "world_model", 8)([[1, 2, 3]])
+    assert agent.world_model_codec.decode_for_policy(said) == ""
