@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,14 +12,19 @@ from typing import Any
 import pytest
 
 from lfo.agent import Agent
+from lfo.cli import main
 from lfo.config import to_yaml
-from lfo.errors import WorkError
+from lfo.errors import UsageError, WorkError
+from lfo.protocol.world_model import WorldModelState
+from lfo.rollout.deliberation import Question
+from lfo.rollout.reply_store import situation_of
+from lfo.rundir import MANIFEST
 from lfo.serving.batcher import Batcher
 from lfo.serving.speaker import upstream_speaker
 from lfo.serving.upstream import Upstream, completer
 from lfo.serving.wire import Reply, completion
-from lfo.types import Rollout
-from small_runs import tokenizer
+from lfo.types import Rollout, ToolCall
+from small_runs import small_config, tokenizer
 from test_serving import MODEL, opening, place_with_taken_back, request, small_agent
 
 
@@ -31,11 +37,12 @@ class Completions(BaseHTTPRequestHandler):
     """What `upstream` asks of vLLM, answered by the real sampler: no vLLM runs without a GPU."""
 
     agent: Agent
+    models: tuple[str, ...]
     refuses: Callable[[dict[str, Any]], bool]
     one_at_a_time = threading.Lock()
 
     def do_GET(self) -> None:
-        self.answer({"data": [{"id": "policy"}, {"id": "world_model"}]})
+        self.answer({"data": [{"id": model} for model in self.models]})
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -61,8 +68,12 @@ class Completions(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def served(agent: Agent, refuses: Callable[[dict[str, Any]], bool] = lambda asked: False) -> Iterator[str]:
-    handler = type("Handler", (Completions,), {"agent": agent, "refuses": staticmethod(refuses)})
+def served(
+    agent: Agent,
+    refuses: Callable[[dict[str, Any]], bool] = lambda asked: False,
+    models: tuple[str, ...] = ("policy", "world_model"),
+) -> Iterator[str]:
+    handler = type("Handler", (Completions,), {"agent": agent, "models": models, "refuses": staticmethod(refuses)})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as upstream:
         threading.Thread(target=upstream.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{upstream.server_port}"
@@ -130,3 +141,46 @@ def test_a_failed_prediction_is_an_empty_reply(agent: Agent):
     with served(agent, lambda asked: True) as url:
         (said,) = completer(Upstream(url, ends=agent.codec.ends), "world_model", 8)([[1, 2, 3]])
     assert agent.world_model_codec.decode_for_policy(said) == ""
+
+
+def test_the_memory_is_that_of_the_chosen_checkpoint(agent: Agent, tmp_path: Path):
+    state, call = WorldModelState(task="t", step=1, actions=(), collected={}), ToolCall(name="look", arguments={})
+    (tmp_path / "config.yaml").write_text(to_yaml(small_config("lookahead_source=memory")))
+    for step, best in ((1, True), (2, False)):
+        folder = tmp_path / "checkpoints" / f"step-{step:06d}"
+        (folder / "policy").mkdir(parents=True)
+        (folder / MANIFEST).write_text(json.dumps({"step": step, "best": best, "files": {}}))
+        (folder / "memory.json").write_text(json.dumps([[*situation_of(state, call), f"reply {step}"]]))
+
+    def remembered(run: Path, **options: Any) -> str:
+        lookahead = upstream_speaker(run, url, **options).lookahead
+        assert lookahead is not None
+        return lookahead.predictor([Question(task=None, state=state, call=call, messages=())])[0]
+
+    with served(agent, models=("policy",)) as url:
+        assert remembered(tmp_path) == "reply 2"
+        assert remembered(tmp_path, adapter="best") == "reply 1"
+        assert remembered(tmp_path / "checkpoints" / "step-000001") == "reply 1"
+
+
+def test_a_missing_adapter_is_named_with_what_to_do(agent: Agent, run: Path):
+    with (
+        served(agent, models=("base",)) as url,
+        pytest.raises(UsageError, match="'policy'; start vLLM with the --lora"),
+    ):
+        upstream_speaker(run, url)
+    with served(agent, models=("policy",)) as url:
+        with pytest.raises(UsageError, match=r"'world_model', .* export with --both, or serve with --no-lookahead"):
+            upstream_speaker(run, url)
+        assert upstream_speaker(run, url, lookahead=False).lookahead is None
+        (run / "config.yaml").write_text(to_yaml(small_config("coupling=stacked")))
+        with pytest.raises(UsageError, match="export with --stacked, or"):
+            upstream_speaker(run, url)
+
+
+def test_the_untrained_base_is_not_upstream(run: Path, monkeypatch, capsys):
+    arguments = ["serve", str(run), "--upstream", "http://127.0.0.1:9", "--adapter", "none"]
+    monkeypatch.setattr(sys, "argv", ["lfo", *arguments])
+    with pytest.raises(SystemExit):
+        main()
+    assert "choose best or last" in capsys.readouterr().err

@@ -201,7 +201,7 @@ def load_agent(
     untrained base. `levels` replaces the levels of the run, if its environment has levels. `environment` is an
     environment factory; pass it if the run got its environment from Python.
     """
-    run, checkpoint = _run_and_checkpoint(Path(run))
+    run, checkpoint = run_and_checkpoint(Path(run))
     config = saved_config(run)
     if levels is not None and "levels" in config.env_args:
         config = dataclasses.replace(config, env_args={**config.env_args, "levels": list(levels)})
@@ -252,7 +252,7 @@ def start_from(model: DualAdapterModel, init_from: str) -> None:
 
 def _refuse_other_policy(model: DualAdapterModel, path: Path, *, loaded: Sequence[str]) -> None:
     """Raise a `ConfigError` if the policy of a run would act differently here, because the couplings differ."""
-    file = _run_and_checkpoint(path)[0] / "config.yaml"
+    file = run_and_checkpoint(path)[0] / "config.yaml"
     if not file.is_file():
         return  # a folder with adapters only
     saved = from_yaml(file)
@@ -276,7 +276,8 @@ def batches(things: Sequence[T]) -> Iterator[Sequence[T]]:
         yield things[index * len(things) // count : (index + 1) * len(things) // count]
 
 
-def _run_and_checkpoint(path: Path) -> tuple[Path, Path | None]:
+def run_and_checkpoint(path: Path) -> tuple[Path, Path | None]:
+    """Return the run folder of a path, and the path itself if it is a checkpoint."""
     if path.parent.name == "checkpoints" and (path / "policy").is_dir():
         return path.parent.parent, path
     return path, None

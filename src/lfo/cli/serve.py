@@ -46,12 +46,14 @@ def serve(
         from lfo.serving.speaker import local_speaker
 
         speaker, weights = local_speaker(agent), common.weights_in_words(agent)
+    elif adapter == "none":
+        raise UsageError("--adapter none serves the untrained base, and --upstream has adapters; choose best or last")
     else:
         with common.working(f"Loading {common.visible(str(run))}"):
             from lfo.serving.speaker import upstream_speaker
 
             speaker, weights = (
-                upstream_speaker(run, upstream, api_key=upstream_key, lookahead=not no_lookahead),
+                upstream_speaker(run, upstream, adapter=adapter, api_key=upstream_key, lookahead=not no_lookahead),
                 f"weights of {upstream}",
             )
     from lfo.serving.app import listen, make_app, make_server

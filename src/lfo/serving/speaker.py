@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from lfo.agent import REPLY_STORE_FILE, Agent, adapters_of, saved_config
+from lfo.agent import REPLY_STORE_FILE, Agent, adapters_of, run_and_checkpoint, saved_config
 from lfo.config import RunConfig
 from lfo.env.interface import EnvironmentFactory
 from lfo.errors import UsageError
 from lfo.loading import environment_factory, load_tokenizer
-from lfo.model.couplings import POLICY, WORLD_MODEL
+from lfo.model.couplings import POLICY, WORLD_MODEL, coupling_of
 from lfo.protocol.chat import ChatCodec
 from lfo.rollout import ending_tools
 from lfo.rollout.deliberation import LookAhead
@@ -61,9 +61,17 @@ def local_speaker(agent: Agent) -> Speaker:
     )
 
 
-def upstream_speaker(run: Path, url: str, *, api_key: str = "", lookahead: bool = True) -> Speaker:
-    """Return the speaker of a run whose LoRAs a vLLM server has, under the names of `lfo export`."""
+def upstream_speaker(
+    run: Path, url: str, *, adapter: Literal["best", "last"] = "last", api_key: str = "", lookahead: bool = True
+) -> Speaker:
+    """Return the speaker of a run or checkpoint whose LoRAs a vLLM server has, under the names of `lfo export`."""
+    run, checkpoint = run_and_checkpoint(run)
     config = saved_config(run)
+
+    def saved(name: str) -> Path:
+        """Return a file beside the adapters; a run that needs none may be its config alone."""
+        return (checkpoint or adapters_of(run, adapter)) / name
+
     make_environment, tokenizer = environment_factory(config), load_tokenizer(config.model)
     codec = ChatCodec(tokenizer, make_environment().tools(), thinking=config.rollout.thinking)
     world = world_model_codec(config, tokenizer)
@@ -71,16 +79,15 @@ def upstream_speaker(run: Path, url: str, *, api_key: str = "", lookahead: bool 
     complete = completer(upstream, WORLD_MODEL, config.world_model.reply_tokens)
     store = new_reply_store(config, make_environment, world, complete)
     if store is not None:
-        store.load(adapters_of(run) / REPLY_STORE_FILE)
+        store.load(saved(REPLY_STORE_FILE))
     from_memory = store is not None and not (isinstance(store, MemoryFirst) and store.handed_over)
     lookahead = lookahead and config.looks_ahead and not config.looks_ahead_untrained
     needed = {POLICY} | ({WORLD_MODEL} if lookahead and not from_memory else set())
-    if missing := sorted(needed - set(upstream.models())):
-        raise UsageError(f"{url} has no model {missing[0]!r}; start vLLM with the --lora-modules that lfo export names")
+    _refuse_missing(needed - set(upstream.models()), url, config)
     tools = None
     if learns_tools(make_environment(), config):
         tools = EndingTools()
-        tools.load(adapters_of(run) / ending_tools.FILE)
+        tools.load(saved(ending_tools.FILE))
 
     def new_rows(rows: int) -> SpeakingRows:
         return UpstreamRows(upstream, POLICY, rows=rows, context=config.rollout.max_context)
@@ -94,3 +101,14 @@ def upstream_speaker(run: Path, url: str, *, api_key: str = "", lookahead: bool 
         lookahead=make_lookahead(config, make_environment, world, complete, store, tools) if lookahead else None,
         new_rows=new_rows,
     )
+
+
+def _refuse_missing(models: set[str], url: str, config: RunConfig) -> None:
+    if POLICY in models:
+        raise UsageError(f"{url} has no model {POLICY!r}; start vLLM with the --lora-modules that lfo export names")
+    if WORLD_MODEL in models:
+        summed = coupling_of(config.coupling, with_world_model=config.has_world_model).summed > 1
+        raise UsageError(
+            f"{url} has no model {WORLD_MODEL!r}, which look-ahead needs; export with "
+            f"{'--stacked' if summed else '--both'}, or serve with --no-lookahead"
+        )
