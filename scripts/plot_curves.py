@@ -3,7 +3,7 @@
 python scripts/plot_curves.py docs/level2.svg "with look-ahead=results/level2-preset/dual-*" \
     "look-ahead, policy frozen=results/level2-preset/frozen-*" \
     "policy alone, blind=results/internalise/lookahead-*" "feedback instead=results/internalise/feedback-*" \
-    "plain DAPO=results/level2/dapo-*"
+    "plain DAPO=results/level2-groups-64/dapo-*"
 
 A group whose name ends in "blind" shows its success without look-ahead.
 """
