@@ -76,7 +76,7 @@ function duration(seconds) {
   if (seconds < 7200) return `${short(seconds / 60)} min`;
   return `${short(seconds / 3600)} h`;
 }
-const FORMATS = { share: (value) => `${Number((value * 100).toFixed(value > 0 && value < 0.1 ? 1 : 0))} %`, number: short };
+const FORMATS = { share: (value) => `${Number((value * 100).toFixed(value <= 0 || value >= 0.1 ? 0 : value < 0.01 ? 2 : 1))} %`, number: short };
 FORMATS.fraction = FORMATS.share;
 const AXES = {
   tasks: { title: "tasks seen in training", format: (value) => plain.format(value) },
