@@ -9,8 +9,8 @@ from statistics import fmean
 from typing import Any
 
 from lfo.env.interface import MEASURES
-from lfo.rollout.runner import ENVIRONMENT_FAILURES
-from lfo.types import Rollout, StopReason
+from lfo.rollout.runner import ENVIRONMENT_FAILURES, opening_is_too_long
+from lfo.types import Rollout
 
 BROKEN_ROLLOUTS = "the environment failed in some rollouts: `stops` counts them, and lfo rollouts shows the reason"
 NO_CALLS = "no rollout called a tool of this environment: set model= to a base that can call tools"
@@ -67,7 +67,7 @@ def step_metrics(rollouts: Sequence[Rollout], tools: Collection[str]) -> tuple[d
         metrics["stops"] = rollout_metrics(rollouts)["stops"]  # of all rollouts
     metrics["sampled_tokens"] = sum(rollout.sampled_count for rollout in rollouts)
     warnings = [BROKEN_ROLLOUTS] if any(rollout.stop in ENVIRONMENT_FAILURES for rollout in rollouts) else []
-    if any(rollout.stop == StopReason.CONTEXT_OVERFLOW and not rollout.turns for rollout in rollouts):
+    if any(map(opening_is_too_long, rollouts)):
         warnings.append(NO_ROOM)
     made = [turn.call for rollout in own for turn in rollout.turns if not turn.predicted]
     if made and not any(call is not None and call.name in tools for call in made):

@@ -262,11 +262,16 @@ class _Exchange:
         ]
 
 
+def opening_is_too_long(rollout: Rollout) -> bool:
+    """Whether the opening and the tools do not fit into the context, so that the policy was never asked."""
+    return rollout.stop == StopReason.CONTEXT_OVERFLOW and not rollout.turns
+
+
 def refuse_dead_environment(rollouts: Sequence[Rollout]) -> None:
     """Raise a `WorkError` if no rollout could start or go on; a single failed rollout is data."""
     if rollouts and all(rollout.stop in ENVIRONMENT_FAILURES for rollout in rollouts):
         raise WorkError(f"the environment failed in all {len(rollouts)} rollouts: {rollouts[0].error}")
-    if rollouts and all(rollout.stop == StopReason.CONTEXT_OVERFLOW and not rollout.turns for rollout in rollouts):
+    if rollouts and all(map(opening_is_too_long, rollouts)):
         raise WorkError(
             f"opening and tools of all {len(rollouts)} rollouts exceed rollout.max_context: raise it; lfo check-env "
             "shows their length"
