@@ -22,6 +22,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "couplings": frozenset({"errors", "settings"}),
     "config": frozenset({"errors", "settings", "couplings", "env"}),
     "checkpoints": frozenset({"errors"}),
+    "streams": frozenset({"errors"}),
     "atomic": frozenset({"errors", "checkpoints"}),
     "rundir": frozenset({"config", "errors", "checkpoints", "atomic"}),
     "env": frozenset({"types", "errors", "statistics", "protocol.hermes"}),
@@ -30,7 +31,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "rollout": frozenset({"types", "errors", "checkpoints", "config", "env", "protocol", "objectives"}),
     "model": frozenset({"types", "errors", "checkpoints", "config", "couplings", "objectives"}),
     "backend": frozenset({"types", "rollout"}),
-    "tracking": frozenset({"errors", "config"}),
+    "tracking": frozenset({"errors", "config", "streams"}),
     "evaluation": frozenset(
         {
             *("types", "errors", "statistics", "config", "couplings", "atomic", "rundir", "env", "protocol", "rollout"),

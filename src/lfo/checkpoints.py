@@ -104,7 +104,8 @@ def seal(folder: Path, about: Mapping[str, Any]) -> None:
     files = {str(file.relative_to(folder)): fingerprint(file) for file in files_of(folder)}
     manifest = {**about, "files": files}
     manifest["sha256"] = _digest_of(manifest)
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    # No newline at the end: without any of its bytes the file would not be JSON.
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, allow_nan=False), encoding="utf-8")
 
 
 def fingerprint(file: Path, size: int | None = None) -> dict[str, Any]:
