@@ -36,7 +36,7 @@ def trials(folder: Path, *, short: bool) -> Iterator[Outcome]:
     for number in range(2 if short else 20):
         kind = signal.SIGKILL if number % 2 else signal.SIGINT
         run = folder / f"{number}"
-        yield _trial(whole, run, kind, moment=chance.uniform(0, seconds), seed=number)
+        yield _trial(whole, run, kind, moment=chance.uniform(0, 0.9 * seconds), seed=number)
         shutil.rmtree(run, ignore_errors=True)
 
 
