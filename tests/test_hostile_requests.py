@@ -195,7 +195,8 @@ def closed_by_server(connection: socket.socket, drip: bytes = b"") -> bool:
         try:
             if drip:
                 connection.sendall(drip)
-            return connection.recv(1000) == b""
+            if connection.recv(100_000) == b"":
+                return True
         except TimeoutError:
             continue
         except OSError:
@@ -235,7 +236,6 @@ def test_half_open_connections_make_room_for_an_honest_client(agent: Agent, batc
 
 
 def test_a_request_that_is_being_answered_makes_room_for_nobody(agent: Agent, batcher: Batcher, monkeypatch):
-    monkeypatch.setattr(connections, "PATIENCE", 0.1)
     monkeypatch.setattr(app, "most_connections", lambda: 8)
     release, entered, real = threading.Event(), threading.Event(), Batcher._speak
 
@@ -245,18 +245,25 @@ def test_a_request_that_is_being_answered_makes_room_for_nobody(agent: Agent, ba
         real(self, *arguments)
 
     monkeypatch.setattr(Batcher, "_speak", held)
-    statuses: list[int] = []
-    with served(batcher) as address:
-        client = threading.Thread(target=lambda: statuses.append(status_of(address, whole(agent))[0]))
-        client.start()
+    body = json.dumps(whole(agent)).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+    with served(batcher) as address, socket.create_connection(address, 60) as busy:
+        monkeypatch.setattr(connections, "PATIENCE", 0.1)
+        busy.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         entered.wait()
         try:
+            with half_open(address, 1) as (later,):
+                assert closed_by_server(later)
+            monkeypatch.setattr(connections, "PATIENCE", 1e6)
             with half_open(address, 30) as opened:
-                assert closed_by_server(opened[-1]), "longer than the patience for heads"
+                url = f"http://{address[0]}:{address[1]}/v1/models"
+                assert httpx.get(url, headers=HEADERS, timeout=60).status_code == 200
+                assert closed_by_server(opened[0]), "not the busy one, which is older"
+            monkeypatch.setattr(connections, "PATIENCE", 0.1)
         finally:
             release.set()
-            client.join()
-    assert statuses == [200]
+        assert busy.recv(12) == b"HTTP/1.1 200"
+        assert closed_by_server(busy, b"x"), "silent again"
 
 
 def test_connections_leave_half_of_the_open_files(monkeypatch):
