@@ -213,17 +213,17 @@ def load_agent(
     untrained base. `levels` replaces the levels of the run, if its environment has levels. `environment` is an
     environment factory; pass it if the run got its environment from Python.
     """
-    config, base, folder = _opened(Path(run), adapter, device)
+    config, folder = _opened(Path(run), adapter)
     if levels is not None and "levels" in config.env_args:
         config = dataclasses.replace(config, env_args={**config.env_args, "levels": list(levels)})
     environment = environment_factory(config) if environment is None else environment
-    return _loaded(build_agent(config, environment, load_tokenizer(config.model), base), folder)
+    return _loaded(build_agent(config, environment, load_tokenizer(config.model), _base_of(config, device)), folder)
 
 
 def load_models(run: str | Path, *, adapter: AdapterChoice = "last", device: str = "auto") -> Agent:
     """Load the agent of a run without making its environment: it can predict and be exported, but it cannot act."""
-    config, base, folder = _opened(Path(run), adapter, device)
-    tokenizer = load_tokenizer(config.model)
+    config, folder = _opened(Path(run), adapter)
+    tokenizer, base = load_tokenizer(config.model), _base_of(config, device)
     return _loaded(_new_agent(config, _no_environment, tokenizer, ChatCodec(tokenizer), base), folder)
 
 
@@ -231,13 +231,15 @@ def _no_environment() -> Environment:
     raise UsageError("this agent was loaded without its environment; load it with load_agent to let it act")
 
 
-def _opened(run: Path, adapter: AdapterChoice, device: str) -> tuple[RunConfig, Any, Path | None]:
-    """Return the config of a run, its base, and the folder of the adapters that were chosen."""
-    config = saved_config(run_folder(run))
-    folder = None if adapter == "none" else adapters_of(run, adapter)
+def _opened(run: Path, adapter: AdapterChoice) -> tuple[RunConfig, Path | None]:
+    """Return the config of a run and the folder of the adapters that were chosen."""
+    return saved_config(run_folder(run)), None if adapter == "none" else adapters_of(run, adapter)
+
+
+def _base_of(config: RunConfig, device: str) -> Any:
     base = load_base(config.model, pick_device(device))
     limit_threads(base)
-    return config, base, folder
+    return base
 
 
 def _loaded(agent: Agent, folder: Path | None) -> Agent:

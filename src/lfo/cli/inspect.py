@@ -61,9 +61,7 @@ def inspect(
     shipped = SHIPPED.get(agent.config.env)
     judge = agent.make_environment() if judged else shipped and shipped.made_by
     tools = predicted_by(agent.config, read_data(run_folder(run))) or None  # all, if the run predicts none
-    found = [
-        (read.task_id, call) for read in read_rollouts(file, None) for call in observed_calls(read, predict=tools)
-    ]
+    found = [(read.task_id, call) for read in read_rollouts(file, None) for call in observed_calls(read, predict=tools)]
     if not found:
         raise UsageError(f"{file} contains no reply of a tool that this run predicts")
     tasks = [task for task, _ in found[:num]]

@@ -172,12 +172,12 @@ def _read(path: Path, *, known_only: bool = False, saved: bool = False) -> list[
 def _refuse_code(run: Path, saved: Iterable[Setting], typed: Collection[str]) -> None:
     """Raise a `ConfigError` for settings of verl by which the config of a run could have its own code run.
 
-    verl has dozens of them: classes, files, addresses, commands. The usual ones are numbers and single words.
+    verl has dozens of them: classes, files, addresses, commands. The usual settings are numbers and single words.
     """
     for name, value in saved:
-        words = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str | list | dict)]
-        plain = all(isinstance(word, str) and re.fullmatch(r"[\w-]*", word) for word in words)
-        acts = {"trust_remote_code", "finish_hook_cmd", "runtime_env"} & set(name.split(".")) and value
+        values = value if isinstance(value, list) else [value]
+        plain = all(isinstance(each, int | float | None) or re.fullmatch(r"[\w-]*", str(each)) for each in values)
+        acts = value and {"trust_remote_code", "finish_hook_cmd", "runtime_env"} & set(name.split("."))
         if name.startswith("verl.") and name not in typed and (acts or not plain):
             raise ConfigError(
                 f"{name}={value} in the config of {run} may name code, a command or a machine; if you trust it, "

@@ -4,7 +4,8 @@
     record.problem or record.rows[-1]["eval/val/success"]
 
 Reading never fails: `problem` says in one sentence why a folder cannot be used. Two runs can be compared if their
-`data` agree; every run writes it as `data.json`. Reading a run makes no environment. Nothing here plays, trains or writes.
+`data` agree; every run writes it as `data.json`. Reading a run makes no environment. Nothing here plays, trains or
+writes.
 """
 
 from __future__ import annotations
@@ -114,8 +115,8 @@ def describe_data(config: RunConfig, make_environment: EnvironmentFactory) -> di
      "splits": {"val": {"tasks": 100, "fingerprint": "0f3a...", "ceiling": 0.908}}}
 
     Splits with the same fingerprint have the same tasks with the same openings, in the same order. `ceiling` is the
-    information ceiling of these tasks, or null if the environment has none. `predicted_tools` are those whose replies the
-    world model learns, or null for all.
+    information ceiling of these tasks, or null if the environment has none. `predicted_tools` are those whose
+    replies the world model learns, or null for all.
     """
     splits = (*config.eval.splits, *config.eval.final_splits) if config.eval.every else ()
     tools = predicted_tools(make_environment(), config.world_model.predict)

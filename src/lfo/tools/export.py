@@ -96,6 +96,6 @@ def _write_merged(agent: Agent, folder: Path) -> None:
     """Merge the policy into a full model in the precision of the loaded base, and save it in that of its files."""
     merged: Any = cast(Any, agent.model.peft_model).merge_and_unload(adapter_names=list(agent.model.policy_adapters))
     # The embedded base is stored in fp16 but always computed in fp32, so the merged model is saved in fp32.
-    stored = AutoConfig.from_pretrained(model_source(agent.config.model), trust_remote_code=False).dtype or torch.float32
-    merged.to(torch.float32 if agent.config.model == EMBEDDED else stored).save_pretrained(folder)
+    stored = AutoConfig.from_pretrained(model_source(agent.config.model), trust_remote_code=False).dtype
+    merged.to((stored if agent.config.model != EMBEDDED else None) or torch.float32).save_pretrained(folder)
     agent.tokenizer.save_pretrained(folder)

@@ -48,7 +48,7 @@ class InspectedReply:
 
 
 def inspect_calls(agent: Agent, calls: Iterable[ObservedCall], *, judge: object = None) -> Iterator[InspectedReply]:
-    """Yield the inspected reply of each call; `judge` is an environment, or the class of one, that describes replies."""
+    """Yield the inspected reply of each call; `judge` is an environment, or its class, that describes replies."""
     for seen in calls:
         (predicted,) = agent.predict([(seen.state, seen.call)])
         facts = seen.facts or describe_with(judge, seen.reply)
