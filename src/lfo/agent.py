@@ -21,7 +21,8 @@ from transformers import PreTrainedTokenizerBase
 
 from lfo.checkpoints import best_checkpoint, named_checkpoint, newest_checkpoint, refuse_damage, step_of
 from lfo.config import RunConfig, from_yaml
-from lfo.env.interface import EnvironmentFactory, tasks_of
+from lfo.env.by_name import hold_as_data
+from lfo.env.interface import Environment, EnvironmentFactory, tasks_of
 from lfo.errors import ConfigError, DamageError, DataError, UsageError
 from lfo.loading import environment_factory, limit_threads, load_base, load_tokenizer, pick_device
 from lfo.model.adapters import DualAdapterModel
@@ -50,7 +51,7 @@ AdapterChoice = Literal["best", "last", "none"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Agent:
-    """A policy that acts, with its world model. Create it with `build_agent` or `load_agent`."""
+    """A policy that acts, with its world model. Create it with `build_agent`, `load_agent` or `load_models`."""
 
     config: RunConfig
     make_environment: EnvironmentFactory
@@ -165,9 +166,24 @@ def build_agent(
 ) -> Agent:
     """Return an agent with untrained adapters on `base`; `base` is modified in place."""
     codec = ChatCodec(tokenizer, make_environment().tools(), thinking=config.rollout.thinking)
-    model = DualAdapterModel.of_run(base, config)
     learnt_tools = EndingTools() if learns_tools(make_environment(), config) else None
-    agent = Agent(
+    agent = _new_agent(config, make_environment, tokenizer, codec, base)
+    parts = config, make_environment, agent.world_model_codec, agent.complete
+    store = new_reply_store(*parts)
+    lookahead = make_lookahead(*parts, store, learnt_tools)
+    return dataclasses.replace(agent, lookahead=lookahead, reply_store=store, ending_tools=learnt_tools)
+
+
+def _new_agent(
+    config: RunConfig,
+    make_environment: EnvironmentFactory,
+    tokenizer: PreTrainedTokenizerBase,
+    codec: ChatCodec,
+    base: Any,
+) -> Agent:
+    """Return an agent that does not look ahead."""
+    model = DualAdapterModel.of_run(base, config)
+    return Agent(
         config=config,
         make_environment=make_environment,
         tokenizer=tokenizer,
@@ -176,12 +192,7 @@ def build_agent(
         model=model,
         sampler=_sampler(model, codec, config),
         runner_config=RunnerConfig.of_run(config),
-        ending_tools=learnt_tools,
     )
-    parts = config, make_environment, agent.world_model_codec, agent.complete
-    store = new_reply_store(*parts)
-    lookahead = make_lookahead(*parts, store, learnt_tools)
-    return dataclasses.replace(agent, lookahead=lookahead, reply_store=store)
 
 
 def _sampler(model: DualAdapterModel, codec: ChatCodec, config: RunConfig) -> Sampler:
@@ -202,23 +213,46 @@ def load_agent(
     untrained base. `levels` replaces the levels of the run, if its environment has levels. `environment` is an
     environment factory; pass it if the run got its environment from Python.
     """
-    path = Path(run)
-    config = saved_config(run_folder(path))
+    config, folder = _opened(Path(run), adapter)
     if levels is not None and "levels" in config.env_args:
         config = dataclasses.replace(config, env_args={**config.env_args, "levels": list(levels)})
-    folder = None if adapter == "none" else adapters_of(path, adapter)
+    environment = environment_factory(config) if environment is None else environment
+    return _loaded(build_agent(config, environment, load_tokenizer(config.model), _base_of(config, device)), folder)
+
+
+def load_models(run: str | Path, *, adapter: AdapterChoice = "last", device: str = "auto") -> Agent:
+    """Load the agent of a run without making its environment: it can predict and be exported, but it cannot act."""
+    config, folder = _opened(Path(run), adapter)
+    tokenizer, base = load_tokenizer(config.model), _base_of(config, device)
+    return _loaded(_new_agent(config, _no_environment, tokenizer, ChatCodec(tokenizer), base), folder)
+
+
+def _no_environment() -> Environment:
+    raise UsageError("this agent was loaded without its environment; load it with load_agent to let it act")
+
+
+def _opened(run: Path, adapter: AdapterChoice) -> tuple[RunConfig, Path | None]:
+    """Return the config of a run and the folder of the adapters that were chosen."""
+    return saved_config(run_folder(run)), None if adapter == "none" else adapters_of(run, adapter)
+
+
+def _base_of(config: RunConfig, device: str) -> Any:
     base = load_base(config.model, pick_device(device))
     limit_threads(base)
-    environment = environment_factory(config) if environment is None else environment
-    agent = build_agent(config, environment, load_tokenizer(config.model), base)
+    return base
+
+
+def _loaded(agent: Agent, folder: Path | None) -> Agent:
     if folder is not None:
         agent.load(folder)
     return dataclasses.replace(agent, adapters_folder=folder)
 
 
 def saved_config(run: Path) -> RunConfig:
+    """Return the config of a run folder; from now on nothing in this folder is run as code."""
     if not (run / "config.yaml").is_file():
         raise UsageError(f"{run} is not a run folder: it has no config.yaml")
+    hold_as_data(run)
     return from_yaml(run / "config.yaml", known_only=True)
 
 

@@ -9,11 +9,21 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from lfo.checkpoints import files_of
-from lfo.errors import WorkError
+from lfo.errors import UsageError, WorkError
+
+
+def new_folder(path: Path) -> Path:
+    """Return a folder that may be filled: one that is new or empty. `new/..` is the folder that `new` would be in."""
+    detour = any(one != ".." and other == ".." for one, other in pairwise(path.parts))
+    folder = path.resolve() if detour else path
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{path} already exists and is not empty; name a new folder")
+    return folder
 
 
 def write_text_atomic(path: str | Path, text: str) -> None:

@@ -26,6 +26,7 @@ import math
 import os
 import re
 import shutil
+import stat
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
@@ -82,8 +83,9 @@ class RunDirectory:
                     f"{path} already contains a run; continue it with --resume {path} or choose another output_dir"
                 )
             # A run that was killed before its first complete file leaves only the lock and temporary files.
-            if not resume and any(not re.fullmatch(r"\.lock|\..*\.tmp", entry.name) for entry in path.iterdir()):
+            if not resume and any(entry.name != ".lock" and not _is_leftover(entry) for entry in path.iterdir()):
                 raise UsageError(f"{path} is not empty; choose another output_dir")
+            _refuse_links(path)
             run = cls(path, _take_lock(path))
             try:
                 if resume:
@@ -345,9 +347,26 @@ def run_folder(path: Path) -> Path:
 # Helpers
 
 
+def _refuse_links(path: Path) -> None:
+    """Raise a `UsageError` if writing into this run, which may be a stranger's, could write anywhere else."""
+    for folder, folders, files in os.walk(path):
+        for entry in (Path(folder, name) for name in (*folders, *files)):
+            if entry.is_symlink():
+                raise UsageError(
+                    f"{entry} is a symbolic link, and a run writes into its own folder only; put what it points to in "
+                    "its place"
+                )
+
+
+def _is_leftover(path: Path) -> bool:
+    """Whether this is a temporary file or folder that a killed run left; a `*.tmp` of anybody else is not ours."""
+    ours = r"config\.yaml|data\.json|adapters(\.replaced)?|step-\d{6,}(\.replaced|\.jsonl)?|last|best"
+    return re.fullmatch(rf"\.({ours})\.\d+\.tmp", path.name) is not None
+
+
 def _remove_leftovers(path: Path) -> None:
     for folder in (path, path / "checkpoints", path / "rollouts", path / "predictions"):
-        for leftover in folder.glob(".*.tmp"):
+        for leftover in filter(_is_leftover, folder.glob(".*.tmp")):
             if leftover.is_dir():
                 shutil.rmtree(leftover)
             else:
@@ -356,7 +375,10 @@ def _remove_leftovers(path: Path) -> None:
 
 def _take_lock(path: Path) -> int:
     """Lock `.lock` and write the process id into it. The kernel releases the lock of a dead process."""
-    descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    except IsADirectoryError as error:
+        raise UsageError(f"{path / '.lock'} is not a lock of ours but a folder; move it away") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -365,8 +387,11 @@ def _take_lock(path: Path) -> int:
         raise UsageError(f"{path} is being written by process {holder}; choose another output_dir") from None
     except OSError as error:
         logger.warning("%s cannot be locked on this file system (%s)", path, error.strerror)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode) or not re.fullmatch(rb"\d{0,20}\n?", os.pread(descriptor, 30, 0)):
+        os.close(descriptor)
+        raise UsageError(f"{path / '.lock'} is not a lock of ours: it holds something else; move it away")
     os.ftruncate(descriptor, 0)
-    os.write(descriptor, f"{os.getpid()}\n".encode())
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
 
 

@@ -56,6 +56,14 @@ def open_agent(run: Path, *, adapter: str, device: str, levels: Sequence[int] | 
         return load_agent(run, adapter=cast(Any, adapter), device=device, levels=levels)
 
 
+def open_models(run: Path, *, adapter: str, device: str) -> Agent:
+    """`load_models`: the models of a run alone, without making its environment."""
+    with working(f"Loading {visible(str(run))}"):
+        from lfo.agent import load_models
+
+        return load_models(run, adapter=cast(Any, adapter), device=device)
+
+
 def working(words: str) -> Status:
     return Console(stderr=True).status(words)
 
