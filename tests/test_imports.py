@@ -88,7 +88,7 @@ LIVES_IN: Mapping[str, tuple[str, ...]] = {
     "hydra": ("lfo.engines.verl",),
     "vllm": ("lfo.engines.verl",),
     "starlette": ("lfo.serving.app",),
-    "uvicorn": ("lfo.serving.app",),
+    "uvicorn": ("lfo.serving.app", "lfo.serving.connections"),
     "gymnasium": ("lfo.env.gym", "lfo.env.adapters.gymnasium_env"),
     "textarena": ("lfo.env.adapters.textarena_game",),
     "openenv": ("lfo.env.adapters.openenv_server",),
