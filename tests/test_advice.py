@@ -188,7 +188,7 @@ def test_a_world_model_whose_loss_does_not_fall_and_that_understands_nothing_doe
 
 def test_it_is_judged_by_tokens_where_nobody_measured_meaning():
     stuck = without(changed(world_model_loss=0.4, world_model_accuracy=0.85), MEANING)
-    assert only(stuck).figure.endswith("is right in 85% of tokens")
+    assert only(stuck).figure.endswith("is right in 85% of the trained tokens, by weight")
     assert names(without(changed(world_model_loss=0.1, world_model_accuracy=0.97), MEANING)) == []
 
 
@@ -223,7 +223,8 @@ def test_a_weight_that_pushes_the_policy_out_is_too_high_where_the_losses_meet()
     trouble = only(changed(fell), SHARED)
     assert trouble.name == "weight too high"
     assert trouble.figure == (
-        "with weight 1 the world model is right in 95% of tokens, while success on val is 20% (best 50%)"
+        "with weight 1 the world model is right in 95% of the trained tokens, by weight, while success on val is 20% "
+        "(best 50%)"
     )
     assert "world_model.weight" in trouble.knob
     assert names(changed(fell), DUAL) == ["success lost"]  # separate adapters: the weight never reaches the policy

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from transformers import Qwen3Config
 
 from lfo.config import KNOBS, PRESETS, load_config
 from lfo.engines import create_trainer
-from lfo.engines.verl.config import _chosen, _translated, is_small
+from lfo.engines.verl.config import _FIXED, _chosen, _translated, is_small
+from lfo.engines.verl.unread import UNREAD, why_unread
 from lfo.env.phone_calls import PhoneCalls
 from lfo.errors import ConfigError
 from lfo.loading import load_tokenizer
@@ -26,8 +28,9 @@ LFO = Path(sys.executable).parent / "lfo"
 
 
 def test_what_a_config_says_of_verl_is_kept_and_later_settings_win():
-    config = load_config(["engine=verl", "verl.trainer.nnodes=2", "verl.trainer.nnodes=4", "verl.data.seed=1"])
-    assert config.verl == {"trainer": {"nnodes": 4}, "data": {"seed": 1}}
+    queue = "verl.transfer_queue.metrics.port=1"
+    config = load_config(["engine=verl", "verl.trainer.nnodes=2", "verl.trainer.nnodes=4", queue])
+    assert config.verl == {"trainer": {"nnodes": 4}, "transfer_queue": {"metrics": {"port": 1}}}
 
 
 def test_a_run_without_verl_says_how_to_install_it(monkeypatch):
@@ -59,14 +62,22 @@ _ASK = """
 import dataclasses, json, sys
 from omegaconf import OmegaConf
 from lfo.config import PRESETS, load_config
-from lfo.engines.verl.config import verl_config
+from lfo.engines.verl.config import _defaults, _validate, verl_config
 from lfo.errors import ConfigError
+from lfo.settings import dotted
 trees = {}
 for name, overrides in json.loads(sys.argv[1]).items():
     try:
         trees[name] = OmegaConf.to_container(verl_config(load_config(overrides)), resolve=True)
     except ConfigError as error:
         trees[name] = str(error)
+tree = verl_config(load_config(["preset=tiny", "engine=verl"]))
+tree.actor_rollout_ref.actor.profiler.tool_config.torch_memory.stack_depth = 0
+try:
+    _validate(tree)
+except ConfigError as error:
+    trees["refused by a part"] = str(error)
+leaves = [name for name, _ in dotted(OmegaConf.to_container(_defaults()))]
 
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import HFModelConfig, RolloutConfig
@@ -89,7 +100,7 @@ for preset in PRESETS:
         for field in dataclasses.fields(part)
         if field.type is int and isinstance(part[field.name], float)
     ])
-print("ANSWERS" + json.dumps({"trees": trees, "objects": objects}))
+print("ANSWERS" + json.dumps({"trees": trees, "objects": objects, "leaves": leaves}))
 """
 ASKED: dict[str, list[str]] = {
     "tiny": ["preset=tiny", "engine=verl", "policy.overlong_buffer=64", "coupling=stacked"],
@@ -104,11 +115,6 @@ ASKED: dict[str, list[str]] = {
     ],
     "mistyped": ["preset=tiny", "engine=verl", "verl.actor_rollout_ref.actor.fsdp_config.optimiser_offload=true"],
     "refused": ["preset=tiny", "engine=verl", "verl.actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"],
-    "refused by a part": [
-        "preset=tiny",
-        "engine=verl",
-        "verl.actor_rollout_ref.actor.profiler.tool_config.torch_memory.stack_depth=0",
-    ],
     "own rate": ["preset=tiny", "engine=verl", "verl.actor_rollout_ref.actor.optim.lr=1.0"],
     "own group": ["preset=tiny", "engine=verl", "verl.actor_rollout_ref.rollout.n=4"],
     "own steps": ["preset=tiny", "engine=verl", "verl.trainer.total_training_steps=3"],
@@ -119,6 +125,57 @@ ASKED: dict[str, list[str]] = {
     "offload": ["preset=tiny", "engine=verl", "verl.actor_rollout_ref.actor.fsdp_config.param_offload=true"],
     "sglang": ["preset=tiny", "engine=verl", "verl.actor_rollout_ref.rollout.name=sglang"],
     "half a server": ["preset=tiny", "engine=verl", "verl.actor_rollout_ref.rollout.tensor_model_parallel_size=2"],
+}
+NOTHING_READS = {
+    "actor_rollout_ref.actor.policy_loss.loss_mode": "the policy's loss is fixed",
+    "actor_rollout_ref.actor.ppo_epochs": "set rollout.mini_batch_prompts",
+    "actor_rollout_ref.actor.clip_ratio_c": "there is no dual clip",
+    "actor_rollout_ref.actor.tau_pos": "the policy's loss is fixed",
+    "actor_rollout_ref.actor.kl_loss_coef": "no KL term",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "set micro_batch_tokens",
+    "actor_rollout_ref.actor.optim.num_cycles": "set policy.learning_rate",
+    "actor_rollout_ref.actor.fsdp_config.forward_prefetch": "of fsdp_config set model_dtype",
+    "actor_rollout_ref.ref.fsdp_config.param_offload": "no reference model",
+    "actor_rollout_ref.model.lora.dropout": "set lora.rank",
+    "actor_rollout_ref.rollout.top_p": "set rollout.temperature",
+    "actor_rollout_ref.rollout.val_kwargs.temperature": "set rollout.temperature",
+    "actor_rollout_ref.rollout.multi_turn.tool_config_path": "set env",
+    "algorithm.gamma": "set rollout.group_size",
+    "algorithm.lam": "set rollout.group_size",
+    "algorithm.kl_ctrl.kl_coef": "no KL term",
+    "algorithm.rollout_correction.rollout_is": "set verl.algorithm.rollout_correction.bypass_mode=false",
+    "algorithm.filter_groups.max_inflight_gen_batches": "set policy.max_resamples",
+    "critic.optim.lr": "there is no critic",
+    "reward.reward_manager.name": "set env",
+    "reward_model.enable": "set env",
+    "data.shuffle": "set env",
+    "distillation.enabled": "no teacher model",
+    "global_profiler.tool": "profiler",
+    "trainer.val_only": "set steps",
+    "trainer.v1.trainer_mode": "lfo's own loop trains",
+}
+ASKED |= {name: ["preset=tiny", "engine=verl", f"verl.{name}=1"] for name in NOTHING_READS}
+# What verl 0.9.1 itself reads in our runs, with our servers or with vLLM's; all else is in one of our tables.
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+VERL_READS = {
+    f"{part}.{name}" if part else name
+    for part, names in (
+        (ACTOR, "ulysses_sequence_parallel_size"),
+        (f"{ACTOR}.fsdp_config", "fsdp_size full_determinism model_dtype optimizer_offload qat reshard_after_forward"),
+        (f"{ACTOR}.fsdp_config", "ulysses_sequence_parallel_size"),
+        ("actor_rollout_ref.model", "_target_ custom_chat_template enable_gradient_checkpointing hf_config_path mtp"),
+        ("actor_rollout_ref.model", "override_config trust_remote_code use_liger use_shm"),
+        (ROLLOUT, "_target_ agent.num_workers checkpoint_engine cudagraph_capture_sizes data_parallel_size"),
+        (ROLLOUT, "disable_log_stats disaggregation dtype enable_chunked_prefill enable_prefix_caching"),
+        (ROLLOUT, "enable_rollout_routing_replay enforce_eager engine_kwargs.vllm expert_parallel_size"),
+        (ROLLOUT, "free_cache_engine full_determinism gpu_memory_utilization ignore_eos layered_summon load_format"),
+        (ROLLOUT, "logprobs_mode max_num_batched_tokens max_num_seqs mode mtp n_gpus_per_node name"),
+        (ROLLOUT, "pipeline_model_parallel_size prometheus qat quantization quantization_config_file"),
+        (ROLLOUT, "router_config_path scheduling_policy tensor_model_parallel_size"),
+        ("", "algorithm.rollout_correction.bypass_mode ray_kwargs.ray_init transfer_queue"),
+        ("", "trainer.n_gpus_per_node trainer.nnodes"),
+    )
+    for name in names.split()
 }
 
 
@@ -240,6 +297,37 @@ def test_what_our_settings_or_our_code_decide_cannot_be_set_in_verls_words(answe
     assert answers["fsdp1"] == f"{actor}.strategy must be fsdp2: {one_way}"
     assert answers["offload"] == f"{actor}.fsdp_config.param_offload must be False: {one_way}"
     assert answers["same loss"]["actor_rollout_ref"]["actor"]["loss_agg_mode"] == "token-mean"
+
+
+@pytest.mark.verl
+@pytest.mark.parametrize(("name", "instead"), NOTHING_READS.items())
+def test_what_nothing_reads_is_refused_by_name(answers, name, instead):
+    refusal = answers[name]
+    assert isinstance(refusal, str), f"verl.{name} was accepted"
+    assert refusal.startswith(f"verl.{name} would change nothing: ")
+    assert instead in refusal
+
+
+@pytest.mark.verl
+def test_every_setting_of_verl_is_ours_or_read_by_verl_or_refused(asked):
+    ours = {*_FIXED, *(name for theirs in _translated(load_config(["engine=verl"]), None).values() for name in theirs)}
+
+    def below(name: str, names: Collection[str]) -> bool:
+        return any(name == each or name.startswith(f"{each}.") for each in names)
+
+    others = [name for name in asked["leaves"] if not below(name, ours)]
+    refused, read = {name for name in others if why_unread(name)}, {name for name in others if below(name, VERL_READS)}
+    assert len(refused) > 600
+    assert refused | read == set(others)
+    assert not refused & read
+    unknown = [name for name in UNREAD if not any(below(leaf, [name]) for leaf in asked["leaves"])]
+    assert unknown == ["actor_rollout_ref.model.lora.fully_sharded_loras"], "vLLM's server reads it from a free part"
+
+
+def test_what_we_choose_for_a_machine_can_be_chosen_otherwise():
+    for device in ("cpu", "cuda"):
+        chosen = _chosen(load_config(["preset=tiny", "engine=verl", f"device={device}"]))
+        assert [name for name in chosen if why_unread(name)] == []
 
 
 @pytest.mark.verl

@@ -182,8 +182,9 @@ class TrainingSample:
     >>> row = TrainingSample(tokens=(5, 6, 7), adapters=("policy",), logprobs=(0.0, -0.1, 0.0),
     ...     advantages=(0.0, 0.5, 0.0), policy_weights=(0.0, 1.0, 0.0), world_model_weights=(0.0, 0.0, 0.0))
 
-    A world-model row (state form) has zeros as `policy_weights` and 1 on every token of the reply. An imitation row has
-    `imitation_weights` on the tokens that the policy should say; `()` means no imitation loss.
+    A world-model row (state form) has zeros as `policy_weights` and 1 on every token of the reply, or less on those
+    that only word it (`world_model.wording`). An imitation row has `imitation_weights` on the tokens that the policy
+    should say; `()` means no imitation loss.
     """
 
     tokens: Sequence[int]

@@ -63,7 +63,9 @@ class LoraConfig:
 class RolloutConfig:
     prompts: Count = knob(8, "tasks in one step", main=True)
     group_size: int = knob(8, "rollouts of each task", main=True, ge=2)
-    mini_batch_prompts: Count = knob(2, "tasks in one optimizer update; divides `rollout.prompts`")
+    mini_batch_prompts: Count = knob(
+        2, "tasks in an update if all teach; a step makes `rollout.prompts` / this many updates"
+    )
     max_turns: Count = knob(16, "messages of the policy in one rollout", main=True)
     max_context: Count = knob(1024, "tokens of a whole rollout; more ends it", main=True)
     max_turn_tokens: Count = knob(160, "tokens of one message, its thought included; more ends the rollout", main=True)

@@ -61,7 +61,8 @@ class Environment(Protocol):
 class DescribesReplies(Protocol):
     """Optional: return the meaning of a reply, or None for a text that this environment never writes.
 
-    Used for evaluation only, never for training. It also gets replies of a world model, which may be any text."""
+    Used for evaluation, and with `lookahead_source=memory_first` to decide when the world model takes over; no loss or
+    reward uses it. It also gets replies of a world model, which may be any text."""
 
     def describe_reply(self, observation: str) -> ReplyFacts | None: ...
 

@@ -1,7 +1,7 @@
 """The replies of reps: a seeded grammar with many phrasings, and its inverse.
 
-`describe` returns the meaning of a reply (category, facts) from its text, for evaluation only. Three phrasings of each
-category are held out from training, for `test_unseen_phrasing`.
+`describe` returns the meaning of a reply (category, facts) from its text; no loss or reward uses it. Three phrasings of
+each category are held out from training, for `test_unseen_phrasing`.
 """
 
 from __future__ import annotations

@@ -223,7 +223,9 @@ def draw_task(
 class TaskStream:
     """An endless seeded stream of tasks of one split, so that training is not limited to the tasks in the files.
 
-    Levels alternate. Streams of different splits share no task. The data files are the start of `stream_seed` 0.
+    Levels alternate. Streams of different splits share no task, but `train`, `val` and `test_unseen_phrasing` share
+    companies, and so combinations of company and service, which require the same. The data files are the start of
+    `stream_seed` 0.
     """
 
     world: int = 0

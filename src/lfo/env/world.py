@@ -122,7 +122,7 @@ class Company:
 
 @lru_cache(maxsize=65536)
 def _kinds(seed: int, index: int) -> tuple[str, ...]:
-    """Return three to six departments of the industry, always with the one held out for unseen rules."""
+    """Return three to six departments of the industry, and always the one held out for unseen rules."""
     rng = stream(seed, "departments", index)
     *usual, held_out = KINDS[INDUSTRIES[index % len(INDUSTRIES)]]
     kinds = [*rng.sample(usual, rng.randint(3, 6)), held_out]

@@ -34,7 +34,8 @@ FEW_GROUPS = 0.1
 COLLAPSED = 0.02
 FLAT = 0.05  # relative change of a loss from the first third to the last
 # A world model below this share of replies understood is still poor, above it is good: the thresholds of
-# `world_model.schedule=adaptive`. Token accuracy starts high (most of a reply is wording), so its bar is higher.
+# `world_model.schedule=adaptive`. The share of trained tokens that are right starts high (most of a reply is wording),
+# so its bar is higher. It is weighted: with `world_model.wording` below 1 wording counts less, and it starts lower.
 POOR_MEANING, GOOD_TOKENS = 0.3, 0.8
 POOR_TOKENS = 0.9
 # If both losses train one adapter, a weight of 0.2 was seen to destroy the policy; lower weights were not.
@@ -200,7 +201,7 @@ def _world_model_not_learning(run: _Run) -> Trouble | None:
     seen = (
         f"understands {meaning:.0%} of the replies"
         if meaning is not None
-        else f"is right in {fmean(tokens):.0%} of tokens"
+        else f"is right in {fmean(tokens):.0%} of the trained tokens, by weight"
     )
     return Trouble(
         name="world model not learning",
@@ -252,8 +253,8 @@ def _weight_too_high(run: _Run) -> Trouble | None:
         return None
     return Trouble(
         name="weight too high",
-        figure=f"with weight {weight:g} the world model is right in {fmean(tokens):.0%} of tokens, while success on "
-        f"val is {run.val[-1]:.0%} (best {max(run.val):.0%})",
+        figure=f"with weight {weight:g} the world model is right in {fmean(tokens):.0%} of the trained tokens, by "
+        f"weight, while success on val is {run.val[-1]:.0%} (best {max(run.val):.0%})",
         knob="lower world_model.weight (0.01 to 0.05 where one adapter carries both losses), or set "
         "world_model.schedule=adaptive",
     )

@@ -2,8 +2,11 @@
 
 The pool depends only on the environment, not on the seed, the policy or the step, so that the curves of all runs can be
 compared. In the phone-call world scripted players make the calls, so that every kind of reply occurs; in any other
-environment the untrained base plays. Calls that look-ahead asks about are added, if the environment names some. The
-tasks are the first of `val`, which are never trained on.
+environment the untrained base plays. Calls that look-ahead asks about are added, if the environment names some.
+
+The tasks are the first of `val`. Training draws none of them, but it may draw tasks that get the same replies. In the
+phone-call world half of the tasks of `val` on level 2 have a company and a service of one of the first 480 training
+tasks, so what a rep wants for them may have been learned, in other words (docs/RESULTS.md).
 
 All replies are generated in one greedy batch and scored in one forward pass. For calls that look-ahead asks about, more
 replies are sampled, with random numbers seeded by the call, to measure certainty. Nothing is trained, so a run is the

@@ -277,7 +277,10 @@ class Learner:
     def _cross_entropy(
         self, name: str, hidden_BTD: Tensor, batch: Batch, weights_BT: Tensor, tokens: float, sums: dict[str, Any]
     ) -> Tensor:
-        """Return a loss on the tokens with a weight; add the loss and the token accuracy to `sums`."""
+        """Return a loss on the tokens with a weight; add the loss and the share of weight on right tokens to `sums`.
+
+        The share, `<name>_accuracy`, is the token accuracy only if all weights are equal, as for imitation.
+        """
         states = hidden_BTD, self.model.head, batch.tokens_BT
         logprobs_BT, hits_BT = fused_token_hits(*states, positions_BT=weights_BT > 0, chunk=self.chunk)
         loss = cross_entropy(logprobs_BT, weights_BT, normalizer=tokens)

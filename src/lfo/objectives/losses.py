@@ -57,7 +57,8 @@ def fused_token_hits(
 ) -> tuple[Tensor, Tensor]:
     """Return (logprobs_BT, hits_BT), like `fused_token_logprobs` at temperature 1.
 
-    A hit is 1 if no token is likelier, else 0; the `weighted_mean` of hits is the token accuracy. It has no gradient.
+    A hit is 1 if no token is likelier, else 0; with equal weights the `weighted_mean` of hits is the token accuracy. It
+    has no gradient.
     """
     return _fused(_score_hits, (hidden_BTD, head_VD, tokens_BT), positions_BT, chunk)
 
@@ -165,6 +166,8 @@ def policy_loss(
     """Return DAPO's token-mean clipped loss, with the ratio to the policy that sampled.
 
     The clip range is wider above 1, so an unlikely token with a good outcome can gain more than a likely one can lose.
+    There is no dual clip: with a negative advantage the loss grows with the ratio without a bound, where verl's stops
+    at 3 times the advantage (`clip_ratio_c`).
     """
     # Mask before `exp`: an arbitrary value in an entry without a weight could overflow and make the gradient NaN.
     log_ratio = (logprobs - old_logprobs).masked_fill(weights == 0, 0.0)

@@ -48,7 +48,7 @@ WORLD_MODEL = {
     "world_model_eval/calibration_error": ("calibration error, held-out calls", "fraction"),
     "eval/val/lookahead_accuracy": ("look-ahead right, on val", "share"),
     "eval/test_unseen_companies/lookahead_accuracy": ("look-ahead right, unseen companies", "share"),
-    "world_model_accuracy": ("tokens right, in training", "share"),
+    "world_model_accuracy": ("trained tokens right, by weight", "share"),
 }
 CATEGORIES = {
     "semantic_accuracy": ("meaning right", "share"),

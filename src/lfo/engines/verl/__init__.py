@@ -10,6 +10,7 @@
     platform.py     a CPU as a platform of verl     starting.py     which part of a run is starting
     places.py       node and device of each rank    replicas.py     servers that start with the ranks
     failures.py     errors as one sentence          bare_vllm.py    vLLM without verl, for a benchmark
+    unread.py       settings that nothing reads
 
 How the parts work together, and what is tested where: docs/VERL_INTEGRATION.md. This package imports nothing at the
 top, because every process of verl imports it on its way to `platform.py`.

@@ -4,8 +4,8 @@
     lfo train engine=verl preset=tiny --print-config
 
 verl's defaults come first, then our config in verl's keys, then the overrides `verl.a.b.c=value` of the user. Keys that
-our config or our code decide cannot be overridden: most of them would be shown but change nothing. For options that
-verl does not have (couplings, look-ahead, replay), our code reads our own config, which verl's config contains as
+our config or our code decide cannot be overridden, and neither can keys that nothing reads (`unread.py`). For options
+that verl does not have (couplings, look-ahead, replay), our code reads our own config, which verl's config contains as
 `actor_rollout_ref.model.lora.run`. Nothing here starts a process or loads a model.
 """
 
@@ -30,6 +30,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from lfo.config import RunConfig
+from lfo.engines.verl.unread import why_unread
 from lfo.errors import ConfigError
 from lfo.loading import model_source, pick_device
 from lfo.model.couplings import coupling_of
@@ -72,7 +73,11 @@ _FIXED: Mapping[str, Any] = {
     f"{_ACTOR}.fsdp_config.strategy": "fsdp2",
     f"{_ACTOR}.fsdp_config.param_offload": False,
     f"{_ACTOR}.fsdp_config.offload_policy": False,
+    f"{_ACTOR}.fsdp_config.forward_only": False,
+    f"{_ACTOR}.fsdp_config.use_torch_compile": False,  # of verl's entropy, which is not computed
+    f"{_ACTOR}.use_torch_compile": False,
     f"{_ACTOR}.use_dynamic_bsz": True,
+    f"{_MODEL}.lora.merge": False,
     f"{_SAMPLING}.calculate_log_probs": True,
     f"{_SAMPLING}.agent.default_agent_loop": AGENT_LOOP,
     f"{_SAMPLING}.multi_turn.enable": True,
@@ -265,8 +270,6 @@ def _chosen(config: RunConfig) -> dict[str, Any]:
         f"{_MODEL}.override_config.attn_implementation": "sdpa",
         f"{_MODEL}.enable_gradient_checkpointing": not cpu and not is_small(config),
         f"{_ACTOR}.fsdp_config.model_dtype": "fp32" if cpu else "bf16",  # of the frozen base; adapters are fp32
-        f"{_ACTOR}.fsdp_config.use_torch_compile": False,
-        f"{_ACTOR}.use_torch_compile": False,
         f"{_SAMPLING}.name": SAMPLER,
         f"{_SAMPLING}.load_format": "auto",
         f"{_SAMPLING}.free_cache_engine": not cpu,
@@ -319,12 +322,15 @@ def _check_known(tree: DictConfig, name: str) -> None:
 
 
 def _check_open(name: str, value: Any, translated: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise a `ConfigError` for a key that our config or our code decides."""
+    """Raise a `ConfigError` for a key that our config or our code decides, or that nothing reads."""
     for setting, theirs in translated.items():
         if any(name == each or name.startswith(f"{each}.") for each in theirs):
             raise ConfigError(f"set {setting} instead of verl.{name}")
-    if name in _FIXED and value != _FIXED[name]:
-        raise ConfigError(f"verl.{name} must be {_FIXED[name]}: the code of lfo supports no other value")
+    if name in _FIXED:
+        if value != _FIXED[name]:
+            raise ConfigError(f"verl.{name} must be {_FIXED[name]}: the code of lfo supports no other value")
+    elif (why := why_unread(name)) is not None:
+        raise ConfigError(f"verl.{name} would change nothing: {why}")
 
 
 def _check_servers(rollout: Any) -> None:
