@@ -6,7 +6,9 @@ import itertools
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
+from typing import cast
 
+from lfo.engines.local import LocalBackend
 from lfo.evaluation.fixed_tasks import SAMPLE_ROLLOUTS, evaluate_splits
 from lfo.rollout.tasks import draw_requests
 from lfo.training import Trainer
@@ -103,6 +105,15 @@ def test_the_rollouts_of_a_group_differ_and_come_again():
     assert len({rollout.tokens for rollout in group.rollouts}) > 1
     assert rounds().collect(0).groups[0] == group
     assert rounds("seed=1").collect(0).groups[0] != group
+
+
+def test_the_samples_of_a_task_differ_and_greedy_answers_do_not():
+    agent = cast(LocalBackend, rounds().backend).agent
+    tasks = agent.tasks("val")[:2]
+    rollouts = agent.roll_out(tasks, greedy=False, samples=4)
+    for group in (rollouts[:4], rollouts[4:]):
+        assert len({rollout.tokens for rollout in group}) > 1
+    assert len({rollout.tokens for rollout in agent.roll_out(tasks[:1], greedy=True, samples=4)}) == 1
 
 
 # --- weights ---------------------------------------------------------------------------------------------------------
