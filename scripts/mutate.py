@@ -7,9 +7,9 @@ It draws `count` of all changes of these files and folders. For each it runs tes
 function, the fastest first, until one fails or does not end, in a temporary copy of the tree. It prints the changes
 that survived, as diffs, and the share that was killed.
 
-It measures once which functions each test file executes, which takes as long as the test suite. That and all outcomes
-stay in the folder `--work`, so that a command that was stopped continues there. `--again` tries survivors again, for
-new tests. Start it in the root of the repository.
+It measures once which functions each test file executes, which takes as long as the test suite; `--tests` measures and
+uses only some. That and all outcomes stay in the folder `--work`, so that a command that was stopped continues there.
+`--again` tries survivors again, for new tests. Start it in the root of the repository.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -38,18 +39,21 @@ def main() -> int:
     parser.add_argument("paths", nargs="+", type=Path, help="Python files and folders")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--count", type=int, default=120, help="how many changes to draw")
+    parser.add_argument("--tests", nargs="+", type=Path, metavar="FILE", help="test files; default: all")
     parser.add_argument("--work", type=Path, default=Path("build/mutate"), help="folder of measurements and outcomes")
     parser.add_argument("--again", action="store_true", help="try the changes again that survived")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each change")
     options = parser.parse_args()
+    tests = options.tests or sorted(Path("tests").glob("test_*.py"))
     os.nice(10)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the copy is removed and the tests end
     options.work.mkdir(parents=True, exist_ok=True)
     drawn = draw(options.paths, seed=options.seed, count=options.count)
     outcomes = Outcomes(options.work / "outcomes.jsonl", again=options.again)
     with tempfile.TemporaryDirectory(prefix="mutate-") as name:
         tree = Path(name)
         copy_tree(tree)
-        measured = measure(tree, options.work / "tests.json")
+        measured = measure(tests, tree, options.work / "tests.json")
         for change in drawn:
             if change not in outcomes.known:
                 outcomes.add(change, attempt(tree, change, tests_of(change.path, change.function, measured)))

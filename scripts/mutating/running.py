@@ -21,7 +21,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-TESTS = "tests/test_*.py"
 OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not verl")  # tests that start clusters take too long
 LONGEST = 400.0  # seconds of a test file with tracing; slower ones are not used
 BUDGET = 240.0  # seconds of test files for one change
@@ -45,12 +44,12 @@ class Measured:
         return (function or "<module>") in self.functions.get(path, ())
 
 
-def measure(tree: Path, known: Path) -> dict[str, Measured]:
+def measure(tests: Sequence[Path], tree: Path, known: Path) -> dict[str, Measured]:
     """Run the test files that are new or have changed since the last measurement; return all by name."""
     found = json.loads(known.read_bytes()) if known.exists() else {}
-    files = {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(Path().glob(TESTS))}
+    files = {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in tests}
     for file, digest in files.items():
-        if found.get(file, {}).get("digest") == digest:
+        if found.get(file, {}).get("digest") == digest and found[file]["functions"]:
             continue
         target, begin = tree / "functions.json", _cpu_seconds()
         ended = run([sys.executable, str(Path(__file__).resolve()), str(target), file], tree, LONGEST)
@@ -89,6 +88,7 @@ def run(command: Sequence[str], tree: Path, limit: float) -> str:
         "PYTHONPATH": str(tree / "src"),
         "OMP_NUM_THREADS": "1",
         "PYTHONDONTWRITEBYTECODE": "1",  # a .pyc is compared by size and second, which a change may keep
+        "CI": "true",  # for hypothesis: no deadlines, the same examples each time
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # plugins take longer to import than most tests
     }
     with tempfile.TemporaryFile() as output:
@@ -119,12 +119,12 @@ def trace(target: str, test: str) -> int:
     """Run a test file and write the names of the functions of `src` that it executes, by source file."""
     import pytest
 
-    source, seen = f"{os.getcwd()}/src/", set[tuple[str, str]]()
+    root, seen = f"{os.getcwd()}/", set[tuple[str, str]]()
 
     def note(frame: Any, event: str, argument: Any) -> None:
         code = frame.f_code
-        if code.co_filename.startswith(source):
-            seen.add((os.path.relpath(code.co_filename), code.co_qualname))
+        if code.co_filename.startswith(f"{root}src/"):
+            seen.add((code.co_filename.removeprefix(root), code.co_qualname))
 
     threading.settrace(note)
     sys.settrace(note)
