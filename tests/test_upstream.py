@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from lfo.agent import Agent
+from lfo.checkpoints import MANIFEST
 from lfo.cli import main
 from lfo.config import to_yaml
 from lfo.errors import UsageError, WorkError
 from lfo.protocol.world_model import WorldModelState
 from lfo.rollout.deliberation import Question
 from lfo.rollout.reply_store import situation_of
-from lfo.rundir import MANIFEST
 from lfo.serving.batcher import Batcher
 from lfo.serving.speaker import upstream_speaker
 from lfo.serving.upstream import Upstream, completer

@@ -19,9 +19,10 @@ from typing import Any, Literal, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
+from lfo.checkpoints import best_checkpoint, named_checkpoint, newest_checkpoint, refuse_damage, step_of
 from lfo.config import RunConfig, from_yaml
 from lfo.env.interface import EnvironmentFactory, tasks_of
-from lfo.errors import ConfigError, DataError, UsageError
+from lfo.errors import ConfigError, DamageError, DataError, UsageError
 from lfo.loading import environment_factory, limit_threads, load_base, load_tokenizer, pick_device
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.couplings import POLICY, coupling_of
@@ -37,7 +38,7 @@ from lfo.rollout.predictors import make_lookahead, new_reply_store, world_model_
 from lfo.rollout.reply_store import ReplyStore
 from lfo.rollout.row import RolloutRequest
 from lfo.rollout.runner import Runner, RunnerConfig
-from lfo.rundir import best_checkpoint, latest_checkpoint
+from lfo.rundir import run_folder
 from lfo.types import Rollout, ToolCall, Turn
 
 BATCH = 64  # rollouts that run at the same time
@@ -201,11 +202,11 @@ def load_agent(
     untrained base. `levels` replaces the levels of the run, if its environment has levels. `environment` is an
     environment factory; pass it if the run got its environment from Python.
     """
-    run, checkpoint = run_and_checkpoint(Path(run))
-    config = saved_config(run)
+    path = Path(run)
+    config = saved_config(run_folder(path))
     if levels is not None and "levels" in config.env_args:
         config = dataclasses.replace(config, env_args={**config.env_args, "levels": list(levels)})
-    folder = None if adapter == "none" else checkpoint or adapters_of(run, adapter)
+    folder = None if adapter == "none" else adapters_of(path, adapter)
     base = load_base(config.model, pick_device(device))
     limit_threads(base)
     environment = environment_factory(config) if environment is None else environment
@@ -222,17 +223,32 @@ def saved_config(run: Path) -> RunConfig:
 
 
 def adapters_of(run: Path, adapter: Literal["best", "last"] = "last") -> Path:
-    """Return the folder that contains `policy` and `world_model` of a run; `run` may be that folder itself."""
-    if adapter == "best":
-        best = best_checkpoint(run)
-        if best is None:
-            raise UsageError(f"{run} has no best checkpoint, because it was not evaluated on val; use --adapter last")
-        return best.path
-    checkpoint = latest_checkpoint(run)
-    for folder in (checkpoint.path if checkpoint else None, run / "adapters", run):
-        if folder and (folder / "policy").is_dir():
+    """Return the folder that contains `policy` and `world_model` of a run or checkpoint, after verifying its files.
+
+    `run` may be that folder itself. Damage is an error: other weights than those asked for would be worse.
+    """
+    run, checkpoint = run_and_checkpoint(run)
+    folder = checkpoint or (_best_checkpoint(run) if adapter == "best" else newest_checkpoint(run))
+    if folder is not None:
+        try:
+            refuse_damage(folder)
+        except DamageError as error:
+            raise DamageError(f"{error}; restore it from a copy, or name another checkpoint of {run}") from error
+        return folder
+    for folder in (run / "adapters", run):
+        if (folder / "policy").is_dir():
+            refuse_damage(folder)
             return folder
     raise DataError(f"{run} has no adapters yet: it contains neither a checkpoint nor a folder named adapters")
+
+
+def _best_checkpoint(run: Path) -> Path:
+    listed, named = best_checkpoint(run), named_checkpoint(run, "best")
+    found = [listed.path] if listed else []
+    found += [named] if named and named.exists() else []
+    if not found:
+        raise UsageError(f"{run} has no best checkpoint, because it was not evaluated on val; use --adapter last")
+    return max(found, key=step_of)
 
 
 def start_from(model: DualAdapterModel, init_from: str) -> None:
@@ -278,6 +294,5 @@ def batches(things: Sequence[T]) -> Iterator[Sequence[T]]:
 
 def run_and_checkpoint(path: Path) -> tuple[Path, Path | None]:
     """Return the run folder of a path, and the path itself if it is a checkpoint."""
-    if path.parent.name == "checkpoints" and (path / "policy").is_dir():
-        return path.parent.parent, path
-    return path, None
+    run = run_folder(path)
+    return run, path if run != path else None

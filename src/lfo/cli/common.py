@@ -85,7 +85,7 @@ def figures_table(title: str, rows: Sequence[Sequence[str]], **first: Any) -> Ta
 
 def write_file(path: Path, text: str) -> None:
     """Write a file atomically, replacing one of that name."""
-    from lfo.rundir import write_text_atomic
+    from lfo.atomic import write_text_atomic
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -26,12 +26,13 @@ import torch
 from transformers import AutoConfig
 
 from lfo.agent import Agent
+from lfo.atomic import write_folder_atomic, write_text_atomic
 from lfo.errors import UsageError, WorkError
 from lfo.evaluation.alone import Alone, policy_alone
 from lfo.evaluation.runs import read_run
 from lfo.loading import EMBEDDED, model_source
 from lfo.model.couplings import POLICY, WORLD_MODEL, names_where
-from lfo.rundir import run_folder, write_folder_atomic, write_text_atomic
+from lfo.rundir import run_folder
 from lfo.tools.model_card import BASE, base_of, model_card
 
 Form = Literal["alone", "adapters", "merged", "stacked"]
