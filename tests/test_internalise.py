@@ -20,6 +20,7 @@ from lfo.errors import ConfigError
 from lfo.evaluation.alone import Alone, policy_alone
 from lfo.objectives.schedule import phase_of, rate_of
 from lfo.rollout.feedback import feedback_from, roll_out_in_waves
+from lfo.rollout.mini_batches import FIRST_TASKS
 from lfo.rollout.row import Feedback, RolloutRequest
 from lfo.rollout.samples import acted_by_policy
 from lfo.rollout.successes import SuccessBuffer
@@ -201,7 +202,7 @@ def _imitation_begins_with_the_first_success():
 
 @pytest.mark.parametrize(("train_tasks", "first"), [(None, 24), (100, 24), (5, 3), (1, 1)])
 def test_imitation_begins_after_24_tasks_or_half_of_all(monkeypatch, train_tasks: int | None, first: int):
-    monkeypatch.setattr("lfo.rollout.mini_batches.FIRST_TASKS", 24)
+    monkeypatch.setattr("lfo.rollout.mini_batches.FIRST_TASKS", FIRST_TASKS)
     mini_batches = small_trainer("algo=internalise").mini_batches
     mini_batches.train_tasks = train_tasks
     phases = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -420,6 +421,49 @@ def test_two_optimizers_would_do_what_one_does(groups, coupling: str):
     assert len(two.optimizer.parts) == len(two.model.adapter_names)  # type: ignore[attr-defined]
     for name in one.model.adapter_names:
         assert torch.equal(weights(one.model, name), weights(two.model, name))
+
+
+# --- the optimizer ---------------------------------------------------------------------------------------------
+
+
+def test_two_updates_are_those_of_adamw_by_hand(groups):
+    """With betas 0.9 and 0.95, decay 0.1 and epsilon 1e-8, written out for each number of the adapter."""
+    learner = used("separate", "policy.learning_rate=1e-2")
+    model = learner.model
+    wanted = weights(model, "policy").double()
+    first = second = torch.zeros_like(wanted)
+    for step, group in enumerate(groups[:2], start=1):
+        learner.update(policy_rows(model, group), world_model_weight=0.0, rate_factor=0.5)
+        grad = gradient(model, "policy").double()
+        first, second = 0.9 * first + 0.1 * grad, 0.95 * second + 0.05 * grad**2
+        ahead = (first / (1 - 0.9**step)) / ((second / (1 - 0.95**step)).sqrt() + 1e-8)
+        wanted = wanted - 0.005 * (0.1 * wanted + ahead)
+    torch.testing.assert_close(weights(model, "policy").double(), wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("weight", "clipped"), [(1e-3, False), (1e3, True)])
+def test_a_gradient_is_scaled_down_to_a_norm_of_one_and_a_smaller_one_stays(groups, weight: float, clipped: bool):
+    learner = used("separate")
+    rows = world_rows(learner.model, groups[0])
+    told = learner.update(rows, world_model_weight=weight, rate_factor=1.0)["gradient_norm/world_model"]
+    assert (told > 1) == clipped
+    norm = float(gradient(learner.model, "world_model").norm())
+    assert norm == pytest.approx(1.0 if clipped else told, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "clipped", "loss"),
+    [(1.27, 1, 0, -1.27), (1.29, 1, 1, -1.28), (1.29, -1, 0, 1.29), (0.81, -1, 0, 0.81), (0.79, -1, 1, 0.8)],
+)
+def test_the_learner_clips_ratios_to_the_range_of_dapo(groups, ratio, advantage, clipped, loss):
+    """The log-probs that the row says it was sampled with differ from the learner's by this ratio."""
+    learner = fresh("separate")
+    row = policy_rows(learner.model, groups[0])[0]
+    said = (each - math.log(ratio) * weight for each, weight in zip(row.logprobs, row.policy_weights, strict=True))
+    row = replace(row, logprobs=tuple(said), advantages=tuple(advantage * weight for weight in row.policy_weights))
+    watched = learner.update([row], world_model_weight=0.0, rate_factor=0.0)
+    assert watched["clip_fraction"] == pytest.approx(clipped)
+    assert watched["policy_loss"] == pytest.approx(loss, rel=1e-3)
 
 
 # --- failure and memory ----------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Text of models and environments in the page: it always stays text."""
 
+import html
 import json
 import re
 from html.parser import HTMLParser
@@ -67,6 +68,18 @@ def test_no_text_changes_the_elements_of_the_page(content):
     assert full.elements == empty.elements
     assert full.contents[1:] == empty.contents[1:], "the script itself stays what it is"
     assert json.loads(full.contents[0])["anything"] == content
+
+
+@given(anything)
+def test_a_title_is_text_and_no_more(content):
+    plain, titled = Scripts(), Scripts()
+    plain.feed(render({"title": ""}))
+    page = render({"title": content})
+    titled.feed(page)
+    assert titled.elements == plain.elements
+    written = re.search("<title>(.*?)</title>", page, re.DOTALL)
+    assert written
+    assert html.unescape(written[1]) == content
 
 
 @given(anything, st.integers(1, 50))

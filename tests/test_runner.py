@@ -172,6 +172,33 @@ def test_an_observation_that_does_not_fit_is_left_out_of_the_row_and_kept_for_th
     assert [seen.reply for seen in observed_calls(rollout, predict=None)] == ["blah " * 5000]
 
 
+class Numbered(Script):
+    """Keeps the random numbers of each message."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.numbers: list[tuple[float, ...]] = []
+
+    def decode(self, rows, *, max_new_tokens, temperature, uniforms) -> list[Generated]:
+        self.numbers += [tuple(each) for each in uniforms]
+        return super().decode(rows, max_new_tokens=max_new_tokens, temperature=temperature, uniforms=uniforms)
+
+
+def test_each_message_of_each_rollout_has_random_numbers_of_its_own():
+    codec = ChatCodec(tokenizer(), (TOOL,))
+    runner = Runner(lambda: Parrot(say_on), codec, config=RunnerConfig(max_turns=3, max_turn_tokens=40))
+
+    def numbers(*seeds: int) -> list[tuple[float, ...]]:
+        script = Numbered(codec, (CALL,) * 3, rows=len(seeds))
+        runner.run([RolloutRequest(task=Chore(), seeds=(seed,)) for seed in seeds], script)
+        return script.numbers
+
+    first = numbers(1, 2)
+    assert [len(each) for each in first] == [40] * 6
+    assert len({number for each in first for number in each}) == 6 * 40
+    assert numbers(2, 3)[::2] == first[1::2], "whatever else runs beside it"
+
+
 def test_no_row_is_longer_than_the_context():
     for room in range(60, 400, 17):
         rollout = play(room=room, max_turns=10)
