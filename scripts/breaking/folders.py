@@ -66,7 +66,9 @@ CLASS = "import pathlib\n\nclass Deploy:\n    def __init__(self, target):\n     
 CLASS += "    def __call__(self):\n        return self\n"
 ATTACKS = (
     Attack(name="env: os:system with arguments", env="os:system", env_args={"command": "touch CANARY"}),
-    Attack(name="a module inside the run folder", env="evil:World", inside={"evil.py": TOUCH + ENVIRONMENT}, within=True),
+    Attack(
+        name="a module inside the run folder", env="evil:World", inside={"evil.py": TOUCH + ENVIRONMENT}, within=True
+    ),
     Attack(
         name="a callable class without the methods",
         env="my_tools:Deploy",
@@ -81,7 +83,7 @@ MORE_ATTACKS = (
     Attack(name="a module found from above", env="runs.hostile.evil:World", inside={"evil.py": TOUCH + ENVIRONMENT}),
     Attack(name="a package whose parent is the run", env="runs.hostile.evil.world:World", inside=PACKAGE),
     Attack(name="a run folder in PYTHONPATH", env="evil:World", inside={"evil.py": TOUCH + ENVIRONMENT}, on_path=True),
-    Attack(name="a function", env="os.path:exists", env_args={"path": "CANARY"}),
+    Attack(name="a function of a package", env="numpy:savetxt", env_args={"fname": "CANARY", "X": [1]}),
     Attack(name="a module that acts when it is imported", env="antigravity:fly"),
     Attack(
         name="a factory for gymnasium.make",
@@ -253,9 +255,7 @@ def _fork(
     return child.exitcode or 0, errors.read_text(errors="replace")
 
 
-def _command(
-    arguments: list[str], folder: Path, variables: dict[str, str], on_path: Path | None, errors: Path
-) -> None:
+def _command(arguments: list[str], folder: Path, variables: dict[str, str], on_path: Path | None, errors: Path) -> None:
     for descriptor, file in ((1, os.devnull), (2, errors)):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
     os.chdir(folder)

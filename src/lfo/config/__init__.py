@@ -29,11 +29,13 @@ from pydantic import TypeAdapter, ValidationError
 from lfo.config.knobs import KNOBS, PARTS, SHIPPED_ENVIRONMENTS, RunConfig, by_name, flatten, marked
 from lfo.config.older import OLD_NAMES, OLDER, modernise, newer_than, refuse_removed
 from lfo.config.presets import ALGORITHMS, PRESETS
+from lfo.env.by_name import hold_as_data
 from lfo.errors import ConfigError
 from lfo.settings import Setting, assign, did_you_mean, dotted, nearest, parse, read_yaml
 
 logger = logging.getLogger(__name__)
 _RUN = TypeAdapter(RunConfig)
+METRICS = ("metrics.jsonl", "metrics.jsonl.gz")  # one of them lies beside the config of a run
 LEVELS = "levels"  # short for env_args.levels
 BESIDE_THE_EXPERIMENT = marked("beside")
 
@@ -41,21 +43,29 @@ BESIDE_THE_EXPERIMENT = marked("beside")
 def load_config(overrides: Sequence[str] = (), *, run: Path | None = None) -> RunConfig:
     """Return the checked config of `name=value` settings, which may include `preset=NAME` and `config=FILE`.
 
-    `run` is a run folder whose saved config comes first, as for `lfo train --resume`.
+    `run` is a run folder whose saved config comes first, as for `lfo train --resume`. The config of a run, named either
+    way, may be a stranger's: it has values only, and what could have code run must be typed again.
     """
-    files: list[Setting] = [] if run is None else _of_file(run / "config.yaml", saved=True)
+    sources = [] if run is None else [run / "config.yaml"]
     typed: list[Setting] = []
     for override in overrides:
         name, equals, text = override.partition("=")
         if not equals or not name:
             raise ConfigError(f"a setting is written name=value, not {override!r}")
         if name == "config":
-            files += _of_file(Path(text))
+            sources.append(Path(text))
         else:
             typed.append((name, parse(text, _type_of(name))))
     refuse_removed(name for name, _ in typed)
-    if run is not None:
-        _refuse_code(run, files, {name for name, _ in typed})
+    files: list[Setting] = []
+    for path in sources:
+        saved = path.parent == run or any((path.parent / name).exists() for name in METRICS)
+        # A new run ignores removed settings; `_read` has warned about them.
+        settings = [setting for setting in _read(path, saved=saved) if not _is_older(setting[0])]
+        if saved:
+            hold_as_data(path.parent)
+            _refuse_code(path, settings, {name for name, _ in typed})
+        files += settings
     return _resolve(files, modernise(typed)[0])
 
 
@@ -142,11 +152,6 @@ def _spell_out(settings: Iterable[Setting]) -> Iterator[Setting]:
             yield name, value
 
 
-def _of_file(path: Path, *, saved: bool = False) -> list[Setting]:
-    """Return the settings of a file without removed ones, which a new run ignores; `_read` has warned about them."""
-    return [setting for setting in _read(path, saved=saved) if not _is_older(setting[0])]
-
-
 def _read(path: Path, *, known_only: bool = False, saved: bool = False) -> list[Setting]:
     """Return the settings of a file by their present names."""
     tree = read_yaml(path, saved=saved)
@@ -169,7 +174,7 @@ def _read(path: Path, *, known_only: bool = False, saved: bool = False) -> list[
     return [*newer_than(tree, {name for name, _ in settings}), *sorted(settings, key=lambda each: each[0] != LEVELS)]
 
 
-def _refuse_code(run: Path, saved: Iterable[Setting], typed: Collection[str]) -> None:
+def _refuse_code(path: Path, saved: Iterable[Setting], typed: Collection[str]) -> None:
     """Raise a `ConfigError` for settings of verl by which the config of a run could have its own code run.
 
     verl has dozens of them: classes, files, addresses, commands. The usual settings are numbers and single words.
@@ -180,8 +185,7 @@ def _refuse_code(run: Path, saved: Iterable[Setting], typed: Collection[str]) ->
         acts = value and {"trust_remote_code", "finish_hook_cmd", "runtime_env"} & set(name.split("."))
         if name.startswith("verl.") and name not in typed and (acts or not plain):
             raise ConfigError(
-                f"{name}={value} in the config of {run} may name code, a command or a machine; if you trust it, "
-                "type this setting again"
+                f"{name}={value} in {path} may name code, a command or a machine; if you trust it, type it again"
             )
 
 

@@ -103,6 +103,7 @@ def environment_named(name: str, *, setting: str = "env", hint: str = "") -> Any
     except ImportError as error:
         run = run_around(Path.cwd())
         hint = hint if run is None else f"; the current folder lies in the run folder {run}, which is data, not code"
+        hint = hint if isinstance(error, ModuleNotFoundError) else ""
         raise ConfigError(f"{setting}={name} cannot be imported: {error}{hint}") from error
     except (Exception, SystemExit) as error:  # a script may end itself when it is imported
         reason = (str(error).strip().splitlines() or ["no message"])[0]
@@ -121,13 +122,13 @@ def refuse_no_environment(found: Any, name: str) -> None:
         return
     needed = f"{name} is not an environment: it needs the methods {', '.join(METHODS[:-1])} and {METHODS[-1]}"
     if not inspect.isclass(found):
-        kind = "function" if inspect.isroutine(found) else type(found).__name__
+        kind = "a function" if inspect.isroutine(found) else f"an object of type {type(found).__name__}"
         raise ConfigError(
-            f"{needed}, and it is a {kind}; name a class, or mark a function of your own that makes one with "
+            f"{needed}, and this is {kind}; name a class, or mark a function of your own that makes one with "
             "@makes_environments"
         )
     if missing := [method for method in METHODS if not callable(getattr(found, method, None))]:
-        raise ConfigError(f"{needed}, and its class has no {' and no '.join(missing)}")
+        raise ConfigError(f"{needed}, and this class has no {' and no '.join(missing)}")
 
 
 def _is_marked(found: Any) -> bool:
