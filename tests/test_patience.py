@@ -8,8 +8,8 @@ import time
 
 import pytest
 
+from lfo.env.patience import EnvironmentTimedOut, call_all
 from lfo.errors import EnvironmentFailed
-from lfo.rollout.patience import EnvironmentTimedOut, call_all
 
 
 def run(calls, *, timeout: float = 20.0, retries: int = 0, workers: int = 4):

@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from lfo.config import RunConfig, from_yaml
+from lfo.env.answers import tools_of
 from lfo.env.interface import EnvironmentFactory, tasks_of
 from lfo.errors import ConfigError, DataError, UsageError
 from lfo.loading import environment_factory, limit_threads, load_base, load_tokenizer, pick_device
@@ -66,7 +67,7 @@ class Agent:
 
     def tasks(self, split: str) -> Sequence[Any]:
         """Return the fixed tasks of a split."""
-        return tasks_of(self.make_environment(), split)
+        return self.runner_config.ask(lambda: tasks_of(self.make_environment(), split))
 
     def run(
         self,
@@ -163,9 +164,11 @@ def build_agent(
     config: RunConfig, make_environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase, base: Any
 ) -> Agent:
     """Return an agent with untrained adapters on `base`; `base` is modified in place."""
-    codec = ChatCodec(tokenizer, make_environment().tools(), thinking=config.rollout.thinking)
+    runner_config = RunnerConfig.of_run(config)
+    tools = runner_config.ask(lambda: tools_of(make_environment()))
+    codec = ChatCodec(tokenizer, tools, thinking=config.rollout.thinking)
     model = DualAdapterModel.of_run(base, config)
-    learnt_tools = EndingTools() if learns_tools(make_environment(), config) else None
+    learnt_tools = EndingTools() if runner_config.ask(lambda: learns_tools(make_environment(), config)) else None
     agent = Agent(
         config=config,
         make_environment=make_environment,
@@ -174,7 +177,7 @@ def build_agent(
         world_model_codec=world_model_codec(config, tokenizer),
         model=model,
         sampler=_sampler(model, codec, config),
-        runner_config=RunnerConfig.of_run(config),
+        runner_config=runner_config,
         ending_tools=learnt_tools,
     )
     parts = config, make_environment, agent.world_model_codec, agent.complete

@@ -12,14 +12,18 @@ from typing import Any
 import numpy as np
 
 from lfo.env.output import redirected_stdout
-from lfo.rollout.patience import call_all
+from lfo.env.patience import call_all
 
 
 class CallMonitor:
-    """Makes calls one after the other, with a time limit, and records their side effects."""
+    """Makes calls one after the other, with a time limit, and records their side effects.
 
-    def __init__(self, timeout: float) -> None:
+    `most_chars` is the longest text that is worth reading; None: any.
+    """
+
+    def __init__(self, timeout: float, most_chars: int | None = None) -> None:
         self._timeout = timeout
+        self.most_chars = most_chars
         self._printed = ""
         self._moved = self._drew = False
 
