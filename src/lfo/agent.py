@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from lfo.config import RunConfig, from_yaml
 from lfo.env.answers import tools_of
 from lfo.env.interface import EnvironmentFactory, tasks_of
+from lfo.env.patience import name_of
 from lfo.errors import ConfigError, DataError, UsageError
 from lfo.loading import environment_factory, limit_threads, load_base, load_tokenizer, pick_device
 from lfo.model.adapters import DualAdapterModel
@@ -67,7 +68,8 @@ class Agent:
 
     def tasks(self, split: str) -> Sequence[Any]:
         """Return the fixed tasks of a split."""
-        return self.runner_config.ask(lambda: tasks_of(self.make_environment(), split))
+        what = f"tasks of {name_of(self.make_environment)}"
+        return self.runner_config.ask(lambda: tasks_of(self.make_environment(), split), what)
 
     def run(
         self,
@@ -165,7 +167,7 @@ def build_agent(
 ) -> Agent:
     """Return an agent with untrained adapters on `base`; `base` is modified in place."""
     runner_config = RunnerConfig.of_run(config)
-    tools = runner_config.ask(lambda: tools_of(make_environment()))
+    tools = runner_config.ask(lambda: tools_of(make_environment()), f"tools of {name_of(make_environment)}")
     codec = ChatCodec(tokenizer, tools, thinking=config.rollout.thinking)
     model = DualAdapterModel.of_run(base, config)
     learnt_tools = EndingTools() if runner_config.ask(lambda: learns_tools(make_environment(), config)) else None

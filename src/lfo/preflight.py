@@ -32,7 +32,7 @@ def check_run(config: RunConfig, make_environment: EnvironmentFactory) -> None:
             f"the environment {type(made).__name__} has no method lookahead_query, which lookahead=environment needs; "
             "write one, or set lookahead=policy"
         )
-    asks(lambda: predicted_tools(made, config.world_model.predict))
+    asks(lambda: predicted_tools(made, config.world_model.predict), what=f"tools of {name_of(made)}")
     # Raise for an unknown or empty split before the folder of the run exists, not when it is first needed.
     trained = () if hasattr(made, "stream") or config.world_model.from_logs else ("train",)
     evaluated = ("val", *config.eval.splits, *config.eval.final_splits) if config.eval.every else ()

@@ -22,6 +22,7 @@ from lfo.backend import Backend
 from lfo.config import RunConfig
 from lfo.env.answers import tools_of
 from lfo.env.interface import EnvironmentFactory, predicted_tools
+from lfo.env.patience import name_of
 from lfo.errors import EnvironmentFailed, UsageError
 from lfo.evaluation.balance import judged, mean_of_each
 from lfo.evaluation.fixed_tasks import evaluate_splits
@@ -100,7 +101,8 @@ class Trainer:
         # For its tasks and tools. A step makes no other one here: one that raises or hangs would end or block the run.
         self.asks = RunnerConfig.of_run(config).ask
         self.environment = self.asks(make_environment)
-        self.tool_names = {tool["function"]["name"] for tool in self.asks(lambda: tools_of(self.environment))}
+        tools = self.asks(lambda: tools_of(self.environment), f"tools of {name_of(self.environment)}")
+        self.tool_names = {tool["function"]["name"] for tool in tools}
         self.predicted_tools = self.asks(lambda: predicted_tools(self.environment, world.predict))  # None: all
         self.state = State(weight=world.weight)
         self.mini_batches = MiniBatches(
@@ -171,7 +173,7 @@ class Trainer:
             if saved is None or saved.step < before.step:
                 run.write_checkpoint(before.step, self.save)
             raise EnvironmentFailed(
-                f"{error}; what was learned in {before.step} steps is saved, continue with: "
+                f"{error}; what was learned up to step {before.step} is saved, continue with: "
                 f"lfo train --resume {self.config.output_dir}"
             ) from error
 
@@ -235,7 +237,8 @@ class Trainer:
     def draw(self, step: int, draw: int) -> list[RolloutGroup]:
         """Roll out the tasks of one draw; return one group for each task."""
         size = self.config.rollout.group_size
-        requests = self.asks(lambda: draw_requests(self.config, self.environment, step, draw), "the tasks of train")
+        what = f"tasks of {name_of(self.environment)}"
+        requests = self.asks(lambda: draw_requests(self.config, self.environment, step, draw), what)
         if self.config.has_feedback and not self.config.internalise.over(step):
             rollouts = roll_out_in_waves(self.config, requests, self.backend.roll_out, tools=self.predicted_tools)
         else:

@@ -176,11 +176,11 @@ def described(environment: Any, reply: str) -> ReplyFacts | None:
         return ReplyFacts(category=plain_text(answer.category)[:MOST_CHARS], facts=facts)
 
 
-def id_of(task: Any) -> str:
+def id_of(task: Any, what: str = "the id of a task") -> str:
     """Return the id of a task as text."""
-    what = "the id of a task"
     with naming(what):
-        return plain_text(str(task.id))[:MOST_CHARS]
+        found = task.id
+        return plain_text(found if isinstance(found, str) else str(found))[:MOST_CHARS]
 
 
 def tools_of(environment: Any) -> list[dict[str, Any]]:
@@ -206,6 +206,8 @@ def _check_tool(tool: Mapping[str, Any], what: str) -> None:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
         needed = '{"type": "function", "function": {"name": "...", "description": "...", "parameters": {...}}}'
         raise ConfigError(f"{what}: each must be {needed}, not {_shown(tool)}")
+    if not isinstance(function.get("description"), str | None):
+        raise ConfigError(f"{what}: the description of {_shown(function['name'])} must be text")
     if not isinstance(function.get("parameters"), dict | None):
         raise ConfigError(f"{what}: the parameters of {_shown(function['name'])} must be a JSON schema")
 
@@ -225,4 +227,4 @@ def _shown(value: Any) -> str:
     try:
         return f"{plain_text(str(value))[:80]} ({type(value).__name__})"
     except BaseException:  # any value may refuse to be shown
-        return _kind(value)
+        return f"a value of type {type(value).__name__}"

@@ -17,6 +17,8 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
+import jsonschema
+
 from lfo.env.answers import checked_step, id_of, legal_moves, opening_of, tools_of
 from lfo.env.interface import FAREWELL, EnvironmentFactory, NamesMoves, flaw_of
 from lfo.env.patience import EnvironmentTimedOut
@@ -95,6 +97,8 @@ def check_environment(
     tools, _ = monitor.call(lambda: tools_of(make_environment()))
     if isinstance(tools, EnvironmentFailed):
         return {"ok": False, "problems": [str(tools)], "warnings": []}
+    if problems := _schema_problems(tools):
+        return {"ok": False, "problems": problems, "warnings": []}
     splits, found = _splits(make_environment, monitor)
     problems += found
     tasks = [*splits.get("train", ()), *splits.get("val", ())][:episodes]
@@ -184,7 +188,7 @@ def _turns(
         yield
         message: Any = FAREWELL
         if next_message and turn < max_turns:
-            message, _ = monitor.call(partial(next_message, "\n".join(played.texts), environment))
+            message, _ = monitor.call(partial(next_message, "\n".join(played.texts), environment), "a random call")
         result, seconds = monitor.call(lambda message=message: checked_step(environment, message))
         if isinstance(message, EnvironmentFailed) or isinstance(result, EnvironmentFailed):
             played.failure = message if isinstance(message, EnvironmentFailed) else result
@@ -286,6 +290,18 @@ def _specials_in(played: Sequence[Playthrough], specials: Collection[str]) -> li
     return sorted(each for each in specials if any(each in text for text in texts))
 
 
+def _schema_problems(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    problems = []
+    for tool in tools:
+        function = tool["function"]
+        try:
+            jsonschema.Draft202012Validator.check_schema(function.get("parameters") or {})
+        except (jsonschema.SchemaError, RecursionError) as error:
+            reason = getattr(error, "message", "nested too deeply")[:200]
+            problems.append(f"the parameters of {function['name'][:80]} are not a JSON schema: {reason}")
+    return problems
+
+
 def schema_flaws(tools: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return what makes a schema hard to read for a model, as sentences."""
     flaws = (
@@ -299,6 +315,7 @@ def schema_flaws(tools: Sequence[Mapping[str, Any]]) -> list[str]:
         if not (function.get("description") or "").strip():
             flaws.append(f"tool {name} has no description")
         for argument, part in schema.get("properties", {}).items():
+            part = part if isinstance(part, Mapping) else {}  # a schema may also be true or false
             if not {"type", "enum", "anyOf", "oneOf", "$ref", "const"} & set(part):
                 flaws.append(f"argument {argument} of {name} has no type")
             elif not part.get("description") and "enum" not in part:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from lfo.config import RunConfig
 from lfo.env.interface import DescribesReplies, EnvironmentFactory, OffersLookahead, same_meaning, tasks_of
+from lfo.env.patience import name_of
 from lfo.errors import EnvironmentFailed
 from lfo.evaluation.repeated_tasks import judge
 from lfo.evaluation.success import draft_metrics, rollout_metrics
@@ -58,7 +59,8 @@ def evaluate_splits(
     row: dict[str, Any] = {}
     records: list[dict[str, Any]] = []
     for split in splits:
-        tasks = asks(lambda split=split: tasks_of(make_environment(), split)[: config.eval.tasks])
+        what = f"tasks of {name_of(make_environment)}"
+        tasks = asks(lambda split=split: tasks_of(make_environment(), split)[: config.eval.tasks], what)
         requests = [RolloutRequest(task=task, seeds=(0,), blind=True) for task in tasks]
         shown = {"blind": not sighted, "by_base": sighted and config.looks_ahead_untrained}
         rollouts = roll_out([replace(request, **shown) for request in requests], temperature=0.0)

@@ -27,8 +27,8 @@ class CallMonitor:
         self._printed = ""
         self._moved = self._drew = False
 
-    def call(self, function: Callable[[], Any]) -> tuple[Any, float]:
-        """Return the result, or an `EnvironmentFailed`, and the seconds that the call took."""
+    def call(self, function: Callable[[], Any], what: str = "the environment") -> tuple[Any, float]:
+        """Return the result, or an `EnvironmentFailed`, and the seconds that the call took; see `call_all`."""
         random_before, printed, folder = _random_state(), io.StringIO(), os.getcwd()
 
         def watched() -> Any:
@@ -39,7 +39,7 @@ class CallMonitor:
                 self._moved |= _working_directory() != folder
 
         started = time.perf_counter()
-        (outcome,) = call_all([watched], timeout=self._timeout, retries=0, workers=1)
+        (outcome,) = call_all([watched], timeout=self._timeout, retries=0, workers=1, what=what)
         seconds = time.perf_counter() - started
         self._printed = self._printed or printed.getvalue().strip()
         self._drew |= _random_state() != random_before

@@ -26,6 +26,7 @@ import numpy as np
 
 from lfo.env.answers import asked_call
 from lfo.env.interface import Environment, OffersLookahead
+from lfo.env.patience import name_of
 from lfo.errors import EnvironmentFailed
 from lfo.protocol.chat import ChatCodec, Tokens
 from lfo.protocol.hermes import format_tool_call, read_tool_call
@@ -273,7 +274,7 @@ class Deliberation:
         asking = [row for row in batch if not row.request.blind and isinstance(row.environment, OffersLookahead)]
         for _ in range(MAX_IMAGINED):
             questions: list[tuple[Row, Question]] = []
-            outcomes = self._call_all([partial(_environment_question, row) for row in asking], what="lookahead_query")
+            outcomes = self._call_all([partial(_environment_question, row) for row in asking], what=_query_of(asking))
             for row, outcome in zip(asking, outcomes, strict=True):
                 if isinstance(outcome, EnvironmentFailed):
                     row.fail(outcome)
@@ -295,7 +296,7 @@ class Deliberation:
         asking = [row for row in batch if row.request.inquiry and row.inquired is None]
         asking = [row for row in asking if isinstance(row.environment, OffersLookahead)]
         calls = [partial(questions, row.environment, row.transcript) for row in asking]
-        outcomes = self._call_all(calls, what="lookahead_query")
+        outcomes = self._call_all(calls, what=_query_of(asking))
         for row, outcome in zip(asking, outcomes, strict=True):
             if isinstance(outcome, EnvironmentFailed):
                 row.fail(outcome)
@@ -370,6 +371,10 @@ def asked_at(rollout: Rollout, index: int, task: Any = None) -> Question:
     assert turn.call is not None
     messages = tuple(each.action for each in before if not each.predicted)
     return Question(task=task, state=state_of(rollout.opening, before), call=turn.call, messages=messages)
+
+
+def _query_of(rows: Sequence[Row]) -> str:
+    return f"lookahead_query of {name_of(rows[0].environment)}" if rows else ""
 
 
 def _environment_question(row: Row) -> Question | None:

@@ -115,11 +115,11 @@ class Row:
         """The number of imagined exchanges in the row, without feedback."""
         return sum(turn.predicted and not turn.feedback for turn in self.turns)
 
-    def identify(self) -> None:
-        """Read what is known of the task without its environment; a task is foreign code too."""
+    def identify(self, what: str) -> None:
+        """Read what the task says of itself; a task is foreign code too, and `what` names it in failures."""
         level = getattr(self.request.task, "level", None)  # for a rollout that ends before its first step
         self.level = {} if level is None else plain_values({"level": level})
-        self.task_id = id_of(self.request.task)
+        self.task_id = id_of(self.request.task, what)
 
     def add(self, turn: Turn) -> None:
         self.turns.append(turn)

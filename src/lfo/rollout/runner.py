@@ -143,12 +143,13 @@ class Runner:
         def start(row: Row) -> tuple[Environment, tuple[Message, ...]]:
             with naming(f"the constructor of {name}"):
                 environment = self._make_environment()
-            with naming(f"a task of {name_of(environment)}"):
-                row.identify()
+            with naming(task := f"a task of {name_of(environment)}"):
+                row.identify(task)
             return environment, opening_of(environment, row.request.task)
 
         starts = [partial(start, row) for row in batch]
-        for row, outcome in zip(batch, self.config.call_all(starts, what=f"reset of {name}"), strict=True):
+        outcomes = self.config.call_all(starts, what=f"the constructor or reset of {name}")
+        for row, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, EnvironmentFailed):
                 row.fail(outcome)
                 continue
@@ -234,7 +235,8 @@ class Runner:
         assert exchange.result is not None
         row.info, row.cut = dict(exchange.result.info), row.cut + exchange.cut
         if abs(row.reward + exchange.result.reward) > MOST_REWARD:
-            row.fail(EnvironmentFailed(f"the rewards of {name_of(row.environment)} exceed {MOST_REWARD:g} in sum"))
+            what = f"step of {name_of(row.environment)}"
+            row.fail(EnvironmentFailed(f"{what} returned rewards that exceed {MOST_REWARD:g} in sum"))
             return
         row.reward += exchange.result.reward
         row.stop = StopReason.DONE if exchange.result.done else None
