@@ -27,7 +27,7 @@ def main() -> int:
     parser.add_argument("kinds", nargs="*", help=f"of: {' '.join(KINDS)}; default: all")
     parser.add_argument("--short", action="store_true", help="only the few trials that the test suite runs")
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     if unknown := set(options.kinds) - set(KINDS):
         parser.error(f"unknown kind {sorted(unknown)[0]!r}; choose from {', '.join(KINDS)}")
     options.folder.mkdir(parents=True, exist_ok=True)

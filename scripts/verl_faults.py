@@ -29,7 +29,8 @@ from typing import Any
 
 import psutil
 
-from lfo.rundir import latest_checkpoint, read_metrics
+from lfo.checkpoints import latest_checkpoint
+from lfo.rundir import read_metrics
 
 SETTINGS = (
     "engine=verl",

@@ -10,12 +10,31 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lfo.config import load_config, to_yaml
+from lfo.config import RunConfig, from_mapping, load_config, to_yaml
+from lfo.env.shipped import SHIPPED
+from lfo.evaluation.runs import describe_data
+from lfo.loading import environment_factory
 
 CATEGORIES = ("auth_failure", "success", "wrong_department", "unclear")
+
+
+def data_of(config: RunConfig) -> str:
+    """What a run writes as `data.json`, for a shipped environment."""
+    evaluation = {**asdict(config.eval), "every": min(1, config.eval.every)}
+    predict = {"predict": config.world_model.predict}
+    needed = {"env": config.env, "env_args": config.env_args, "eval": evaluation, "world_model": predict}
+    return _data_of(json.dumps(needed))
+
+
+@cache
+def _data_of(needed: str) -> str:
+    config = from_mapping(json.loads(needed))
+    return json.dumps(describe_data(config, environment_factory(config)))
 
 
 def write_run(
@@ -33,6 +52,8 @@ def write_run(
     path.mkdir(parents=True)
     config = load_config(["preset=tiny", f"steps={steps}", f"eval.every={every}", *overrides])
     (path / "config.yaml").write_text(to_yaml(config))
+    if config.env in SHIPPED:
+        (path / "data.json").write_text(data_of(config))
     with open(path / "metrics.jsonl", "w", encoding="utf-8") as file:
         for step in range(steps + 1):
             row: dict[str, Any] = {"step": step, "tasks_seen": 8 * step}

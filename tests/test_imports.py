@@ -21,42 +21,51 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "settings": frozenset({"errors"}),
     "couplings": frozenset({"errors", "settings"}),
     "config": frozenset({"errors", "settings", "couplings", "env"}),
-    "rundir": frozenset({"config", "errors"}),
+    "checkpoints": frozenset({"errors"}),
+    "streams": frozenset({"errors"}),
+    "atomic": frozenset({"errors", "checkpoints"}),
+    "rundir": frozenset({"config", "errors", "checkpoints", "atomic"}),
     "env": frozenset({"types", "errors", "statistics", "protocol.hermes"}),
     "protocol": frozenset({"types", "errors"}),
     "objectives": frozenset({"types"}),
-    "rollout": frozenset({"types", "errors", "config", "env", "protocol", "objectives"}),
-    "model": frozenset({"types", "errors", "config", "couplings", "objectives"}),
+    "rollout": frozenset({"types", "errors", "checkpoints", "config", "env", "protocol", "objectives"}),
+    "model": frozenset({"types", "errors", "checkpoints", "config", "couplings", "objectives"}),
     "backend": frozenset({"types", "rollout"}),
-    "tracking": frozenset({"errors", "config"}),
+    "tracking": frozenset({"errors", "config", "streams"}),
     "evaluation": frozenset(
-        {"types", "errors", "statistics", "config", "couplings", "rundir", "env", "protocol", "rollout", "backend"}
+        {
+            *("types", "errors", "statistics", "config", "couplings", "atomic", "rundir", "env", "protocol", "rollout"),
+            "backend",
+        }
     ),
     "report": frozenset({"types", "errors", "statistics", "config", "rundir", "evaluation"}),
     "preflight": frozenset({"errors", "config", "env", "rollout", "tracking"}),
     "loading": frozenset({"errors", "settings", "config", "env", "model"}),
     "agent": frozenset(
-        {"types", "errors", "config", "rundir", "env", "protocol", "rollout", "model", "couplings", "loading"}
+        {
+            *("types", "errors", "config", "checkpoints", "rundir", "env", "protocol", "rollout", "model", "couplings"),
+            "loading",
+        }
     ),
     "serving": frozenset(
-        {"types", "errors", "config", "couplings", "env", "protocol", "rollout", "loading", "agent"},
+        {"types", "errors", "config", "couplings", "rundir", "env", "protocol", "rollout", "loading", "agent"},
     ),
     "training": frozenset(
         {
-            *("types", "errors", "config", "rundir", "env", "protocol", "objectives", "rollout", "backend"),
-            *("couplings", "evaluation", "tracking"),
+            *("types", "errors", "config", "checkpoints", "rundir", "env", "protocol", "objectives", "rollout"),
+            *("backend", "couplings", "evaluation", "tracking"),
         }
     ),
     "engines": frozenset(
         {
-            *("types", "errors", "settings", "config", "rundir", "env", "protocol", "objectives", "rollout", "model"),
-            *("couplings", "loading", "agent", "preflight", "training"),
+            *("types", "errors", "settings", "config", "atomic", "rundir", "env", "protocol", "objectives", "rollout"),
+            *("model", "couplings", "loading", "agent", "preflight", "training"),
         }
     ),
     "tools": frozenset(
         {
-            *("types", "errors", "statistics", "config", "rundir", "env", "protocol", "objectives", "rollout"),
-            *("couplings", "model", "evaluation", "loading", "agent", "training", "engines"),
+            *("types", "errors", "statistics", "config", "atomic", "rundir", "env", "protocol", "objectives"),
+            *("rollout", "couplings", "model", "evaluation", "loading", "agent", "training", "engines"),
         }
     ),
 }

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from lfo.agent import load_agent
+from lfo.checkpoints import latest_checkpoint
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
 from lfo.errors import ConfigError
@@ -23,7 +24,7 @@ from lfo.rollout.row import Feedback, RolloutRequest
 from lfo.rollout.samples import acted_by_policy
 from lfo.rollout.successes import SuccessBuffer
 from lfo.rollout.tasks import draw_requests
-from lfo.rundir import latest_checkpoint, read_metrics
+from lfo.rundir import read_metrics
 from lfo.training import Trainer
 from lfo.types import Rollout, StopReason
 from small_runs import model_of, small_config, small_trainer, weights

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 
 from lfo.errors import DataError
 from small_runs import base, model_of, small_trainer
@@ -104,3 +105,35 @@ def test_damaged_folders_are_named(tmp_path: Path):
     (tmp_path / "adapter_config.json").write_text(json.dumps([]))
     with pytest.raises(DataError, match="must be a mapping"):
         small_trainer(f"init_from={tmp_path}")
+
+
+@pytest.mark.parametrize("alpha", [float("nan"), float("inf"), "six", None])
+def test_a_scale_that_is_no_number_is_named(tmp_path: Path, alpha):
+    saved_lora(tmp_path)
+    file = tmp_path / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "lora_alpha": alpha}))
+    with pytest.raises(DataError, match=r"adapter_config\.json has no valid r and lora_alpha"):
+        small_trainer(f"init_from={tmp_path}")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_weights_that_are_no_numbers_are_named(tmp_path: Path, value: float):
+    saved_lora(tmp_path)
+    file = tmp_path / "adapter_model.safetensors"
+    tensors = load_file(file)
+    name = sorted(tensors)[1]
+    tensors[name][0, 1] = value
+    save_file(tensors, file)
+    with pytest.raises(DataError, match=f"{file} has values that are not finite numbers, in {name}"):
+        small_trainer(f"init_from={tmp_path}")
+
+
+def test_adapters_of_a_run_with_weights_that_are_no_numbers_are_named(tmp_path: Path):
+    trainer = small_trainer()
+    model_of(trainer).save(tmp_path)
+    file = tmp_path / "world_model" / "adapter_model.safetensors"
+    tensors = load_file(file)
+    next(iter(tensors.values()))[0, 0] = float("nan")
+    save_file(tensors, file)
+    with pytest.raises(DataError, match=f"{file} has values that are not finite numbers"):
+        model_of(trainer).load(tmp_path)

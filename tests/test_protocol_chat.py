@@ -209,6 +209,7 @@ def test_decode_stops_at_the_end_of_turn_and_shows_stray_special_tokens():
         (CHATML_PLAIN.replace("message['content']", "message['content'] + message['content']"), "once"),
         ("{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}assistant: ", "no special token"),
         ("{{ raise_exception('No chat today.') }}", "No chat today"),
+        ("{{ 1 // 0 }}", "rejects messages of the roles user: integer division"),
         (None, "chat template"),
     ],
 )

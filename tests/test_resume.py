@@ -19,13 +19,14 @@ import pytest
 import torch
 
 from children import start_as_in_a_terminal
+from lfo.checkpoints import latest_checkpoint
 from lfo.cli import main
 from lfo.config import load_config
 from lfo.engines.local import LocalBackend
 from lfo.env.phone_calls import PhoneCalls
 from lfo.evaluation.success import BROKEN_ROLLOUTS, NO_CALLS
 from lfo.model.learner import Learner
-from lfo.rundir import RunDirectory, latest_checkpoint, read_metrics
+from lfo.rundir import RunDirectory, read_metrics
 from lfo.training import Trainer
 from small_runs import SMALL, model_of, small_trainer, weights
 

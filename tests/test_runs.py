@@ -12,7 +12,7 @@ from lfo.config import load_config, to_yaml
 from lfo.env.ceiling import mean_ceiling
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
-from lfo.evaluation.runs import describe_data, read_run
+from lfo.evaluation.runs import describe_data, predicted_by, read_run
 
 CONFIG = load_config(["preset=tiny", "levels=2", "steps=2", "eval.tasks=5", "eval.splits=val,test_unseen_companies"])
 
@@ -84,17 +84,26 @@ def test_a_run_is_read_with_its_own_description(tmp_path: Path):
     assert (record.name, record.problem, record.note, record.finished) == ("run", "", "", True)
 
 
-def test_a_run_without_a_description_gets_that_of_its_config(tmp_path: Path):
+def test_a_run_without_a_description_is_read_and_no_environment_is_made(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(PhoneCalls, "__init__", lambda *_, **__: pytest.fail("made"))
     run = written(tmp_path / "run", {"step": 2})
-    assert read_run(run).data == describe_data(CONFIG, phone_calls())
+    assert (read_run(run).data, read_run(run).problem) == (None, "")
     (run / "data.json").write_text("{torn")
-    assert read_run(run).data == describe_data(CONFIG, phone_calls())
-    own = load_config(["preset=tiny", "env=nobody.has:This"])
-    record = read_run(written(tmp_path / "own", {"step": 2}, config=own))
-    assert (record.data, record.problem) == (None, "")
-    gone = load_config(["preset=tiny", "env_args.data=/no/such/folder"])
-    record = read_run(written(tmp_path / "gone", {"step": 2}, config=gone))
-    assert (record.data, record.problem) == (None, "")
+    assert (read_run(run).data, read_run(run).problem) == (None, "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "data", "tools"),
+    [
+        (("world_model.predict=all",), {"predicted_tools": ["search_company"]}, ["search_company"]),
+        ((), None, ("make_phone_call",)),
+        (("world_model.predict=search_company, make_phone_call",), {}, ["search_company", "make_phone_call"]),
+        (("world_model.predict=all",), {}, None),
+        (("env=nobody.has:This",), {"predicted_tools": None}, None),
+    ],
+)
+def test_what_a_run_predicts_is_known_from_its_folder(settings, data, tools):
+    assert predicted_by(load_config(["preset=tiny", *settings]), data) == tools
 
 
 def test_a_run_of_an_older_version_is_read_without_the_settings_that_are_gone(tmp_path: Path):

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from lfo.agent import Agent
+from lfo.checkpoints import MANIFEST
 from lfo.cli import main
 from lfo.config import to_yaml
 from lfo.errors import UsageError, WorkError
 from lfo.protocol.world_model import WorldModelState
 from lfo.rollout.deliberation import Question
 from lfo.rollout.reply_store import situation_of
-from lfo.rundir import MANIFEST
 from lfo.serving.batcher import Batcher
 from lfo.serving.speaker import upstream_speaker
-from lfo.serving.upstream import Upstream, completer
+from lfo.serving.upstream import Failed, Upstream, completer
 from lfo.serving.wire import Reply, completion
 from lfo.types import Rollout, ToolCall
 from small_runs import small_config, tokenizer
@@ -184,3 +184,22 @@ def test_the_untrained_base_is_not_upstream(run: Path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main()
     assert "choose best or last" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("token", [float("inf"), 2**80, -1, None, "x"])
+def test_token_ids_that_are_none_fail_only_their_own_prompt(agent: Agent, monkeypatch, token: Any):
+    answer = Completions.answer
+
+    def spoilt(self: Completions, value: Any, status: int = 200) -> None:
+        value["choices"][0]["token_ids"] = [token]
+        answer(self, value, status)
+
+    with served(agent) as url:
+        upstream = Upstream(url, ends=agent.codec.ends)
+        options: Any = {"limits": [8], "temperature": 0.0, "seeds": [0]}
+        (right,) = upstream.complete("policy", [[1, 2, 3]], **options)
+        assert not isinstance(right, Failed)
+        monkeypatch.setattr(Completions, "answer", spoilt)
+        (said,) = upstream.complete("policy", [[1, 2, 3]], **options)
+    assert isinstance(said, Failed)
+    assert "returned no token ids" in str(said.error)

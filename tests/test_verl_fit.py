@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from lfo.checkpoints import latest_checkpoint
 from lfo.rollout.row import RolloutRequest
 from lfo.rollout.tasks import draw_requests
-from lfo.rundir import latest_checkpoint, read_metrics
+from lfo.rundir import read_metrics
 from lfo.training import Trainer
 from lfo.types import Rollout
 from small_runs import model_of, small_trainer, tokenizer

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lfo.rundir import latest_checkpoint, read_metrics
+from lfo.checkpoints import latest_checkpoint
+from lfo.rundir import read_metrics
 from small_runs import SMALL
 
 pytest.importorskip("verl", reason="verl is not installed: pip install -e '.[verl]'")

@@ -19,11 +19,13 @@ from typing import Any, Literal, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
+from lfo.checkpoints import best_checkpoint, named_checkpoint, newest_checkpoint, refuse_damage, step_of
 from lfo.config import RunConfig, from_yaml
 from lfo.env.answers import tools_of
-from lfo.env.interface import EnvironmentFactory, tasks_of
+from lfo.env.by_name import hold_as_data
+from lfo.env.interface import Environment, EnvironmentFactory, tasks_of
 from lfo.env.patience import name_of
-from lfo.errors import ConfigError, DataError, UsageError
+from lfo.errors import ConfigError, DamageError, DataError, UsageError
 from lfo.loading import environment_factory, limit_threads, load_base, load_tokenizer, pick_device
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.couplings import POLICY, coupling_of
@@ -39,7 +41,7 @@ from lfo.rollout.predictors import make_lookahead, new_reply_store, world_model_
 from lfo.rollout.reply_store import ReplyStore
 from lfo.rollout.row import RolloutRequest
 from lfo.rollout.runner import Runner, RunnerConfig
-from lfo.rundir import best_checkpoint, latest_checkpoint
+from lfo.rundir import run_folder
 from lfo.types import Rollout, ToolCall, Turn
 
 BATCH = 64  # rollouts that run at the same time
@@ -51,7 +53,7 @@ AdapterChoice = Literal["best", "last", "none"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Agent:
-    """A policy that acts, with its world model. Create it with `build_agent` or `load_agent`."""
+    """A policy that acts, with its world model. Create it with `build_agent`, `load_agent` or `load_models`."""
 
     config: RunConfig
     make_environment: EnvironmentFactory
@@ -166,12 +168,27 @@ def build_agent(
     config: RunConfig, make_environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase, base: Any
 ) -> Agent:
     """Return an agent with untrained adapters on `base`; `base` is modified in place."""
-    runner_config = RunnerConfig.of_run(config)
-    tools = runner_config.ask(lambda: tools_of(make_environment()), f"tools of {name_of(make_environment)}")
+    asks = RunnerConfig.of_run(config).ask
+    tools = asks(lambda: tools_of(make_environment()), f"tools of {name_of(make_environment)}")
     codec = ChatCodec(tokenizer, tools, thinking=config.rollout.thinking)
+    learnt_tools = EndingTools() if asks(lambda: learns_tools(make_environment(), config)) else None
+    agent = _new_agent(config, make_environment, tokenizer, codec, base)
+    parts = config, make_environment, agent.world_model_codec, agent.complete
+    store = new_reply_store(*parts)
+    lookahead = make_lookahead(*parts, store, learnt_tools)
+    return dataclasses.replace(agent, lookahead=lookahead, reply_store=store, ending_tools=learnt_tools)
+
+
+def _new_agent(
+    config: RunConfig,
+    make_environment: EnvironmentFactory,
+    tokenizer: PreTrainedTokenizerBase,
+    codec: ChatCodec,
+    base: Any,
+) -> Agent:
+    """Return an agent that does not look ahead."""
     model = DualAdapterModel.of_run(base, config)
-    learnt_tools = EndingTools() if runner_config.ask(lambda: learns_tools(make_environment(), config)) else None
-    agent = Agent(
+    return Agent(
         config=config,
         make_environment=make_environment,
         tokenizer=tokenizer,
@@ -179,13 +196,8 @@ def build_agent(
         world_model_codec=world_model_codec(config, tokenizer),
         model=model,
         sampler=_sampler(model, codec, config),
-        runner_config=runner_config,
-        ending_tools=learnt_tools,
+        runner_config=RunnerConfig.of_run(config),
     )
-    parts = config, make_environment, agent.world_model_codec, agent.complete
-    store = new_reply_store(*parts)
-    lookahead = make_lookahead(*parts, store, learnt_tools)
-    return dataclasses.replace(agent, lookahead=lookahead, reply_store=store)
 
 
 def _sampler(model: DualAdapterModel, codec: ChatCodec, config: RunConfig) -> Sampler:
@@ -206,38 +218,76 @@ def load_agent(
     untrained base. `levels` replaces the levels of the run, if its environment has levels. `environment` is an
     environment factory; pass it if the run got its environment from Python.
     """
-    run, checkpoint = run_and_checkpoint(Path(run))
-    config = saved_config(run)
+    config, folder = _opened(Path(run), adapter)
     if levels is not None and "levels" in config.env_args:
         config = dataclasses.replace(config, env_args={**config.env_args, "levels": list(levels)})
-    folder = None if adapter == "none" else checkpoint or adapters_of(run, adapter)
+    environment = environment_factory(config) if environment is None else environment
+    return _loaded(build_agent(config, environment, load_tokenizer(config.model), _base_of(config, device)), folder)
+
+
+def load_models(run: str | Path, *, adapter: AdapterChoice = "last", device: str = "auto") -> Agent:
+    """Load the agent of a run without making its environment: it can predict and be exported, but it cannot act."""
+    config, folder = _opened(Path(run), adapter)
+    tokenizer, base = load_tokenizer(config.model), _base_of(config, device)
+    return _loaded(_new_agent(config, _no_environment, tokenizer, ChatCodec(tokenizer), base), folder)
+
+
+def _no_environment() -> Environment:
+    raise UsageError("this agent was loaded without its environment; load it with load_agent to let it act")
+
+
+def _opened(run: Path, adapter: AdapterChoice) -> tuple[RunConfig, Path | None]:
+    """Return the config of a run and the folder of the adapters that were chosen."""
+    return saved_config(run_folder(run)), None if adapter == "none" else adapters_of(run, adapter)
+
+
+def _base_of(config: RunConfig, device: str) -> Any:
     base = load_base(config.model, pick_device(device))
     limit_threads(base)
-    environment = environment_factory(config) if environment is None else environment
-    agent = build_agent(config, environment, load_tokenizer(config.model), base)
+    return base
+
+
+def _loaded(agent: Agent, folder: Path | None) -> Agent:
     if folder is not None:
         agent.load(folder)
     return dataclasses.replace(agent, adapters_folder=folder)
 
 
 def saved_config(run: Path) -> RunConfig:
+    """Return the config of a run folder; from now on nothing in this folder is run as code."""
     if not (run / "config.yaml").is_file():
         raise UsageError(f"{run} is not a run folder: it has no config.yaml")
+    hold_as_data(run)
     return from_yaml(run / "config.yaml", known_only=True)
 
 
 def adapters_of(run: Path, adapter: Literal["best", "last"] = "last") -> Path:
-    """Return the folder that contains `policy` and `world_model` of a run; `run` may be that folder itself."""
-    if adapter == "best":
-        best = best_checkpoint(run)
-        if best is None:
-            raise UsageError(f"{run} has no best checkpoint, because it was not evaluated on val; use --adapter last")
-        return best.path
-    checkpoint = latest_checkpoint(run)
-    for folder in (checkpoint.path if checkpoint else None, run / "adapters", run):
-        if folder and (folder / "policy").is_dir():
+    """Return the folder that contains `policy` and `world_model` of a run or checkpoint, after verifying its files.
+
+    `run` may be that folder itself. Damage is an error: other weights than those asked for would be worse.
+    """
+    run, checkpoint = run_and_checkpoint(run)
+    folder = checkpoint or (_best_checkpoint(run) if adapter == "best" else newest_checkpoint(run))
+    if folder is not None:
+        try:
+            refuse_damage(folder)
+        except DamageError as error:
+            raise DamageError(f"{error}; restore it from a copy, or name another checkpoint of {run}") from error
+        return folder
+    for folder in (run / "adapters", run):
+        if (folder / "policy").is_dir():
+            refuse_damage(folder)
             return folder
     raise DataError(f"{run} has no adapters yet: it contains neither a checkpoint nor a folder named adapters")
+
+
+def _best_checkpoint(run: Path) -> Path:
+    listed, named = best_checkpoint(run), named_checkpoint(run, "best")
+    found = [listed.path] if listed else []
+    found += [named] if named and named.exists() else []
+    if not found:
+        raise UsageError(f"{run} has no best checkpoint, because it was not evaluated on val; use --adapter last")
+    return max(found, key=step_of)
 
 
 def start_from(model: DualAdapterModel, init_from: str) -> None:
@@ -283,6 +333,5 @@ def batches(things: Sequence[T]) -> Iterator[Sequence[T]]:
 
 def run_and_checkpoint(path: Path) -> tuple[Path, Path | None]:
     """Return the run folder of a path, and the path itself if it is a checkpoint."""
-    if path.parent.name == "checkpoints" and (path / "policy").is_dir():
-        return path.parent.parent, path
-    return path, None
+    run = run_folder(path)
+    return run, path if run != path else None

@@ -5,6 +5,7 @@
     │   ├── ConfigError       an unknown key, a wrong type or an impossible value
     │   └── DataError         a damaged or truncated data file; the message names the line
     └── WorkError             the work failed: a NaN loss, a full disk                     exit 1
+        ├── DamageError       a file that a run wrote is missing or has changed; nothing of it was touched
         └── EnvironmentFailed an environment raised or hung in one rollout
 
 The command line prints the message and exits with the code. Nothing else catches these exceptions, except that the
@@ -31,6 +32,10 @@ class DataError(UsageError):
 
 
 class WorkError(LfoError):
+    pass
+
+
+class DamageError(WorkError):
     pass
 
 

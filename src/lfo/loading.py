@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import os
 from functools import partial
 from importlib import resources
@@ -15,10 +14,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from transformers.utils.logging import disable_progress_bar
 
 from lfo.config import SHIPPED_ENVIRONMENTS, RunConfig
-from lfo.env.adapters import ADAPTERS, adapter_class, adapter_word, find_modules_here
+from lfo.env.adapters import ADAPTERS, adapter_class, adapter_word
+from lfo.env.by_name import environment_named
 from lfo.env.interface import Environment, EnvironmentFactory
 from lfo.env.output import redirected_stdout
-from lfo.env.patience import ask
+from lfo.env.patience import ask, naming
 from lfo.env.process_state import kept_process_state
 from lfo.env.shipped import SHIPPED
 from lfo.errors import ConfigError, EnvironmentFailed
@@ -46,14 +46,18 @@ def model_source(name: str) -> str:
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    return _from_hub_or_folder(AutoTokenizer.from_pretrained, name)
+    return _from_hub_or_folder(partial(AutoTokenizer.from_pretrained, trust_remote_code=False), name)
 
 
 def load_base(name: str, device: torch.device) -> Any:
-    """Load the base model: fp32 on a CPU, bf16 on a GPU; the embedded base is always fp32."""
+    """Load the base model: fp32 on a CPU, bf16 on a GPU; the embedded base is always fp32.
+
+    A base is data: no code of its folder is run, and weights in pickles, which could be code, are refused.
+    """
     disable_progress_bar()
     dtype = torch.float32 if device.type == "cpu" or name == EMBEDDED else torch.bfloat16
-    return _from_hub_or_folder(partial(AutoModelForCausalLM.from_pretrained, dtype=dtype), name).to(device)
+    as_data = {"trust_remote_code": False, "use_safetensors": True}
+    return _from_hub_or_folder(partial(AutoModelForCausalLM.from_pretrained, dtype=dtype, **as_data), name).to(device)
 
 
 def limit_threads(base: Any) -> None:
@@ -78,8 +82,9 @@ def pick_device(name: str) -> torch.device:
 
 
 def environment_factory(config: RunConfig) -> EnvironmentFactory:
-    """Return a factory that makes one environment for each rollout."""
-    make_environment = _QuietFactory(_class_of(config.env), *_adapter_arguments(config.env), **config.env_args)
+    """Return a factory that makes one environment for each rollout; it has made one, to see that it can."""
+    made_by = _class_of(config.env)  # checked to be an environment: nothing that only has the name is called
+    make_environment = _QuietFactory(made_by, *_adapter_arguments(config.env), **config.env_args)
     try:
         environment = ask(
             make_environment, timeout=config.rollout.environment_timeout, what=f"the constructor of {config.env}"
@@ -129,27 +134,13 @@ class _QuietFactory(partial[Any]):
 def _class_of(name: str) -> Any:
     if name in SHIPPED:
         return SHIPPED[name].made_by
-    with kept_process_state():  # modules may print and change defaults while they are imported
-        return adapter_class(name) if adapter_word(name) else _class_named(name)
+    # Modules may print, change defaults and even leave while they are imported.
+    with kept_process_state(), naming(f"the module of env={name}"):
+        if adapter_word(name):
+            return adapter_class(name)
+        return environment_named(name, hint=did_you_mean(name.partition(":")[0], tuple(ADAPTERS)))
 
 
 def _adapter_arguments(name: str) -> tuple[str, ...]:
     """Return the first argument of an adapter: the text after the colon, which is a name of its library."""
     return (name.partition(":")[2],) if adapter_word(name) else ()
-
-
-def _class_named(name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    find_modules_here()
-    try:
-        imported = importlib.import_module(module)
-    except ImportError as error:
-        hint = did_you_mean(module, tuple(ADAPTERS))
-        raise ConfigError(f"env={name} cannot be imported: {error}{hint}") from error
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or ["no message"])[0]
-        raise ConfigError(f"env={name} cannot be imported: {type(error).__name__}: {reason}") from error
-    try:
-        return getattr(imported, attribute)
-    except AttributeError:
-        raise ConfigError(f"env={name}: the module {module} has no {attribute}") from None

@@ -6,35 +6,49 @@
       metrics.jsonl                 one row for each step; archived runs may have it compressed, as metrics.jsonl.gz
       rollouts/step-000010.jsonl    sample rollouts
       predictions/step-000010.jsonl predicted replies beside the true ones
-      checkpoints/step-000010/      the state of the engine, and `checkpoint.json`, written last
+      checkpoints/step-000010/      the state of the engine, and `checkpoint.json`, written last (checkpoints.py)
       checkpoints/last, best        each names a checkpoint; all others are removed
       adapters/policy, world_model  ordinary PEFT folders
 
 Files and folders are complete as soon as they have their names: they are written under a temporary name, synced and
 renamed. One process at a time may write; the kernel releases the lock when that process ends. The engine decides what
-a checkpoint contains.
+a checkpoint contains. A resumed run first verifies every checkpoint: it removes nothing that it could not read.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import gzip
+import hashlib
 import json
 import logging
 import math
 import os
 import re
 import shutil
+import stat
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
+from lfo.atomic import sync, temporary_path, write_folder_atomic, write_json_atomic, write_text_atomic, writing
+from lfo.checkpoints import (
+    Checkpoint,
+    best_checkpoint,
+    complete_checkpoints,
+    fingerprint,
+    is_checkpoint,
+    latest_checkpoint,
+    put_aside,
+    seal,
+    step_name,
+    step_of,
+    survey,
+)
 from lfo.config import RunConfig, differences, from_yaml, to_yaml
-from lfo.errors import ConfigError, DataError, UsageError, WorkError
+from lfo.errors import ConfigError, DamageError, DataError, UsageError
 
 # A resumed run keeps its config, except for keys that do not change the next step, and `steps`: a longer run is
 # allowed, and its learning rate then follows the schedule of the new length.
@@ -42,18 +56,9 @@ CHANGEABLE_ON_RESUME = frozenset(
     {"steps", "output_dir", "device", "micro_batch_tokens", "checkpoint_every", "trackers"}
 )
 
-MANIFEST = "checkpoint.json"
+NOTHING = hashlib.sha256().hexdigest()
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Checkpoint:
-    """A complete checkpoint: `Checkpoint(step=10, path=Path("runs/x/checkpoints/step-000010"), best=True)`."""
-
-    step: int
-    path: Path
-    best: bool  # whether it was the best by evaluation when it was written
 
 
 class RunDirectory:
@@ -62,12 +67,13 @@ class RunDirectory:
     def __init__(self, path: Path, lock: int | None) -> None:
         self.path = path
         self._lock = lock
+        self._resumed_from: Checkpoint | None = None
 
     @classmethod
     def create(cls, path: str | Path, config: RunConfig, resume: bool = False) -> RunDirectory:
         """Start a run in an empty folder, or resume the run in the folder."""
         path = Path(path)
-        with _writing(f"the run {path}"):
+        with writing(f"the run {path}"):
             path.mkdir(parents=True, exist_ok=True)
             has_run = (path / "config.yaml").is_file()
             if resume and not has_run:
@@ -77,13 +83,15 @@ class RunDirectory:
                     f"{path} already contains a run; continue it with --resume {path} or choose another output_dir"
                 )
             # A run that was killed before its first complete file leaves only the lock and temporary files.
-            if not resume and any(not re.fullmatch(r"\.lock|\..*\.tmp", entry.name) for entry in path.iterdir()):
+            if not resume and any(entry.name != ".lock" and not _is_leftover(entry) for entry in path.iterdir()):
                 raise UsageError(f"{path} is not empty; choose another output_dir")
+            _refuse_links(path)
             run = cls(path, _take_lock(path))
             try:
                 if resume:
                     _check_resumable(from_yaml(path / "config.yaml"), config)
                     _refuse_fewer_steps(path, config)
+                    run._choose_checkpoint()  # before anything changes
                 _remove_leftovers(path)
                 run._point_at_checkpoints()
                 write_text_atomic(path / "config.yaml", to_yaml(config))
@@ -124,11 +132,60 @@ class RunDirectory:
             while line:
                 line = line[file.write(line) :]
 
-    def rewind(self) -> tuple[Checkpoint | None, int]:
-        """Drop the rows after the last checkpoint; return the checkpoint and the step of the next row."""
-        checkpoint = self.latest_checkpoint()
-        if checkpoint is None and (self.adapters.exists() or metrics_file(self.path) != self.metrics):
+    def _choose_checkpoint(self) -> None:
+        """Choose the newest whole checkpoint; refuse to resume if that would lose something without a word."""
+        whole, damaged = survey(self.path)
+        if not whole and damaged:
+            raise DamageError(
+                f"{self.path} cannot be resumed, because none of its checkpoints is whole: "
+                f"{'; '.join(damaged.values())}; restore it from a copy, or start a new run in another folder; nothing "
+                "was changed"
+            )
+        if not whole and (self.adapters.exists() or metrics_file(self.path) != self.metrics):
             raise UsageError(f"{self.path} has ended and has no checkpoint left to resume from; start a new run")
+        self._resumed_from = checkpoint = whole[-1] if whole else None
+        self._refuse_other_metrics(checkpoint)
+        for path, flaw in damaged.items():
+            newer = checkpoint is not None and step_of(path) > checkpoint.step
+            kept = put_aside(path) if newer and path.exists() else path
+            resumed = f"; training continues from the checkpoint of step {checkpoint.step}" if checkpoint else ""
+            rest = f"; what is left of it stays in {kept}" if kept.exists() else ""
+            logger.warning(f"the checkpoint of step {step_of(path)} cannot be used: {flaw}{resumed}{rest}")
+
+    def _refuse_other_metrics(self, checkpoint: Checkpoint | None) -> None:
+        """Raise a `DamageError` unless metrics.jsonl still has the rows that it had at the checkpoint."""
+        remedy = f"; restore it from a copy, or start a new run with init_from={self.path}; nothing was changed"
+        if checkpoint and checkpoint.metrics:
+            size = checkpoint.metrics["bytes"]
+            if self._metrics_mark(size) != checkpoint.metrics:
+                raise DamageError(
+                    f"{self.metrics} does not agree with the checkpoint of step {checkpoint.step}: its first {size:,} "
+                    f"bytes are not those that were written{remedy}"
+                )
+            return
+        # A checkpoint of an older version, or none.
+        try:
+            steps = [row["step"] for row in read_metrics(self.metrics)] if self.metrics.exists() else []
+        except DataError as error:
+            raise DamageError(f"{error}{remedy}") from error
+        if checkpoint and [step for step in steps if 1 <= step <= checkpoint.step] != [*range(1, checkpoint.step + 1)]:
+            raise DamageError(
+                f"{self.metrics} does not have the rows up to the checkpoint of step {checkpoint.step}{remedy}"
+            )
+        every = from_yaml(self.path / "config.yaml").checkpoint_every
+        if checkpoint is None and max(steps, default=0) > every:
+            raise DamageError(
+                f"{self.path} has no checkpoint, although {self.metrics.name} has {max(steps)} steps and a checkpoint "
+                f"was written every {every}; restore its folder `checkpoints`, or start a new run; nothing was changed"
+            )
+
+    def _metrics_mark(self, size: int | None = None) -> dict[str, Any]:
+        """Return size and digest of the metrics, or of their first `size` bytes."""
+        return fingerprint(self.metrics, size) if self.metrics.exists() else {"bytes": 0, "sha256": NOTHING}
+
+    def rewind(self) -> tuple[Checkpoint | None, int]:
+        """Drop the rows after the checkpoint to resume from; return the checkpoint and the step of the next row."""
+        checkpoint = self._resumed_from
         self.truncate_metrics(checkpoint.step if checkpoint else 0)
         if checkpoint is not None:
             return checkpoint, checkpoint.step + 1
@@ -136,12 +193,20 @@ class RunDirectory:
         return None, 1 if self.metrics.exists() and read_metrics(self.metrics) else 0
 
     def truncate_metrics(self, step: int) -> None:
-        """Drop the rows after `step`; the resumed run computes them again."""
+        """Drop the rows after `step`; the resumed run computes them again. Unreadable rows are kept in another file."""
         if not self.metrics.exists():
             return
-        kept = [row for row in read_metrics(self.metrics) if row["step"] <= step]
+        lines = self.metrics.read_bytes().splitlines(keepends=True)
+        read = [_row_of(line) for line in lines]
+        count = next((index for index, row in enumerate(read) if row is None or row["step"] > step), len(lines))
+        torn = lines[-1:] and not lines[-1].endswith(b"\n")  # by a kill while it was written
         with self._writing("the metrics"):
-            write_text_atomic(self.metrics, "".join(json.dumps(row) + "\n" for row in kept))
+            if any(row is None for row in read[: -1 if torn else None]):
+                copy = self.metrics.with_suffix(".damaged.jsonl")
+                shutil.copyfile(self.metrics, copy)
+                logger.warning(f"{self.metrics} has unreadable rows after step {step}; all of it is kept in {copy}")
+            os.truncate(self.metrics, sum(map(len, lines[:count])))
+            sync(self.metrics)
 
     def write_data(self, description: Mapping[str, Any]) -> None:
         """Write which tasks the run is evaluated on, so that runs can be compared from their folders."""
@@ -157,7 +222,7 @@ class RunDirectory:
         return self._write_rows("predictions", step, rows)
 
     def _write_rows(self, what: str, step: int, rows: Iterable[Mapping[str, Any]]) -> Path:
-        path = self.path / what / f"{_step_name(step)}.jsonl"
+        path = self.path / what / f"{step_name(step)}.jsonl"
         with self._writing(f"sample {what}"):
             path.parent.mkdir(exist_ok=True)
             write_text_atomic(path, "".join(json.dumps(_finite(row)) + "\n" for row in rows))
@@ -165,26 +230,32 @@ class RunDirectory:
 
     def write_adapters(self, writer: Callable[[Path], None]) -> None:
         """Replace `adapters`; `writer` receives the new folder and fills it."""
+
+        def write(folder: Path) -> None:
+            writer(folder)
+            seal(folder, {})
+
         with self._writing("the adapters"):
-            write_folder_atomic(self.adapters, writer)
+            write_folder_atomic(self.adapters, write)
 
     def write_checkpoint(self, step: int, writer: Callable[[Path], None], best: bool = False) -> Checkpoint:
         """Write a checkpoint; `writer` receives the folder and fills it. Keep this checkpoint and the best."""
 
+        mark = self._metrics_mark()
+
         def write(folder: Path) -> None:
             writer(folder)
-            sizes = {str(file.relative_to(folder)): file.stat().st_size for file in _files(folder)}
-            write_json_atomic(folder / MANIFEST, {"step": step, "best": best, "files": sizes})
+            seal(folder, {"step": step, "best": best, "metrics": mark})
 
-        path = self.checkpoints / _step_name(step)
+        path = self.checkpoints / step_name(step)
         with self._writing(f"the checkpoint of step {step}"):
             if self.metrics.exists():
-                _sync(self.metrics)  # a checkpoint must not exist without the rows before it
+                sync(self.metrics)  # a checkpoint must not exist without the rows before it
             self.checkpoints.mkdir(exist_ok=True)
             write_folder_atomic(path, write)
             self._point_at_checkpoints()
         self._remove_old_checkpoints()
-        return Checkpoint(step=step, path=path, best=best)
+        return Checkpoint(step=step, path=path, best=best, metrics=mark)
 
     def latest_checkpoint(self) -> Checkpoint | None:
         return latest_checkpoint(self.path)
@@ -198,13 +269,16 @@ class RunDirectory:
                 write_text_atomic(self.checkpoints / name, checkpoint.path.name + "\n")
 
     def _remove_old_checkpoints(self) -> None:
+        """Remove complete checkpoints that are neither the last nor the best; keep what is damaged."""
         kept = {checkpoint.path for checkpoint in (self.latest_checkpoint(), self.best_checkpoint()) if checkpoint}
-        for path in self.checkpoints.glob("step-*"):
+        for path in [checkpoint.path for checkpoint in complete_checkpoints(self.path)]:
             if path not in kept:
-                shutil.rmtree(path, ignore_errors=True)
+                with suppress(OSError):
+                    # Renamed first, so that no checkpoint is half removed.
+                    shutil.rmtree(path.rename(temporary_path(path)))
 
     def _writing(self, what: str) -> AbstractContextManager[None]:
-        return _writing(f"{what} of {self.path}", self._what_is_intact)
+        return writing(f"{what} of {self.path}", self._what_is_intact)
 
     def _what_is_intact(self) -> str:
         checkpoint = self.latest_checkpoint()
@@ -243,140 +317,68 @@ def read_json_lines(path: str | Path) -> list[dict[str, Any]]:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
     rows = []
     for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line, parse_constant=_refuse_constant)
-            if not isinstance(row, dict):
-                raise ValueError
+        row = _object_of(line)
+        if row is not None:
             rows.append(row)
-        except (ValueError, RecursionError):
-            if number < len(lines):
-                raise DataError(f"{path}, line {number}: not a JSON object") from None
+        elif number < len(lines):
+            raise DataError(f"{path}, line {number}: not a JSON object")
     return rows
+
+
+def _row_of(line: bytes) -> dict[str, Any] | None:
+    """Return the row of metrics in a complete line, or None."""
+    row = _object_of(line) if line.endswith(b"\n") else None
+    return row if row is not None and isinstance(row.get("step"), int) else None
+
+
+def _object_of(line: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def run_folder(path: Path) -> Path:
     """Return the run folder of a run or of one of its checkpoints."""
-    return path.parent.parent if path.parent.name == "checkpoints" else path
+    return path.parent.parent if is_checkpoint(path) else path
 
 
-def latest_checkpoint(run: str | Path) -> Checkpoint | None:
-    """Return the newest complete checkpoint of a run folder."""
-    return max(_complete_checkpoints(Path(run)), key=lambda checkpoint: checkpoint.step, default=None)
+# Helpers
 
 
-def best_checkpoint(run: str | Path) -> Checkpoint | None:
-    """Return the newest complete checkpoint that was the best when it was written."""
-    best = (checkpoint for checkpoint in _complete_checkpoints(Path(run)) if checkpoint.best)
-    return max(best, key=lambda checkpoint: checkpoint.step, default=None)
+def _refuse_links(path: Path) -> None:
+    """Raise a `UsageError` if writing into this run, which may be a stranger's, could write anywhere else."""
+    for folder, folders, files in os.walk(path):
+        for entry in (Path(folder, name) for name in (*folders, *files)):
+            if entry.is_symlink():
+                raise UsageError(
+                    f"{entry} is a symbolic link, and a run writes into its own folder only; put what it points to in "
+                    "its place"
+                )
 
 
-def _complete_checkpoints(run: Path) -> Iterator[Checkpoint]:
-    """Yield the complete checkpoints by their manifests; the files `last` and `best` are for people and scripts."""
-    for path in (run / "checkpoints").glob("step-*"):
-        try:
-            manifest = json.loads((path / MANIFEST).read_bytes())
-            whole = all((path / name).stat().st_size == size for name, size in manifest["files"].items())
-            if whole and path.name == _step_name(manifest["step"]):
-                yield Checkpoint(step=manifest["step"], path=path, best=manifest["best"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue  # an incomplete copy, or a folder that is not ours
-
-
-# Atomic writing
-
-
-def write_text_atomic(path: str | Path, text: str) -> None:
-    path = Path(path)
-    temporary = _temporary(path)
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        _sync(temporary)
-        os.replace(temporary, path)
-        _sync(path.parent)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def write_json_atomic(path: str | Path, value: Any) -> None:
-    write_text_atomic(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
-
-
-def write_folder_atomic(path: str | Path, writer: Callable[[Path], None]) -> None:
-    """Let `writer` fill a temporary folder, then rename it to `path`, replacing a folder of that name."""
-    path = Path(path)
-    temporary, replaced = _temporary(path), _temporary(path.with_name(f"{path.name}.replaced"))
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        temporary.mkdir()
-        writer(temporary)
-        readers = temporary.stat().st_mode & 0o666
-        for file in _files(temporary):
-            file.chmod(readers)  # safetensors makes its files readable by their owner only
-            _sync(file)
-        for folder, _, _ in os.walk(temporary):
-            _sync(Path(folder))
-        if path.exists():  # os.rename cannot replace a folder that is not empty
-            os.rename(path, replaced)
-        os.rename(temporary, path)
-        _sync(path.parent)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    shutil.rmtree(replaced, ignore_errors=True)
-
-
-@contextmanager
-def _writing(what: str, what_is_intact: Callable[[], str] = str) -> Iterator[None]:
-    """Turn a disk error into a `WorkError` with one sentence."""
-    try:
-        yield
-    except Exception as error:
-        number = errno_of(error)
-        if number is None:
-            raise
-        if number in (errno.ENOSPC, errno.EDQUOT):
-            raise WorkError(f"the disk is full: cannot write {what}{what_is_intact()}") from error
-        raise WorkError(f"cannot write {what}: {os.strerror(number)}{what_is_intact()}") from error
-
-
-def errno_of(error: object) -> int | None:
-    """Return the error number of the operating system, if it is a system error."""
-    if isinstance(error, OSError):
-        return error.errno
-    # safetensors is written in Rust: its exception carries the number only in its text.
-    found = re.search(r"\(os error (\d+)\)", str(error))
-    return int(found[1]) if found else None
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def _is_leftover(path: Path) -> bool:
+    """Whether this is a temporary file or folder that a killed run left; a `*.tmp` of anybody else is not ours."""
+    ours = r"config\.yaml|data\.json|adapters(\.replaced)?|step-\d{6,}(\.replaced|\.jsonl)?|last|best"
+    return re.fullmatch(rf"\.({ours})\.\d+\.tmp", path.name) is not None
 
 
 def _remove_leftovers(path: Path) -> None:
     for folder in (path, path / "checkpoints", path / "rollouts", path / "predictions"):
-        for leftover in folder.glob(".*.tmp"):
+        for leftover in filter(_is_leftover, folder.glob(".*.tmp")):
             if leftover.is_dir():
                 shutil.rmtree(leftover)
             else:
                 leftover.unlink()
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.rglob("*") if file.is_file())
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _take_lock(path: Path) -> int:
     """Lock `.lock` and write the process id into it. The kernel releases the lock of a dead process."""
-    descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    except IsADirectoryError as error:
+        raise UsageError(f"{path / '.lock'} is not a lock of ours but a folder; move it away") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -385,8 +387,11 @@ def _take_lock(path: Path) -> int:
         raise UsageError(f"{path} is being written by process {holder}; choose another output_dir") from None
     except OSError as error:
         logger.warning("%s cannot be locked on this file system (%s)", path, error.strerror)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode) or not re.fullmatch(rb"\d{0,20}\n?", os.pread(descriptor, 30, 0)):
+        os.close(descriptor)
+        raise UsageError(f"{path / '.lock'} is not a lock of ours: it holds something else; move it away")
     os.ftruncate(descriptor, 0)
-    os.write(descriptor, f"{os.getpid()}\n".encode())
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
 
 
@@ -400,10 +405,6 @@ def _refuse_fewer_steps(run: Path, config: RunConfig) -> None:
     checkpoint = latest_checkpoint(run)
     if checkpoint is not None and checkpoint.step > config.steps:
         raise ConfigError(f"{run} has already made {checkpoint.step} steps; steps={config.steps} must not be below")
-
-
-def _step_name(step: int) -> str:
-    return f"step-{step:06d}"
 
 
 def _finite(value: Any) -> Any:

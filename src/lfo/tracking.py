@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import logging
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -24,6 +26,9 @@ from rich.progress import Progress as RichProgress
 
 from lfo.config import RunConfig, flatten
 from lfo.errors import ConfigError
+from lfo.streams import lossy
+
+logger = logging.getLogger(__name__)
 
 MetricsRow = Mapping[str, Any]
 Log = Callable[[MetricsRow], None]
@@ -40,11 +45,15 @@ def require_trackers(config: RunConfig) -> None:
 def open_trackers(config: RunConfig, folder: Path, *, first_step: int) -> Iterator[Log]:
     """Yield a function that logs one row to all trackers. Rows from `first_step` on are logged (again)."""
     with ExitStack() as stack:
-        logs = [stack.enter_context(TRACKERS[name](config, folder, first_step)) for name in config.trackers]
+        logs = {name: stack.enter_context(TRACKERS[name](config, folder, first_step)) for name in config.trackers}
 
         def log(row: MetricsRow) -> None:
-            for each in logs:
-                each(row)
+            for name, each in list(logs.items()):
+                try:
+                    each(row)
+                except Exception as error:  # whatever a tracker raises, the run does not need it
+                    logger.warning(f"trackers={name} failed and gets no more rows: {type(error).__name__}: {error}")
+                    del logs[name]
 
         yield log
 
@@ -121,7 +130,7 @@ class Progress:
     """Shows a progress bar on a terminal, else one plain line for each evaluation. Writes to stderr."""
 
     def __init__(self, config: RunConfig) -> None:
-        self._console = Console(stderr=True)
+        self._console = Console(file=lossy(sys.stderr), stderr=True)
         self._eval = "-"
         self._warned: set[str] = set()
         self._bar = RichProgress(

@@ -19,6 +19,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lfo.backend import Backend
+from lfo.checkpoints import Checkpoint, reading
 from lfo.config import RunConfig
 from lfo.env.answers import tools_of
 from lfo.env.interface import EnvironmentFactory, predicted_tools
@@ -47,13 +48,14 @@ from lfo.rollout.runner import RunnerConfig, refuse_dead_environment
 from lfo.rollout.samples import ReplayBuffer, acted_by_policy, examples_of_groups, logged_replies, mark_imagined
 from lfo.rollout.successes import SuccessBuffer
 from lfo.rollout.tasks import count_tasks, draw_requests
-from lfo.rundir import Checkpoint, RunDirectory
+from lfo.rundir import RunDirectory
 from lfo.tracking import Clock, Progress, open_trackers
 from lfo.types import Rollout, RolloutGroup
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+REPLAY_FILE, SUCCESSES_FILE, STATE_FILE = "replay.safetensors", "successes.safetensors", "state.json"
 SUCCESS_LOST = "success on val is far below its best, whose checkpoint is kept; if it stays there, run lfo advise"
 
 
@@ -150,13 +152,13 @@ class Trainer:
                     if config.eval.every and (done % config.eval.every == 0 or done == config.steps):
                         self._judge(run, row)
                     run.append_metrics(row)
-                    track(row)
-                    progress.show(row)
                     success = row.get(self._judged_by)
                     best = success is not None and (state.best is None or success > state.best)
                     state.best = success if best else state.best
                     if best or done % config.checkpoint_every == 0 or done == config.steps:
                         run.write_checkpoint(done, self.save, best=best)
+                    track(row)  # after the checkpoint: no display may cost what was learned
+                    progress.show(row)
             run.write_adapters(self.backend.save_adapters)
             return self._summary(run)
 
@@ -365,19 +367,22 @@ class Trainer:
     def save(self, folder: Path) -> None:
         """Write everything that a resumed run needs to continue exactly."""
         self.backend.save(folder)
-        self.mini_batches.replay.save(folder / "replay.safetensors")
+        self.mini_batches.replay.save(folder / REPLAY_FILE)
         if self.config.internalise.rows:
-            self.mini_batches.successes.save(folder / "successes.safetensors")
-        (folder / "state.json").write_text(json.dumps(dataclasses.asdict(self.state)), encoding="utf-8")
+            self.mini_batches.successes.save(folder / SUCCESSES_FILE)
+        (folder / STATE_FILE).write_text(json.dumps(dataclasses.asdict(self.state)), encoding="utf-8")
 
     def load(self, checkpoint: Checkpoint) -> None:
         self.backend.load(checkpoint.path)
         self.backend.sync(checkpoint.step)
-        self.mini_batches.replay = ReplayBuffer.load(checkpoint.path / "replay.safetensors")
+        with reading(checkpoint.path / REPLAY_FILE) as file:
+            self.mini_batches.replay = ReplayBuffer.load(file)
         if self.config.internalise.rows:
-            self.mini_batches.successes = SuccessBuffer.load(checkpoint.path / "successes.safetensors")
-        for name, value in json.loads((checkpoint.path / "state.json").read_text(encoding="utf-8")).items():
-            setattr(self.state, name, value)
+            with reading(checkpoint.path / SUCCESSES_FILE) as file:
+                self.mini_batches.successes = SuccessBuffer.load(file)
+        with reading(checkpoint.path / STATE_FILE) as file:
+            for name, value in json.loads(file.read_text(encoding="utf-8")).items():
+                setattr(self.state, name, value)
 
     def _summary(self, run: RunDirectory) -> dict[str, Any]:
         best = run.best_checkpoint()

@@ -11,6 +11,7 @@ user, 1 for work that failed, 130 for Ctrl-C.
 
 from __future__ import annotations
 
+import errno
 import sys
 import traceback
 from typing import Annotated, Any, NoReturn
@@ -43,6 +44,7 @@ from lfo.cli import (
     watch,
 )
 from lfo.errors import LfoError
+from lfo.streams import flush_stdout, protect_standard_streams
 
 
 class _Commands(TyperGroup):
@@ -98,15 +100,21 @@ def options(
 
 def main() -> None:
     """The entry point `lfo`."""
+    protect_standard_streams()
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
     try:
-        app(arguments, prog_name="lfo")
+        try:
+            app(arguments, prog_name="lfo")
+        finally:
+            flush_stdout()
     except LfoError as error:
         _fail(str(error), error.exit_code, debug)
     except Exception as error:
         if type(error).__name__ == "OutOfMemoryError":  # of torch, which may not be imported
             _fail("the GPU is out of memory; wait until it is free, or run `lfo plan` to see what fits", 1, debug)
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            _fail(f"cannot write {error.filename or 'the output'}: {error.strerror}", 1, debug)
         what = (str(error).strip().splitlines() or ["no message"])[0]
         hint = "" if debug else "; run again with --debug for the traceback"
         _fail(f"unexpected {type(error).__name__}: {what}{hint}", 1, debug)

@@ -147,10 +147,10 @@ class _Grid:
 
 
 def _show(study: str, folder: Path, cells: Sequence[Cell], as_json: bool) -> None:
+    from lfo.atomic import write_text_atomic
     from lfo.evaluation import ablation
     from lfo.evaluation.sample_efficiency import curve
     from lfo.report.picture import draw_curves
-    from lfo.rundir import write_text_atomic
 
     found = ablation.results(folder, cells)
     setting = ablation.STUDIES[study].setting

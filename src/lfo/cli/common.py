@@ -56,6 +56,14 @@ def open_agent(run: Path, *, adapter: str, device: str, levels: Sequence[int] | 
         return load_agent(run, adapter=cast(Any, adapter), device=device, levels=levels)
 
 
+def open_models(run: Path, *, adapter: str, device: str) -> Agent:
+    """`load_models`: the models of a run alone, without making its environment."""
+    with working(f"Loading {visible(str(run))}"):
+        from lfo.agent import load_models
+
+        return load_models(run, adapter=cast(Any, adapter), device=device)
+
+
 def working(words: str) -> Status:
     return Console(stderr=True).status(words)
 
@@ -85,7 +93,7 @@ def figures_table(title: str, rows: Sequence[Sequence[str]], **first: Any) -> Ta
 
 def write_file(path: Path, text: str) -> None:
     """Write a file atomically, replacing one of that name."""
-    from lfo.rundir import write_text_atomic
+    from lfo.atomic import write_text_atomic
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -38,7 +38,7 @@ def export(
         raise UsageError("--merged, --stacked and --both exclude each other; choose one")
     if adapter == "none":
         raise UsageError("--adapter none has no adapters to export; choose best or last")
-    agent = common.open_agent(run, adapter=adapter, device="cpu")
+    agent = common.open_models(run, adapter=adapter, device="cpu")
     from lfo.tools import export as exporting
 
     alone = exporting.alone(agent, run)

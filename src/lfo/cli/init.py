@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from lfo.atomic import new_folder
 from lfo.cli.common import Json, answer, visible, write_file
 from lfo.errors import UsageError
 
@@ -19,11 +20,9 @@ def init(
     name: Annotated[str, typer.Argument(metavar="NAME", help="New folder for the project.")], as_json: Json = False
 ) -> None:
     """Start a project with a small environment of your own: lfo init my_world"""
-    folder = Path(name)
     if not name.strip() or not name.isprintable():
         raise UsageError("lfo init needs the name of a new folder")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} already exists and is not empty; name a new folder")
+    folder = new_folder(Path(name))
     for file in FILES:
         text = (resources.files("lfo") / "assets" / "project" / f"{file}.txt").read_text(encoding="utf-8")
         write_file(folder / file, Template(text).safe_substitute(name=folder.absolute().name))

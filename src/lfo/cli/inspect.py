@@ -32,6 +32,10 @@ def inspect(
     ] = None,
     num: Annotated[int, typer.Option("--num", min=1, help="How many replies to show at most.")] = 20,
     adapter: common.Adapter = "last",
+    judged: Annotated[
+        bool,
+        typer.Option("--judge", help="Make the environment of the run, to tell whether replies mean the same."),
+    ] = False,
     device: common.Device = "auto",
     as_json: common.Json = False,
 ) -> None:
@@ -40,27 +44,29 @@ def inspect(
     For every real reply of a rollout: the state and the call, the reply that the
     world model predicts, and the actual one, each token coloured by its surprise
     (-log p, in nats, under the world model).
+
+    The environment is not made, except with --judge: rollouts are read from their
+    file, and only the shipped environments tell what a reply means without it.
     """
-    agent = common.open_agent(run, adapter=adapter, device=device)
+    agent = (common.open_agent if judged else common.open_models)(run, adapter=adapter, device=device)
     agent.require_world_model()
     file = rollout or _newest_rollouts(run)
-    from lfo.env.interface import predicted_tools
+    from lfo.env.shipped import SHIPPED
+    from lfo.evaluation.runs import predicted_by, read_data
     from lfo.protocol.world_model import observed_calls
     from lfo.rollout.records import read_rollouts
+    from lfo.rundir import run_folder
     from lfo.tools.surprise import inspect_calls
 
-    environment = agent.make_environment()
-    tools = predicted_tools(environment, agent.config.world_model.predict) or None  # all, if the run predicts none
-    found = [
-        (read.task_id, call)
-        for read in read_rollouts(file, environment)
-        for call in observed_calls(read, predict=tools)
-    ]
+    shipped = SHIPPED.get(agent.config.env)
+    judge = agent.make_environment() if judged else shipped and shipped.made_by
+    tools = predicted_by(agent.config, read_data(run_folder(run))) or None  # all, if the run predicts none
+    found = [(read.task_id, call) for read in read_rollouts(file, None) for call in observed_calls(read, predict=tools)]
     if not found:
         raise UsageError(f"{file} contains no reply of a tool that this run predicts")
     tasks = [task for task, _ in found[:num]]
     with common.bars(hidden=as_json, transient=True) as shown:
-        inspected = inspect_calls(agent, (call for _, call in found[:num]))
+        inspected = inspect_calls(agent, (call for _, call in found[:num]), judge=judge)
         replies = list(shown.track(inspected, total=len(tasks), description="replies"))
     if as_json:
         each = zip(tasks, replies, strict=True)

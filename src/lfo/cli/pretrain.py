@@ -76,11 +76,11 @@ def _warm_folder(base: str) -> Path:
 
 
 def _new_folder(output_dir: Path | None) -> Path:
+    from lfo.atomic import new_folder
+
     if output_dir is None:
         raise UsageError("lfo pretrain needs --output-dir DIR, or --check")
-    if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
-        raise UsageError(f"{output_dir} already exists; choose a new folder")
-    return output_dir
+    return new_folder(output_dir)
 
 
 @contextmanager

@@ -57,10 +57,11 @@ def config(overrides: Overrides = None, as_json: Json = False) -> None:
 def _load(overrides: list[str], resume: Path | None) -> RunConfig:
     """Return the config of a new run, or the saved config of a resumed run, with its current folder."""
     from lfo.config import load_config
+    from lfo.env.by_name import hold_as_data
 
     if resume is None:
         return load_config(overrides)
-    saved = resume / "config.yaml"
-    if not saved.is_file():
+    if not (resume / "config.yaml").is_file():
         raise UsageError(f"{resume} contains no run to resume")
-    return load_config([f"config={saved}", *overrides, f"output_dir={resume}"])
+    hold_as_data(resume)
+    return load_config([*overrides, f"output_dir={resume}"], run=resume)

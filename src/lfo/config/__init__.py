@@ -18,7 +18,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,28 +38,33 @@ LEVELS = "levels"  # short for env_args.levels
 BESIDE_THE_EXPERIMENT = marked("beside")
 
 
-def load_config(overrides: Sequence[str] = ()) -> RunConfig:
-    """Return the checked config of `name=value` settings, which may include `preset=NAME` and `config=FILE`."""
-    files: list[Setting] = []
+def load_config(overrides: Sequence[str] = (), *, run: Path | None = None) -> RunConfig:
+    """Return the checked config of `name=value` settings, which may include `preset=NAME` and `config=FILE`.
+
+    `run` is a run folder whose saved config comes first, as for `lfo train --resume`.
+    """
+    files: list[Setting] = [] if run is None else _of_file(run / "config.yaml", saved=True)
     typed: list[Setting] = []
     for override in overrides:
         name, equals, text = override.partition("=")
         if not equals or not name:
             raise ConfigError(f"a setting is written name=value, not {override!r}")
-        if name == "config":  # a new run ignores removed settings of the file; `_read` has warned about them
-            files += [setting for setting in _read(Path(text)) if not _is_older(setting[0])]
+        if name == "config":
+            files += _of_file(Path(text))
         else:
             typed.append((name, parse(text, _type_of(name))))
     refuse_removed(name for name, _ in typed)
+    if run is not None:
+        _refuse_code(run, files, {name for name, _ in typed})
     return _resolve(files, modernise(typed)[0])
 
 
 def from_yaml(path: str | Path, *, known_only: bool = False) -> RunConfig:
-    """Read a config file; its preset and the defaults supply what it omits.
+    """Read the config of a run; its preset and the defaults supply what it omits.
 
     `known_only` skips unknown settings, so that runs of other versions can be read.
     """
-    return _resolve(_read(Path(path), known_only=known_only))
+    return _resolve(_read(Path(path), known_only=known_only, saved=True))
 
 
 def from_mapping(settings: Mapping[str, Any]) -> RunConfig:
@@ -137,9 +142,14 @@ def _spell_out(settings: Iterable[Setting]) -> Iterator[Setting]:
             yield name, value
 
 
-def _read(path: Path, *, known_only: bool = False) -> list[Setting]:
+def _of_file(path: Path, *, saved: bool = False) -> list[Setting]:
+    """Return the settings of a file without removed ones, which a new run ignores; `_read` has warned about them."""
+    return [setting for setting in _read(path, saved=saved) if not _is_older(setting[0])]
+
+
+def _read(path: Path, *, known_only: bool = False, saved: bool = False) -> list[Setting]:
     """Return the settings of a file by their present names."""
-    tree = read_yaml(path)
+    tree = read_yaml(path, saved=saved)
     settings, removed = modernise(by_name(tree), complete=True)
     for name, value in removed.items():
         logger.warning("%s: %s=%s is no longer a setting; new runs ignore it", path, name, value)
@@ -157,6 +167,22 @@ def _read(path: Path, *, known_only: bool = False) -> list[Setting]:
             raise ConfigError(f"{error} (in {path})") from error
     # `levels` comes first, so that `env_args.levels` overrides it.
     return [*newer_than(tree, {name for name, _ in settings}), *sorted(settings, key=lambda each: each[0] != LEVELS)]
+
+
+def _refuse_code(run: Path, saved: Iterable[Setting], typed: Collection[str]) -> None:
+    """Raise a `ConfigError` for settings of verl by which the config of a run could have its own code run.
+
+    verl has dozens of them: classes, files, addresses, commands. The usual settings are numbers and single words.
+    """
+    for name, value in saved:
+        values = value if isinstance(value, list) else [value]
+        plain = all(isinstance(each, int | float | None) or re.fullmatch(r"[\w-]*", str(each)) for each in values)
+        acts = value and {"trust_remote_code", "finish_hook_cmd", "runtime_env"} & set(name.split("."))
+        if name.startswith("verl.") and name not in typed and (acts or not plain):
+            raise ConfigError(
+                f"{name}={value} in the config of {run} may name code, a command or a machine; if you trust it, "
+                "type this setting again"
+            )
 
 
 def _is_older(name: str) -> bool:

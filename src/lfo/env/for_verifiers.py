@@ -10,6 +10,7 @@ Tools keep their schemas, a message without a call ends the rollout, and the rew
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import verifiers  # pyright: ignore[reportMissingImports]
@@ -24,7 +25,7 @@ from lfo.types import StepResult, ToolCall
 def verifiers_environment(factory: EnvironmentFactory, *, max_turns: int = 16) -> Any:
     """Return a verifiers environment with the tasks of `train` as dataset and those of `val` as evaluation set."""
     tools = [
-        Tool(name=each["name"], description=each["description"], parameters=dict(each["parameters"]))
+        Tool(name=each["name"], description=each.get("description") or "", parameters=_parameters_of(each))
         for each in (tool["function"] for tool in factory().tools())
     ]
     return Wrapped(
@@ -35,6 +36,10 @@ def verifiers_environment(factory: EnvironmentFactory, *, max_turns: int = 16) -
         rubric=verifiers.Rubric(funcs=[_reward]),
         max_turns=max_turns,
     )
+
+
+def _parameters_of(function: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(function.get("parameters") or {"type": "object", "properties": {}})
 
 
 class Wrapped(verifiers.MultiTurnEnv):

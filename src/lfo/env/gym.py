@@ -14,13 +14,13 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
 from gymnasium import spaces
 
+from lfo.env.by_name import environment_named
 from lfo.env.interface import Environment, EnvironmentFactory
 from lfo.errors import UsageError
 from lfo.protocol.hermes import MAX_MESSAGE_CHARS, one_by_one
@@ -106,9 +106,8 @@ class TextEnvironment(gymnasium.Env[str, str]):
 
 def make(factory: str, *, split: str = "train", max_turns: int = 16, **options: Any) -> TextEnvironment:
     """Return a `TextEnvironment` of the class at `package.module:Class`; `options` go to the class."""
-    module, _, name = factory.partition(":")
-    environment_class = getattr(importlib.import_module(module), name)
-    return TextEnvironment(functools.partial(environment_class, **options), split=split, max_turns=max_turns)
+    made_by = environment_named(factory, setting="factory")  # the config of a run may name it too: env_args.factory
+    return TextEnvironment(functools.partial(made_by, **options), split=split, max_turns=max_turns)
 
 
 def register() -> None:

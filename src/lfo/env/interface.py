@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from lfo.env.answers import InvalidAnswer, asked_call, described, opening_of, tools_of
 from lfo.env.patience import EnvironmentRaised, name_of, naming
@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 FAREWELL = "I am done."  # a message without a call, for players that end a rollout
 # Keys of the last `info` of a rollout that evaluation shows as means over rollouts.
 MEASURES = ("mistakes", "calls", "excess_fields", "form_before_call", "department_order")
+METHODS = ("tasks", "tools", "reset", "step")  # of every environment
+MARK = "makes_lfo_environments"  # the attribute of a marked factory
 
 
 @runtime_checkable
@@ -94,6 +96,23 @@ class NamesMoves(Protocol):
 
 
 EnvironmentFactory = Callable[[], Environment]
+Factory = TypeVar("Factory", bound=Callable[..., Any])
+
+
+def makes_environments(factory: Factory) -> Factory:
+    """Mark a function that makes an environment, so that `env=my_module:function` may call it.
+
+    The config of a run may be a stranger's. What it names is called only if it is a class with the methods of an
+    environment, or if its author marked it:
+
+        @makes_environments
+        def hard_safes(digits: int = 6) -> Safes:
+            return Safes(digits=digits, tries=1)
+
+    In Python, `create_trainer(config, hard_safes, tokenizer)` needs no mark.
+    """
+    setattr(factory, MARK, True)
+    return factory
 
 
 def tasks_of(environment: Environment, split: str) -> Sequence[Any]:
@@ -169,8 +188,8 @@ def flaw_of(make_environment: EnvironmentFactory) -> str | None:
     return None
 
 
-def describe_with(environment: Environment, reply: str) -> ReplyFacts | None:
-    """Return the meaning of a reply, or None if the environment cannot describe it."""
+def describe_with(environment: object, reply: str) -> ReplyFacts | None:
+    """Return the meaning of a reply, or None if the environment, or its class, cannot describe it."""
     if not isinstance(environment, DescribesReplies):
         return None
     try:
@@ -180,7 +199,7 @@ def describe_with(environment: Environment, reply: str) -> ReplyFacts | None:
         return None
 
 
-def same_meaning(environment: Environment, predicted: str, actual: str) -> bool | None:
+def same_meaning(environment: object, predicted: str, actual: str) -> bool | None:
     """Whether two replies mean the same; None if the environment cannot describe the true one."""
     meant = describe_with(environment, actual)
     if meant is None:

@@ -165,7 +165,8 @@ class OracleCodes(ToolEnvironment):
     def tool_text(self) -> Mapping[str, str]:
         return {"words": ", ".join(WORDS)}
 
-    def describe_reply(self, observation: str) -> ReplyFacts | None:
+    @staticmethod
+    def describe_reply(observation: str) -> ReplyFacts | None:
         """Return the meaning of a reply from its text only, so that it also works for predicted replies."""
         if '"' in observation:  # only mistakes contain quotes, and these quote the policy
             return None

@@ -308,7 +308,8 @@ class PhoneCalls(ToolEnvironment):
 
     # --- for evaluation, and for look-ahead --------------------------------------------------------------------
 
-    def describe_reply(self, observation: str) -> ReplyFacts | None:
+    @staticmethod
+    def describe_reply(observation: str) -> ReplyFacts | None:
         return reps.describe(observation)
 
     def lookahead_query(self, transcript: Sequence[Message]) -> ToolCall | None:

@@ -27,12 +27,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from lfo.atomic import write_json_atomic
 from lfo.config import load_config
 from lfo.errors import ConfigError, UsageError
 from lfo.evaluation.runs import read_run
 from lfo.evaluation.sample_efficiency import SHARES, Group, compare, curve
 from lfo.model.couplings import COUPLINGS
-from lfo.rundir import write_json_atomic
 
 Status = Literal["done", "failed", "missing"]
 

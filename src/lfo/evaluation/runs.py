@@ -4,8 +4,8 @@
     record.problem or record.rows[-1]["eval/val/success"]
 
 Reading never fails: `problem` says in one sentence why a folder cannot be used. Two runs can be compared if their
-`data` agree; every run writes it as `data.json`. For a run without this file, it is computed from the config, if the
-environment ships with the package. Nothing here plays, trains or writes.
+`data` agree; every run writes it as `data.json`. Reading a run makes no environment. Nothing here plays, trains or
+writes.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from lfo.config import RunConfig, from_yaml
 from lfo.env.answers import id_of, opening_of
 from lfo.env.ceiling import mean_ceiling
-from lfo.env.interface import EnvironmentFactory, tasks_of
+from lfo.env.interface import EnvironmentFactory, predicted_tools, tasks_of
 from lfo.env.shipped import SHIPPED
 from lfo.env.tasks import Task
 from lfo.errors import EnvironmentFailed, LfoError
@@ -75,7 +75,7 @@ def read_run(path: str | Path) -> RunRecord:
             else:
                 rows = read_metrics(path)
                 problem = "" if rows else f"{path} {NO_METRICS}"
-            data = _data_of(path, config)
+            data = read_data(path)
     except (LfoError, OSError) as error:
         problem = str(error)
     return RunRecord(
@@ -113,16 +113,19 @@ def holds_run(folder: Path) -> bool:
 def describe_data(config: RunConfig, make_environment: EnvironmentFactory) -> dict[str, Any]:
     """Return the content of `data.json`: the tasks of the evaluation of this config.
 
-    {"environment": "phone-calls", "levels": [2],
+    {"environment": "phone-calls", "levels": [2], "predicted_tools": ["make_phone_call"],
      "splits": {"val": {"tasks": 100, "fingerprint": "0f3a...", "ceiling": 0.908}}}
 
     Splits with the same fingerprint have the same tasks with the same openings, in the same order. `ceiling` is the
-    information ceiling of these tasks, or null if the environment has none.
+    information ceiling of these tasks, or null if the environment has none. `predicted_tools` are those whose
+    replies the world model learns, or null for all.
     """
     splits = (*config.eval.splits, *config.eval.final_splits) if config.eval.every else ()
+    tools = predicted_tools(make_environment(), config.world_model.predict)
     return {
         "environment": config.env,
         "levels": list(config.env_args.get("levels", ())) if config.env in SHIPPED else [],
+        "predicted_tools": None if tools is None else sorted(tools),
         "splits": {split: _describe_split(config, make_environment, split) for split in splits},
     }
 
@@ -146,6 +149,17 @@ def continued_data(run: Path, data: Mapping[str, Any]) -> Mapping[str, Any]:
             fingerprint = f"{fingerprint}, then {now}"
         splits[split] = {**described, "fingerprint": fingerprint}
     return {**data, "splits": splits}
+
+
+def predicted_by(config: RunConfig, data: Mapping[str, Any] | None) -> Collection[str] | None:
+    """Return the tools whose replies a saved run predicts, without making its environment; None: all, or unknown."""
+    named, setting = (data or {}).get("predicted_tools"), config.world_model.predict
+    if isinstance(named, list) or setting in ("all", "none"):
+        return named if isinstance(named, list) else None
+    if setting != "default":
+        return [name.strip() for name in setting.split(",")]
+    shipped = SHIPPED.get(config.env)
+    return None if shipped is None else getattr(shipped.made_by, "predicted_tools", None)
 
 
 def _describe_split(config: RunConfig, make_environment: EnvironmentFactory, split: str) -> dict[str, Any]:
@@ -177,25 +191,10 @@ def _openings(
     ]
 
 
-def _data_of(path: Path, config: RunConfig) -> Mapping[str, Any] | None:
-    """Return `data.json` of the run, or compute it if the environment ships with the package."""
+def read_data(run: Path) -> Mapping[str, Any] | None:
+    """Return the content of `data.json`; None for a very old run, or if the file is damaged."""
     try:
-        data = json.loads((path / DATA_FILE).read_bytes())
-        if isinstance(data, dict) and isinstance(data.get("splits"), dict):
-            return data
-    except (OSError, ValueError):
-        pass  # an older run, or a damaged file
-    make_environment = _shipped_environment(config)
-    return None if make_environment is None else describe_data(config, make_environment)
-
-
-def _shipped_environment(config: RunConfig) -> EnvironmentFactory | None:
-    """Return the factory of a shipped environment, else None: reading a run must not import foreign code."""
-    if config.env not in SHIPPED:
+        data = json.loads((run / DATA_FILE).read_bytes())
+    except (OSError, ValueError, RecursionError):
         return None
-    make_environment = cast(EnvironmentFactory, partial(SHIPPED[config.env].made_by, **config.env_args))
-    try:
-        make_environment()
-    except (TypeError, ValueError, LfoError):
-        return None  # its folder of tasks is not on this machine
-    return make_environment
+    return data if isinstance(data, dict) and isinstance(data.get("splits"), dict) else None

@@ -40,7 +40,15 @@ from lfo.config import RunConfig
 from lfo.errors import ConfigError, DataError
 from lfo.model.couplings import POLICY, WORLD_MODEL, Coupling, coupling_of
 from lfo.model.lean import LeanForward
-from lfo.model.lora_folder import CONFIG_FILE, WEIGHTS_FILE, fitted, read_lora, read_scale, refuse_misfit
+from lfo.model.lora_folder import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    fitted,
+    read_lora,
+    read_scale,
+    refuse_misfit,
+    refuse_values_not_finite,
+)
 from lfo.model.row_tree import RowTree
 
 # Models that process the logits after the head; `head` alone would be wrong for them.
@@ -402,6 +410,7 @@ class DualAdapterModel:
         ordered = [tensors[key] for key in keys]
         if any(p.shape != t.shape for p, t in zip(self.adapter_parameters(name), ordered, strict=True)):
             raise DataError(f"The adapter file {path} was made for another rank or model size.")
+        refuse_values_not_finite(tensors, path)
         return ordered
 
 

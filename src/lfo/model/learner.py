@@ -22,6 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from lfo.checkpoints import reading
 from lfo.config import RunConfig
 from lfo.errors import WorkError
 from lfo.model.adapters import DualAdapterModel
@@ -314,7 +315,8 @@ class Learner:
         save_file(tensors, path)
 
     def load(self, path: Path) -> None:
-        tensors = load_file(path)
+        with reading(path):
+            tensors = load_file(path)
         for name, parameters in self.parameters.items():
             for index, parameter in enumerate(parameters):
                 prefix = f"{name}.{index}."

@@ -65,6 +65,7 @@ def read_lora(folder: Path | str) -> Lora:
         layers = {name: (tensors[f"{name}.lora_A.weight"], tensors[f"{name}.lora_B.weight"]) for name in sorted(names)}
     except KeyError as error:
         raise DataError(f"{folder} contains other tensors than those of a LoRA: {error}") from error
+    refuse_values_not_finite(tensors, folder / WEIGHTS_FILE)
     rank, scale = _rank_and_scale(folder, config)
     return Lora(folder=folder, rank=rank, scale=scale, layers=layers)
 
@@ -77,9 +78,18 @@ def read_scale(folder: Path | str) -> float:
 def _rank_and_scale(folder: Path, config: Mapping[str, Any]) -> tuple[int, float]:
     try:
         rank, alpha = int(config["r"]), float(config["lora_alpha"])
+        if rank < 1 or not math.isfinite(alpha):
+            raise ValueError(f"r is {rank} and lora_alpha is {alpha}")
         return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise DataError(f"{folder / CONFIG_FILE} has no valid r and lora_alpha: {error}") from error
+
+
+def refuse_values_not_finite(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """Raise a `DataError` that names the first tensor with a value that is infinite or not a number."""
+    for name, tensor in tensors.items():
+        if not torch.isfinite(tensor).all():
+            raise DataError(f"the adapter file {file} has values that are not finite numbers, in {name}")
 
 
 def _config(folder: Path) -> dict[str, Any]:

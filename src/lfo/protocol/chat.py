@@ -124,7 +124,7 @@ class ChatCodec:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]] = (), *, thinking: bool = False
     ) -> None:
-        self._tools = [dict(tool) for tool in tools]
+        self._tools = [_with_parameters(tool) for tool in tools]
         self._frames: dict[tuple[str, ...], list[list[int]]] = {}
         self._vocabulary = _copy_of(tokenizer)
         added = self._vocabulary.get_added_tokens_decoder()
@@ -264,6 +264,14 @@ class ChatCodec:
         if messages and messages[0].role == "system":
             return [Message(role="system", content=f"{messages[0].content}\n\n{prompt}"), *messages[1:]]
         return [Message(role="system", content=prompt), *messages]
+
+
+def _with_parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool whose function has parameters. OpenAI's format allows none at all; many templates read them."""
+    function = tool.get("function")
+    if not isinstance(function, Mapping) or function.get("parameters") is not None:
+        return dict(tool)
+    return {**tool, "function": {**function, "parameters": {"type": "object", "properties": {}}}}
 
 
 def _weave(glue: Sequence[Sequence[int]], contents: Sequence[Sequence[int]], origin: Origin) -> Tokens:

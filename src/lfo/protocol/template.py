@@ -10,8 +10,6 @@ import secrets
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from jinja2 import TemplateError
-
 from lfo.errors import ConfigError
 from lfo.protocol.tool_calls import FORMS, HERMES, CallForm, form_of
 from lfo.types import ToolCall
@@ -96,7 +94,7 @@ class ChatTemplate:
                 tokenize=False,
                 enable_thinking=self._thinking,  # used by some templates, ignored by others
             )
-        except (TemplateError, TypeError, ValueError) as error:
+        except Exception as error:  # a template is a program of others, and clients of `lfo serve` choose its tools
             roles = ", ".join(message["role"] for message in messages)
             raise ConfigError(f"the chat template rejects messages of the roles {roles}: {error}") from error
         return str(text)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+from lfo.checkpoints import reading
 from lfo.config import RunConfig
 from lfo.env.interface import Environment, imagined_tools
 from lfo.types import Rollout, StopReason
@@ -57,5 +58,6 @@ class EndingTools:
 
     def load(self, path: Path) -> None:
         """Load what `save` wrote. A run from before this file could imagine every call."""
-        seen = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"calls": {}, "ends": {"": 1}}
-        self._calls, self._ends = Counter(seen["calls"]), Counter(seen["ends"])
+        with reading(path):
+            seen = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"calls": {}, "ends": {"": 1}}
+            self._calls, self._ends = Counter(seen["calls"]), Counter(seen["ends"])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from lfo.env.interface import Environment, describe_with
 from lfo.errors import DataError
 from lfo.protocol.hermes import read_tool_call
 from lfo.rollout.deliberation import is_asked
-from lfo.types import Message, Rollout, StopReason, Turn
+from lfo.types import Message, ReplyFacts, Rollout, StopReason, Turn
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -54,8 +55,11 @@ def in_order(rollout: Rollout) -> list[Turn]:
     return sorted((*rollout.taken_back, *rollout.turns), key=lambda turn: (turn.action_start, not turn.taken_back))
 
 
-def read_rollouts(path: str | Path, environment: Environment) -> list[Rollout]:
-    """Read rollouts, one JSON object for each line; `environment` describes the replies and names the asked calls."""
+def read_rollouts(path: str | Path, environment: Environment | None) -> list[Rollout]:
+    """Read rollouts, one JSON object for each line.
+
+    `environment` describes the replies and names the asked calls. Without it, replies are described as the file says.
+    """
     try:
         lines = Path(path).read_bytes().split(b"\n")
     except OSError as error:
@@ -71,7 +75,7 @@ def read_rollouts(path: str | Path, environment: Environment) -> list[Rollout]:
 
 
 def rollout_from_texts(
-    environment: Environment,
+    environment: Environment | None,
     *,
     task_id: str,
     opening: Sequence[Message],
@@ -118,7 +122,7 @@ def _messages(turn: Turn) -> tuple[Message, Message]:
     )
 
 
-def _turn(environment: Environment, transcript: Sequence[Message], action: str, observation: str) -> Turn:
+def _turn(environment: Environment | None, transcript: Sequence[Message], action: str, observation: str) -> Turn:
     call = read_tool_call(action)
     return Turn(
         action=action,
@@ -128,7 +132,7 @@ def _turn(environment: Environment, transcript: Sequence[Message], action: str, 
         action_end=0,
         observation_start=0,
         observation_end=0,
-        asked=is_asked(environment, transcript, action),
+        asked=environment is not None and is_asked(environment, transcript, action),
         facts=describe_with(environment, observation),
     )
 
@@ -140,7 +144,7 @@ def _parse(line: bytes) -> Any:
         raise ValueError("not valid JSON") from None
 
 
-def _from_record(record: Any, environment: Environment) -> Rollout:
+def _from_record(record: Any, environment: Environment | None) -> Rollout:
     """Return a rollout; raise a ValueError without file name and line, which the caller adds."""
     opening, turns = _list_of_objects(record, "opening"), _list_of_objects(record, "turns")
     for message in opening:
@@ -150,12 +154,24 @@ def _from_record(record: Any, environment: Environment) -> Rollout:
         for key in ("action", "observation"):
             if not isinstance(turn.get(key), str):
                 raise ValueError(f"turn {index} needs a text as {key}")
-    return rollout_from_texts(
+    real = [turn for turn in turns if not turn.get("predicted")]
+    rollout = rollout_from_texts(
         environment,
         task_id=str(record.get("task_id", "")),
         opening=[Message(role=message["role"], content=message["content"]) for message in opening],
-        exchanges=[(turn["action"], turn["observation"]) for turn in turns if not turn.get("predicted")],
+        exchanges=[(turn["action"], turn["observation"]) for turn in real],
     )
+    if environment is not None:
+        return rollout
+    described = (replace(turn, facts=_facts(each)) for turn, each in zip(rollout.turns, real, strict=True))
+    return replace(rollout, turns=tuple(described))
+
+
+def _facts(turn: dict[str, Any]) -> ReplyFacts | None:
+    category, facts = turn.get("category"), turn.get("facts")
+    if not isinstance(category, str):
+        return None
+    return ReplyFacts(category=category, facts=tuple(map(str, facts if isinstance(facts, list) else ())))
 
 
 def _list_of_objects(record: Any, key: str) -> list[dict[str, Any]]:

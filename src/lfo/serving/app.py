@@ -22,11 +22,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lfo.errors import LfoError, UsageError
 from lfo.serving import wire
+from lfo.serving.connections import Connection, most_connections
 from lfo.serving.wire import ChatRequest, RefusedRequest, Reply
 
 MAX_BODY = 4_000_000  # bytes
-PATIENCE = 30.0  # seconds for a client to send its request
-CONNECTIONS = 1024
+PATIENCE = 30.0  # seconds for a client to send the body of its request
+BACKLOG = 128  # connections that are accepted in one go, before the limit counts them
 CLIENT_GONE = 499  # the client has disconnected and reads no status
 
 Submit = Callable[[ChatRequest], "Future[Reply]"]
@@ -120,9 +121,7 @@ async def _events(reply: Reply, *, model: str, usage: bool) -> AsyncIterator[str
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket to listen on; port 0 selects a free port."""
     try:
-        return socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=1024
-        )
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"cannot listen on {host} port {port}: {reason}; choose another --port or --host") from error
@@ -134,8 +133,10 @@ def make_server(app: ASGIApp) -> uvicorn.Server:
         log_level="warning",
         access_log=False,
         lifespan="off",
+        http=Connection,
         ws="none",
-        limit_concurrency=CONNECTIONS,
+        limit_concurrency=most_connections(),
+        backlog=BACKLOG,
         timeout_graceful_shutdown=5,
     )
     return uvicorn.Server(config)

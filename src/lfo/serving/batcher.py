@@ -36,6 +36,10 @@ from lfo.types import Message, Origin, StopReason
 ROWS = 64  # conversations in parallel
 WAITING = 4096  # requests; more are refused
 CODECS = 16  # cached codecs, one for each set of tools
+# More characters for each token of the context than any text has: such a request is refused before it is tokenised,
+# which would keep the model waiting. The template may write less of the tools than they have.
+CHARS_A_TOKEN = 16
+TOOL_CHARS = 100_000
 # Requests sent together arrive one after the other: wait a short time for more.
 PAUSE, LONGEST_WAIT = 0.005, 0.05
 
@@ -96,12 +100,24 @@ class Batcher:
 
     def submit(self, request: ChatRequest) -> Future[Reply]:
         """Return a future of the reply; cancelling it while it waits costs nothing."""
+        self._refuse_overlong(request)
         job = Job(request=request, answer=Future())
         try:
             self._waiting.put_nowait(job)
         except queue.Full:
             raise RefusedRequest("too many requests wait; try again", code="overloaded", status=503) from None
         return job.answer
+
+    def _refuse_overlong(self, request: ChatRequest) -> None:
+        context = self._speaker.config.rollout.max_context
+        parts = {
+            "messages": (sum(len(each.content) for each in request.messages), CHARS_A_TOKEN * context),
+            "tools": (len(_name_of(request.tools or ())), max(CHARS_A_TOKEN * context, TOOL_CHARS)),
+        }
+        for name, (length, most) in parts.items():
+            if length > most:
+                sentence = f"the {name} have {length:,} characters, and the run's context ends at {context} tokens"
+                raise RefusedRequest(sentence, param=name, code="context_length_exceeded")
 
     # --- the thread --------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from lfo.agent import REPLY_STORE_FILE, Agent, adapters_of, run_and_checkpoint, saved_config
+from lfo.agent import REPLY_STORE_FILE, Agent, adapters_of, saved_config
 from lfo.config import RunConfig
 from lfo.env.interface import EnvironmentFactory
 from lfo.errors import UsageError
@@ -23,6 +23,7 @@ from lfo.rollout.memory_first import MemoryFirst
 from lfo.rollout.predictors import make_lookahead, new_reply_store, world_model_codec
 from lfo.rollout.row import SamplerRows
 from lfo.rollout.runner import RunnerConfig
+from lfo.rundir import run_folder
 from lfo.serving.upstream import Upstream, UpstreamRows, completer
 
 
@@ -65,12 +66,11 @@ def upstream_speaker(
     run: Path, url: str, *, adapter: Literal["best", "last"] = "last", api_key: str = "", lookahead: bool = True
 ) -> Speaker:
     """Return the speaker of a run or checkpoint whose LoRAs a vLLM server has, under the names of `lfo export`."""
-    run, checkpoint = run_and_checkpoint(run)
-    config = saved_config(run)
+    config = saved_config(run_folder(run))
 
     def saved(name: str) -> Path:
         """Return a file beside the adapters; a run that needs none may be its config alone."""
-        return (checkpoint or adapters_of(run, adapter)) / name
+        return adapters_of(run, adapter) / name
 
     make_environment, tokenizer = environment_factory(config), load_tokenizer(config.model)
     codec = ChatCodec(tokenizer, make_environment().tools(), thinking=config.rollout.thinking)

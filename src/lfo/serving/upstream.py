@@ -14,6 +14,7 @@ import json
 import logging
 import urllib.error
 import urllib.request
+from array import array
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -81,8 +82,10 @@ class Upstream:
     def _read(self, answer: Any, limit: int) -> Dictated:
         try:
             choice = answer["choices"][0]
-            tokens, stopped = [int(token) for token in choice["token_ids"]], choice["finish_reason"] == "stop"
-        except (KeyError, TypeError, ValueError, IndexError):
+            tokens, stopped = array("i", choice["token_ids"]).tolist(), choice["finish_reason"] == "stop"
+            if min(tokens, default=0) < 0:
+                raise ValueError("an id is negative")
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError):
             raise WorkError(f"{self._url} returned no token ids: lfo serve needs vLLM 0.10.2 or later") from None
         if stopped and (not tokens or tokens[-1] not in self.ends):
             tokens.append(self.ends[0])

@@ -20,6 +20,7 @@ from typing import Any, cast
 
 from lfo.errors import UsageError
 from lfo.protocol.hermes import format_tool_call, nests_deeper
+from lfo.serving.options import unsupported
 from lfo.types import Message, Role, ToolCall, Turn
 
 MAX_MESSAGES = 512
@@ -27,18 +28,7 @@ MAX_TOOLS = 128
 MAX_NESTING = 64  # of JSON inside a request
 GREEDY_BELOW = 0.01  # lower temperatures mean greedy decoding
 SPEAKERS = ("system", "developer", "user", "assistant", "tool")
-# Options that change the reply, with the only supported value; null means absent.
-ONLY: Mapping[str, Any] = {
-    "n": 1,
-    "top_p": 1,
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-    "logprobs": False,
-    "logit_bias": {},
-    "stop": [],
-    "response_format": {"type": "text"},
-    "functions": [],
-}
+MAX_DIGITS = 308  # of a whole number, which then fits into a 64-bit float
 
 
 class RefusedRequest(UsageError):
@@ -82,7 +72,7 @@ class Reply:
 def parse_request(body: bytes, *, model: str) -> ChatRequest:
     """Parse the body of a request to a server with this model."""
     try:
-        wanted = json.loads(body, parse_constant=_refuse_constant)
+        wanted = _read_json(body.decode("utf-8-sig"))
     except (ValueError, RecursionError):
         raise RefusedRequest("the body is not a JSON object in UTF-8") from None
     if not isinstance(wanted, dict) or nests_deeper(wanted, MAX_NESTING):
@@ -117,12 +107,10 @@ def _check_model(name: Any, model: str) -> None:
 
 
 def _check_options(wanted: Mapping[str, Any]) -> None:
-    for name, value in ONLY.items():
-        if (given := wanted.get(name)) is not None and given != value:
-            raise RefusedRequest(f"{name} can only be {json.dumps(value)}", param=name)
-    if wanted.get("tool_choice") not in (None, "auto", "none"):
-        raise RefusedRequest('tool_choice can only be "auto" or "none"', param="tool_choice")
-    if wanted.get("stream") not in (None, True, False):
+    if refused := unsupported(wanted):
+        name, sentence = refused
+        raise RefusedRequest(sentence, param=name)
+    if not isinstance(wanted.get("stream"), bool | None):
         raise RefusedRequest("stream must be true or false", param="stream")
 
 
@@ -209,12 +197,17 @@ def _text(content: Any, where: str, *, may_be_absent: bool) -> str:
     if content is None and may_be_absent:
         return ""
     if isinstance(content, str):
-        return content
+        return _whole(content)
     if isinstance(content, list):
         parts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
         if len(parts) == len(content) and all(isinstance(part, str) for part in parts):
-            return "".join(cast(list[str], parts))
+            return _whole("".join(cast(list[str], parts)))
     raise RefusedRequest(f"{where}.content must be text, or a list of parts of text", param=where)
+
+
+def _whole(text: str) -> str:
+    """Replace halves of surrogate pairs, where a client has cut a text."""
+    return text.encode("utf-8", errors="replace").decode()
 
 
 def _read_call(given: Any, where: str) -> tuple[str, ToolCall]:
@@ -223,11 +216,13 @@ def _read_call(given: Any, where: str) -> tuple[str, ToolCall]:
         raise RefusedRequest(f"{where} must have an id and a function", param=where)
     name, arguments = function.get("name"), function.get("arguments")
     try:
-        read = json.loads(arguments, parse_constant=_refuse_constant) if isinstance(arguments, str) else None
+        read = _read_json(arguments) if isinstance(arguments, str) else None
     except (ValueError, RecursionError):
         read = None
     if not isinstance(name, str) or not isinstance(read, dict) or nests_deeper(read, MAX_NESTING):
         raise RefusedRequest(f"{where}.function must have a name, and arguments that are a JSON object", param=where)
+    if _has_half_character([name, read]):
+        raise RefusedRequest(f"{where} contains half of a Unicode surrogate pair", param=where)
     return given["id"], ToolCall(name=name, arguments=read)
 
 
@@ -243,18 +238,47 @@ def _read_tools(given: Any) -> tuple[Mapping[str, Any], ...] | None:
             raise RefusedRequest(
                 f"{where} must be of the type function, and its function must have a name", param=where
             )
-        if not isinstance(function.get("parameters", {}), dict) or not isinstance(function.get("description", ""), str):
+        right = {"parameters": dict, "description": str}
+        if not all(isinstance(function.get(name), kind | None) for name, kind in right.items()):
             sentence = f"{where}.function.parameters must be an object and its description text"
             raise RefusedRequest(sentence, param=where)
-    try:
-        json.dumps(given, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise RefusedRequest("tools contain half of a Unicode surrogate pair", param="tools") from None
+    if _has_half_character(given):
+        raise RefusedRequest("tools contain half of a Unicode surrogate pair", param="tools")
     return tuple(given)
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not valid JSON")
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def _read_json(text: str) -> Any:
+    """Return a JSON value; its numbers fit into 64-bit floats."""
+    return json.loads(text, parse_int=_integer, parse_float=_float, parse_constant=_constant)
+
+
+def _integer(text: str) -> int:
+    if len(text) > MAX_DIGITS:  # before int(), which refuses thousands of digits
+        raise RefusedRequest(f"the number {text[:40]}... in the request is too large")
+    return int(text)
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise RefusedRequest(f"the number {text[:40]} in the request is too large")
+    return value
+
+
+def _constant(name: str) -> None:
+    raise RefusedRequest(f"{name} in the request is not a JSON value")
+
+
+def _has_half_character(value: Any) -> bool:
+    """Whether a JSON value contains half of a Unicode surrogate pair, which is no text."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 # --- answers -------------------------------------------------------------------------------------------------------

@@ -26,12 +26,13 @@ import torch
 from transformers import AutoConfig
 
 from lfo.agent import Agent
+from lfo.atomic import new_folder, write_folder_atomic, write_text_atomic
 from lfo.errors import UsageError, WorkError
 from lfo.evaluation.alone import Alone, policy_alone
 from lfo.evaluation.runs import read_run
 from lfo.loading import EMBEDDED, model_source
 from lfo.model.couplings import POLICY, WORLD_MODEL, names_where
-from lfo.rundir import run_folder, write_folder_atomic, write_text_atomic
+from lfo.rundir import run_folder
 from lfo.tools.model_card import BASE, base_of, model_card
 
 Form = Literal["alone", "adapters", "merged", "stacked"]
@@ -45,9 +46,7 @@ def alone(agent: Agent, run: str | Path) -> Alone | None:
 
 def export(agent: Agent, out: str | Path, *, run: str | Path, form: Form = "adapters") -> list[str]:
     """Write the new folder `out` and return its files. `merged` makes the agent unusable."""
-    out = Path(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} already exists; choose another folder")
+    out = new_folder(Path(out))
     if form == "stacked" and agent.model.coupling.summed == 1:
         summing = " or ".join(names_where(lambda row: row.summed > 1))
         raise UsageError(
@@ -97,6 +96,6 @@ def _write_merged(agent: Agent, folder: Path) -> None:
     """Merge the policy into a full model in the precision of the loaded base, and save it in that of its files."""
     merged: Any = cast(Any, agent.model.peft_model).merge_and_unload(adapter_names=list(agent.model.policy_adapters))
     # The embedded base is stored in fp16 but always computed in fp32, so the merged model is saved in fp32.
-    stored = AutoConfig.from_pretrained(model_source(agent.config.model)).dtype or torch.float32
-    merged.to(torch.float32 if agent.config.model == EMBEDDED else stored).save_pretrained(folder)
+    stored = AutoConfig.from_pretrained(model_source(agent.config.model), trust_remote_code=False).dtype
+    merged.to((stored if agent.config.model != EMBEDDED else None) or torch.float32).save_pretrained(folder)
     agent.tokenizer.save_pretrained(folder)

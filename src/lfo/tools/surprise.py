@@ -1,6 +1,6 @@
 """Predicted and true replies with the surprise of each token, for `lfo inspect`.
 
-    for reply in inspect_calls(agent, observed_calls(rollout, predict=None)): ...
+    for reply in inspect_calls(agent, observed_calls(rollout, predict=None), judge=PhoneCalls): ...
 
 The surprise of a token is -log p in nats, given the true tokens before it: 0 is certain, 0.69 a coin toss, above 3 very
 unlikely. Only the reply counts, not the tags around it.
@@ -15,7 +15,7 @@ from typing import cast
 import torch
 
 from lfo.agent import Agent
-from lfo.env.interface import same_meaning
+from lfo.env.interface import describe_with, same_meaning
 from lfo.protocol.world_model import REPLY_OPEN, ObservedCall, render_state
 from lfo.types import ToolCall
 
@@ -38,7 +38,7 @@ class InspectedReply:
     predicted: str
     actual: str
     category: str | None
-    same_meaning: bool | None  # None: the environment cannot tell
+    same_meaning: bool | None  # None: there is no judge, or it cannot tell
     tokens: tuple[SurprisingToken, ...]
 
     @property
@@ -47,17 +47,17 @@ class InspectedReply:
         return sum(token.surprise for token in self.tokens) / max(1, len(self.tokens))
 
 
-def inspect_calls(agent: Agent, calls: Iterable[ObservedCall]) -> Iterator[InspectedReply]:
-    """Yield the inspected reply of each call."""
-    judge = agent.make_environment()
+def inspect_calls(agent: Agent, calls: Iterable[ObservedCall], *, judge: object = None) -> Iterator[InspectedReply]:
+    """Yield the inspected reply of each call; `judge` is an environment, or its class, that describes replies."""
     for seen in calls:
         (predicted,) = agent.predict([(seen.state, seen.call)])
+        facts = seen.facts or describe_with(judge, seen.reply)
         yield InspectedReply(
             state=render_state(agent.world_model_codec.compress(seen.state, seen.call)),
             call=seen.call,
             predicted=predicted,
             actual=seen.reply,
-            category=seen.facts.category if seen.facts else None,
+            category=facts.category if facts else None,
             same_meaning=same_meaning(judge, predicted, seen.reply),
             tokens=tuple(_of_the_reply(seen.reply, surprise_of_target(agent, seen))),
         )

@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -22,6 +23,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from lfo.config import RunConfig, from_mapping
 from lfo.engines.verl.config import AGENT_LOOP, SAMPLER, run_name, sampling_parameters
 from lfo.env.answers import tools_of
+from lfo.env.by_name import hold_as_data
 from lfo.env.interface import EnvironmentFactory
 from lfo.env.scripted import ScriptedCalls
 from lfo.loading import environment_factory
@@ -127,6 +129,7 @@ def _parts_of(config: Any, tokenizer: Any) -> _Parts:
     name = run_name(config.actor_rollout_ref.rollout)
     if name not in _parts:
         run = from_mapping(cast(Any, OmegaConf.to_container(config.actor_rollout_ref.model.lora.run, resolve=True)))
+        hold_as_data(Path(run.output_dir))  # as in the process that started this one
         make_environment = config.lfo.environment or environment_factory(run)
         example = make_environment()
         _parts[name] = _Parts(

@@ -25,11 +25,11 @@ from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
 from lfo.agent import start_from
+from lfo.atomic import write_folder_atomic
 from lfo.config import RunConfig, from_mapping
 from lfo.engines.verl.config import ENGINE, SAMPLER, forget_world_models, world_model_folder
 from lfo.engines.verl.learner import RankedLearner
 from lfo.model.adapters import DualAdapterModel
-from lfo.rundir import write_folder_atomic
 from lfo.types import ReplyScore, TrainingSample
 
 OPTIMIZER_FILE = "optimizer.safetensors"

@@ -13,8 +13,8 @@ from pathlib import Path
 from ray.exceptions import RayError, RayTaskError
 from safetensors import SafetensorError
 
+from lfo.atomic import errno_of
 from lfo.errors import WorkError
-from lfo.rundir import errno_of
 
 # The words of torch, and those of vLLM when it finds less free memory than configured or too little for its cache.
 OUT_OF_MEMORY = (

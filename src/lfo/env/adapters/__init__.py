@@ -7,9 +7,7 @@ and the run's `env_args`. This module imports none of them, so that a config can
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from lfo.errors import ConfigError
@@ -45,10 +43,3 @@ def adapter_class(env: str) -> Any:
         raise ConfigError(
             f"env={env} needs {missing}, which is not installed: pip install 'learn-from-observation[{word}]'"
         ) from error
-
-
-def find_modules_here() -> None:
-    """Allow imports from the current folder: for the script `lfo`, sys.path starts with its own folder."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)

@@ -172,7 +172,7 @@ class ForeignEnvironment(ABC):
     def _checked(self, call: ToolCall) -> str:
         for tool in self.tools():
             if tool["function"]["name"] == call.name:
-                refuse_bad_arguments(call, tool["function"]["parameters"])
+                refuse_bad_arguments(call, tool["function"].get("parameters") or {})
                 return call.name
         known = ", ".join(tool["function"]["name"] for tool in self.tools())
         raise Mistake(f"There is no tool {quote(call.name)}; the tools are: {known}.")

@@ -18,8 +18,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from lfo.env.adapters import find_modules_here
 from lfo.env.adapters.foreign import ForeignEnvironment, Reaction, SeededTask, one_tool, system_message
+from lfo.env.by_name import find_modules_here, refuse_pythons_own
 from lfo.errors import ConfigError
 from lfo.protocol.hermes import Mistake
 from lfo.types import Message, ToolCall
@@ -51,6 +51,8 @@ class LibraryEnvironment(ForeignEnvironment):
         if render:
             options["render_mode"] = "ansi"
         try:
+            if ":" in name:
+                refuse_pythons_own(name.partition(":")[0])
             self._game = gymnasium.make(name, **options)
         except Exception as error:
             reason = (str(error).strip().splitlines() or ["no message"])[0]

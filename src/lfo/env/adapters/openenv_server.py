@@ -72,6 +72,8 @@ class LibraryEnvironment(ForeignEnvironment):
 @functools.cache
 def _published(url: str) -> tuple[bool, list[dict[str, Any]]]:
     """Return whether a server has its own tools, and the tools for the policy."""
+    if not url.startswith(("http://", "https://")):  # urllib would open files too
+        raise ConfigError(f"env=openenv:{url}: name a server, as in openenv:http://127.0.0.1:8000")
     try:
         with urllib.request.urlopen(f"{url}/schema", timeout=PATIENCE) as answer:
             action = json.load(answer)["action"]

@@ -23,8 +23,8 @@ from verifiers.clients import Client  # pyright: ignore[reportMissingImports]
 from verifiers.types import Response, ResponseMessage  # pyright: ignore[reportMissingImports]
 from verifiers.types import ToolCall as TheirCall  # pyright: ignore[reportMissingImports]
 
-from lfo.env.adapters import find_modules_here
 from lfo.env.adapters.foreign import ForeignEnvironment, Reaction, one_tool
+from lfo.env.by_name import find_modules_here, refuse_pythons_own
 from lfo.errors import ConfigError, EnvironmentFailed, UsageError
 from lfo.types import Message, ToolCall
 
@@ -130,6 +130,7 @@ def _loaded(name: str, options: str) -> Any:
     find_modules_here()
     signals = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
+        refuse_pythons_own(name.rpartition("/")[2].replace("-", "_"))  # as the library makes a module of a name
         library = verifiers.load_environment(name, **json.loads(options))
         for each, handler in signals.items():  # the library replaces them
             signal.signal(each, handler)

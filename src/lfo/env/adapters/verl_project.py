@@ -31,6 +31,7 @@ from verl.tools.function_tool import FunctionTool, normalize_function_tool_retur
 from verl.tools.tool_registry import load_all_tools
 
 from lfo.env.adapters.foreign import ForeignEnvironment, Reaction
+from lfo.env.by_name import refuse_code_of_a_run, run_around
 from lfo.errors import ConfigError, DataError, UsageError
 from lfo.types import Message, ToolCall
 
@@ -142,6 +143,11 @@ def _opened(
     folder = Path(name).expanduser()
     if not folder.is_dir():
         raise ConfigError(f"env=verl:{name}: this folder does not exist")
+    try:
+        for named in ("", tool_config, function_tools, reward):
+            refuse_code_of_a_run(folder / (named or ""))
+    except ImportError as error:
+        raise ConfigError(f"env=verl:{name} cannot be loaded: {error}") from error
     if str(folder.absolute()) not in sys.path:  # its config names tools by module
         sys.path.insert(0, str(folder.absolute()))
     config = folder / tool_config if tool_config else _first(folder, "*.y*ml", "tools:")
@@ -162,7 +168,8 @@ def _opened(
 
 
 def _first(folder: Path, pattern: str, holding: str) -> Path | None:
-    files = sorted(path for path in folder.rglob(pattern) if path.is_file())
+    # Runs are often kept in the project.
+    files = sorted(path for path in folder.rglob(pattern) if path.is_file() and run_around(path) is None)
     return next((path for path in files if holding in path.read_text(encoding="utf-8", errors="replace")), None)
 
 
