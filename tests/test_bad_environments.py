@@ -15,7 +15,7 @@ import pytest
 
 from lfo.cli import main
 from lfo.env.oracle import OracleCodes
-from lfo.rollout.patience import call_all
+from lfo.env.patience import call_all
 
 SMALL = (
     *("preset=tiny", "steps=1", "eval.every=0", "rollout.prompts=2", "rollout.group_size=4"),
@@ -113,7 +113,7 @@ def test_an_environment_that_raises_at_times_costs_those_rollouts(monkeypatch, c
 def test_an_environment_that_always_raises_is_one_sentence(monkeypatch, capsys):
     code, out, err = train("AlwaysRaises", monkeypatch, capsys)
     assert (code, out) == (1, "")
-    sentence = "lfo: the environment failed in all 8 rollouts: the environment raised OSError: no temple"
+    sentence = "lfo: the environment failed in all 8 rollouts: reset of AlwaysRaises raised OSError: no temple"
     assert err.splitlines()[-1] == sentence
 
 

@@ -18,10 +18,10 @@ from lfo.config import load_config
 from lfo.env.adapters import adapter_word
 from lfo.env.adapters.foreign import ForeignEnvironment, GlobalState, Reaction, one_tool, refuse_bad_arguments
 from lfo.env.adapters.gymnasium_env import _meanings, schema_of, value_of, words_of
+from lfo.env.patience import call_all
 from lfo.errors import ConfigError, EnvironmentFailed, UsageError
 from lfo.loading import environment_factory, naming_environment
 from lfo.protocol.hermes import Mistake, format_tool_call
-from lfo.rollout.patience import call_all
 from lfo.types import Message, ToolCall
 
 

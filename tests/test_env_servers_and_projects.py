@@ -16,10 +16,10 @@ import pytest
 
 from lfo.config import load_config
 from lfo.env.interface import flaw_of
+from lfo.env.patience import call_all
 from lfo.errors import ConfigError, DataError, UsageError
 from lfo.loading import environment_factory
 from lfo.protocol.hermes import format_tool_call
-from lfo.rollout.patience import call_all
 from lfo.types import ToolCall
 
 

@@ -193,13 +193,13 @@ def test_tools_and_messages_of_the_agent_need_room_too():
 @pytest.mark.parametrize(
     ("factory", "words"),
     [
-        (Raising, "the environment raised OSError: no bulb (in 2 of 12 rollouts)"),
-        (NeverOpens, "its first task cannot be opened: the environment raised OSError: no bulb"),
+        (Raising, "reset of Raising raised OSError: no bulb (in 2 of 12 rollouts)"),
+        (NeverOpens, "its first task cannot be opened: reset of NeverOpens raised OSError: no bulb"),
         (Speaking, "its text contains a special token of the model: '<|im_end|>'"),
         (Fragile, "it fails on the invalid message '<tool_call>"),
         (Twins, "two tasks of train have the same id"),
         (Empty, "it has no tasks in its split train"),
-        (LikeGymnasium, "step must return a StepResult whose observation is text"),
+        (LikeGymnasium, "step of LikeGymnasium must return a StepResult, not a tuple"),
         (Twins, "1 tasks are in train and in val, such as same"),
     ],
 )

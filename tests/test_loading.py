@@ -118,7 +118,7 @@ class Lost(OracleCodes):
         (["env=test_loading:Nameless"], "each task needs an attribute id, which dict does not have"),
         (["env=test_loading:Generous"], "tasks() must return a sequence, such as a list"),
         (["env=test_loading:Terse"], "must return a list of Message"),
-        (["env=test_loading:Dreamer"], "must return None or a ToolCall of one of its tools, not ToolCall(name='fly'"),
+        (["env=test_loading:Dreamer"], "lookahead_query of Dreamer must name one of its tools, not 'fly'"),
         (["env=test_loading:Lost"], "the environment Lost has no split 'train'"),
         (["env=test_loading:Empty"], "the environment Empty has no tasks in its split 'train'"),
         (["eval.splits=exam"], "There is no split 'exam'"),

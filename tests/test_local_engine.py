@@ -197,7 +197,7 @@ def test_the_policy_is_not_blamed_for_what_the_environment_broke_off():
     groups, *_ = trainer.collect(0)
     broken = [r for group in groups for r in group.rollouts if r.stop == StopReason.ENVIRONMENT_ERROR]
     assert broken
-    assert {rollout.error for rollout in broken} == {"the environment raised ConnectionError: the line went dead"}
+    assert {rollout.error for rollout in broken} == {"step of Ringing raised ConnectionError: the line went dead"}
     for group in groups:
         fair = trainer.own_rollouts(group)
         assert [r.tokens for r in fair.rollouts] == [r.tokens for r in group.rollouts if r not in broken]

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from lfo.errors import EnvironmentFailed
-from lfo.rollout.patience import EnvironmentTimedOut, call_all
+from lfo.env.patience import EnvironmentTimedOut, ask, call_all, naming
+from lfo.errors import EnvironmentFailed, UsageError
 
 
 def run(calls, *, timeout: float = 20.0, retries: int = 0, workers: int = 4):
@@ -88,6 +88,69 @@ def test_nothing_that_a_call_raises_gets_out(error: BaseException):
     (outcome,) = run([Flaky(99, error)])
     assert isinstance(outcome, EnvironmentFailed)
     assert type(error).__name__ in str(outcome)
+
+
+class Unreadable(EnvironmentFailed):
+    def __str__(self) -> str:
+        raise OSError("no words")
+
+
+class UnreadableError(Exception):
+    def __str__(self) -> str:
+        raise OSError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(), "step of X raised OSError without a message"),
+        (OSError("two\n  lines"), "step of X raised OSError: two lines"),
+        (OSError("half: \ud800"), "step of X raised OSError: half: ?"),
+        (UnreadableError(), "step of X raised UnreadableError: a message that cannot be read (OSError)"),
+        (Unreadable(), "step of X failed without a message"),
+        (EnvironmentFailed("x" * 1_000_000), "x" * 500),
+        (UsageError("no such split"), "step of X raised UsageError: no such split"),
+    ],
+)
+def test_a_failure_has_words_whatever_the_exception_says(error: BaseException, words: str):
+    (outcome,) = call_all([Flaky(99, error)], timeout=20, retries=0, workers=1, what="step of X")
+    assert str(outcome) == words
+
+
+def test_what_a_call_says_itself_comes_first():
+    def call() -> str:
+        with naming("step of X"):
+            raise OSError("no line")
+
+    flaky = Flaky(1, OSError("no line"))
+
+    def again() -> str:
+        with naming("step of X"):
+            return flaky()
+
+    assert [str(each) for each in run([call, again], retries=1)] == ["step of X raised OSError: no line", "ok"]
+
+
+def test_a_call_outside_of_rollouts_is_answered_or_raises_its_failure():
+    assert ask(Flaky(2), timeout=20) == "ok", "it is tried again"
+    with pytest.raises(EnvironmentFailed, match="the tasks raised SystemExit: 3"):
+        ask(Flaky(99, SystemExit(3)), timeout=20, what="the tasks")
+    with pytest.raises(UsageError, match=r"^no such split$"):
+        ask(Flaky(99, UsageError("no such split")), timeout=20)
+    release = threading.Event()
+    with pytest.raises(EnvironmentTimedOut, match=r"the tasks did not answer within 0\.1 seconds"):
+        ask(lambda: release.wait(30), timeout=0.01, what="the tasks")
+    release.set()
+
+
+def test_a_call_inside_of_another_one_needs_no_thread_of_its_own():
+    inside = run([lambda: ask(threading.current_thread, timeout=20) is threading.current_thread()])
+    assert inside == [True]
+
+
+def test_the_users_own_interruption_is_no_failure_of_an_environment():
+    with pytest.raises(KeyboardInterrupt), naming("step of X"):
+        raise KeyboardInterrupt
 
 
 def test_a_message_of_a_megabyte_is_cut():

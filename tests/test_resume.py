@@ -375,7 +375,7 @@ def test_an_environment_that_always_raises_stops_the_run_with_its_own_words(tmp_
     count = 24 if evaluation == "eval.every=0" else 1
     assert err == (
         f"lfo: the environment failed in all {count} rollouts: "
-        "the environment raised ConnectionError: the exchange is down\n"
+        "step of Dead raised ConnectionError: the exchange is down\n"
     )
 
 

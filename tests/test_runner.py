@@ -216,8 +216,8 @@ def raise_error(message: str) -> StepResult:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (raise_error, "the environment raised ConnectionError: the exchange is down"),
-        (lambda message: None, "step must return a StepResult"),
+        (raise_error, "step of Parrot raised ConnectionError: the exchange is down"),
+        (lambda message: None, "step of Parrot must return a StepResult, not None"),
         (lambda message: StepResult(observation=None), "whose observation is text"),  # type: ignore[arg-type]
         (lambda message: StepResult(observation="x", reward=float("nan"), done=True), "the reward nan (float)"),
         (lambda message: StepResult(observation="x", reward="1"), "the reward 1 (str)"),  # type: ignore[arg-type]
@@ -281,7 +281,7 @@ def test_an_environment_that_hangs_ends_its_own_rollout_and_no_other():
     rollouts = Runner(environment, codec, config=settings).run(requests, Script(codec, [CALL] * 3, rows=3))
     release.set()
     assert [rollout.stop for rollout in rollouts] == [StopReason.ENVIRONMENT_TIMEOUT, StopReason.DONE, StopReason.DONE]
-    assert rollouts[0].error == "the environment did not answer within 1 seconds"
+    assert rollouts[0].error == "step of Parrot did not answer within 1 seconds"
 
 
 def test_a_step_that_raised_is_not_made_again_because_it_may_have_acted():

@@ -21,8 +21,10 @@ from transformers import PreTrainedTokenizerBase
 
 from lfo.checkpoints import best_checkpoint, named_checkpoint, newest_checkpoint, refuse_damage, step_of
 from lfo.config import RunConfig, from_yaml
+from lfo.env.answers import tools_of
 from lfo.env.by_name import hold_as_data
 from lfo.env.interface import Environment, EnvironmentFactory, tasks_of
+from lfo.env.patience import name_of
 from lfo.errors import ConfigError, DamageError, DataError, UsageError
 from lfo.loading import environment_factory, limit_threads, load_base, load_tokenizer, pick_device
 from lfo.model.adapters import DualAdapterModel
@@ -68,7 +70,8 @@ class Agent:
 
     def tasks(self, split: str) -> Sequence[Any]:
         """Return the fixed tasks of a split."""
-        return tasks_of(self.make_environment(), split)
+        what = f"tasks of {name_of(self.make_environment)}"
+        return self.runner_config.ask(lambda: tasks_of(self.make_environment(), split), what)
 
     def run(
         self,
@@ -165,8 +168,10 @@ def build_agent(
     config: RunConfig, make_environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase, base: Any
 ) -> Agent:
     """Return an agent with untrained adapters on `base`; `base` is modified in place."""
-    codec = ChatCodec(tokenizer, make_environment().tools(), thinking=config.rollout.thinking)
-    learnt_tools = EndingTools() if learns_tools(make_environment(), config) else None
+    asks = RunnerConfig.of_run(config).ask
+    tools = asks(lambda: tools_of(make_environment()), f"tools of {name_of(make_environment)}")
+    codec = ChatCodec(tokenizer, tools, thinking=config.rollout.thinking)
+    learnt_tools = EndingTools() if asks(lambda: learns_tools(make_environment(), config)) else None
     agent = _new_agent(config, make_environment, tokenizer, codec, base)
     parts = config, make_environment, agent.world_model_codec, agent.complete
     store = new_reply_store(*parts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -19,8 +18,10 @@ from lfo.env.adapters import ADAPTERS, adapter_class, adapter_word
 from lfo.env.by_name import environment_named
 from lfo.env.interface import Environment, EnvironmentFactory
 from lfo.env.output import redirected_stdout
+from lfo.env.patience import ask, naming
+from lfo.env.process_state import kept_process_state
 from lfo.env.shipped import SHIPPED
-from lfo.errors import ConfigError
+from lfo.errors import ConfigError, EnvironmentFailed
 from lfo.model import catalog
 from lfo.settings import did_you_mean
 
@@ -85,9 +86,15 @@ def environment_factory(config: RunConfig) -> EnvironmentFactory:
     made_by = _class_of(config.env)  # checked to be an environment: nothing that only has the name is called
     make_environment = _QuietFactory(made_by, *_adapter_arguments(config.env), **config.env_args)
     try:
-        environment = make_environment()
-    except TypeError as error:
-        raise ConfigError(f"env={config.env} cannot be made with env_args={dict(config.env_args)}: {error}") from error
+        environment = ask(
+            make_environment, timeout=config.rollout.environment_timeout, what=f"the constructor of {config.env}"
+        )
+    except EnvironmentFailed as error:
+        if isinstance(error.__cause__, TypeError):
+            raise ConfigError(
+                f"env={config.env} cannot be made with env_args={dict(config.env_args)}: {error.__cause__}"
+            ) from error
+        raise
     if not isinstance(environment, Environment):
         raise ConfigError(f"env={config.env} is not an environment: it needs the methods tasks, tools, reset and step")
     return cast(EnvironmentFactory, make_environment)
@@ -97,18 +104,19 @@ def naming_environment(config: RunConfig, make_environment: EnvironmentFactory) 
     """Return the config with `env` and `env_args` of this factory, so that the run folder names its environment."""
     factory = make_environment if isinstance(make_environment, partial) else partial(make_environment)
     name = config.env
-    spec = getattr(make_environment(), "spec", "")  # set by our adapters; elsewhere it may mean something else
+    made = ask(make_environment, timeout=config.rollout.environment_timeout)
+    spec = getattr(made, "spec", "")  # set by our adapters; elsewhere it may mean something else
     if isinstance(spec, str) and adapter_word(spec):
         name = spec
     elif factory.func is not _class_of(config.env):
-        kind = type(make_environment())
+        kind = type(made)
         name = next(
             (each for each, known in SHIPPED.items() if kind is known.made_by), f"{kind.__module__}:{kind.__name__}"
         )
         if name == config.env:
             return config  # the factory is a function that makes the environment of the config
     # Arguments that were not passed would get the values of the config when it is read back.
-    arguments = {key: getattr(make_environment(), key) for key in SHIPPED_ENVIRONMENTS.get(name, {})} | factory.keywords
+    arguments = {key: getattr(made, key) for key in SHIPPED_ENVIRONMENTS.get(name, {})} | factory.keywords
     # The saved config has no tuples, so compare with lists.
     arguments = {key: list(value) if isinstance(value, tuple) else value for key, value in arguments.items()}
     named = dataclasses.replace(config, env=name, env_args=arguments)
@@ -119,14 +127,15 @@ class _QuietFactory(partial[Any]):
     """A factory whose environments print to stderr while they are made: stdout is for our own result."""
 
     def __call__(self) -> Any:
-        with redirected_stdout(sys.stderr):
+        with redirected_stdout():
             return super().__call__()
 
 
 def _class_of(name: str) -> Any:
     if name in SHIPPED:
         return SHIPPED[name].made_by
-    with redirected_stdout(sys.stderr):  # modules may print while they are imported
+    # Modules may print, change defaults and even leave while they are imported.
+    with kept_process_state(), naming(f"the module of env={name}"):
         if adapter_word(name):
             return adapter_class(name)
         return environment_named(name, hint=did_you_mean(name.partition(":")[0], tuple(ADAPTERS)))

@@ -7,6 +7,7 @@ from functools import partial
 
 from lfo.config import RunConfig
 from lfo.env.interface import EnvironmentFactory, OffersLookahead, flaw_of, predicted_tools, tasks_of
+from lfo.env.patience import ask, name_of
 from lfo.errors import ConfigError
 from lfo.rollout.call_monitor import CallMonitor
 from lfo.tracking import require_trackers
@@ -22,7 +23,8 @@ def check_run(config: RunConfig, make_environment: EnvironmentFactory) -> None:
     flaw, _ = monitor.call(partial(flaw_of, make_environment))
     if isinstance(flaw, str):
         raise ConfigError(flaw)
-    made = make_environment()
+    asks = partial(ask, timeout=config.rollout.environment_timeout)
+    made = asks(make_environment, what=f"the constructor of {name_of(make_environment)}")
     for effect in monitor.effects():
         logger.warning(f"the environment {type(made).__name__}: {effect}")
     if config.lookahead == "environment" and not isinstance(made, OffersLookahead):
@@ -30,9 +32,9 @@ def check_run(config: RunConfig, make_environment: EnvironmentFactory) -> None:
             f"the environment {type(made).__name__} has no method lookahead_query, which lookahead=environment needs; "
             "write one, or set lookahead=policy"
         )
-    predicted_tools(made, config.world_model.predict)
+    asks(lambda: predicted_tools(made, config.world_model.predict), what=f"tools of {name_of(made)}")
     # Raise for an unknown or empty split before the folder of the run exists, not when it is first needed.
     trained = () if hasattr(made, "stream") or config.world_model.from_logs else ("train",)
     evaluated = ("val", *config.eval.splits, *config.eval.final_splits) if config.eval.every else ()
     for split in dict.fromkeys((*trained, *evaluated)):
-        tasks_of(made, split)
+        asks(lambda split=split: tasks_of(made, split), what=f"tasks of {name_of(made)}")

@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -20,7 +21,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lfo.backend import Backend
 from lfo.checkpoints import Checkpoint, reading
 from lfo.config import RunConfig
+from lfo.env.answers import tools_of
 from lfo.env.interface import EnvironmentFactory, predicted_tools
+from lfo.env.patience import name_of
+from lfo.errors import EnvironmentFailed, UsageError
 from lfo.evaluation.balance import judged, mean_of_each
 from lfo.evaluation.fixed_tasks import evaluate_splits
 from lfo.evaluation.held_out import Examination
@@ -40,7 +44,7 @@ from lfo.rollout.mini_batches import MiniBatches, Update
 from lfo.rollout.practice import Practice
 from lfo.rollout.predictors import world_model_codec
 from lfo.rollout.renaming import Renaming
-from lfo.rollout.runner import refuse_dead_environment
+from lfo.rollout.runner import RunnerConfig, refuse_dead_environment
 from lfo.rollout.samples import ReplayBuffer, acted_by_policy, examples_of_groups, logged_replies, mark_imagined
 from lfo.rollout.successes import SuccessBuffer
 from lfo.rollout.tasks import count_tasks, draw_requests
@@ -97,16 +101,18 @@ class Trainer:
         self.coupling = coupling_of(config.coupling, with_world_model=config.has_world_model)
         self.codec = world_model_codec(config, tokenizer)
         # For its tasks and tools. A step makes no other one here: one that raises or hangs would end or block the run.
-        self.environment = make_environment()
-        self.tool_names = {tool["function"]["name"] for tool in self.environment.tools()}
-        self.predicted_tools = predicted_tools(self.environment, world.predict)  # None: all
+        self.asks = RunnerConfig.of_run(config).ask
+        self.environment = self.asks(make_environment)
+        tools = self.asks(lambda: tools_of(self.environment), f"tools of {name_of(self.environment)}")
+        self.tool_names = {tool["function"]["name"] for tool in tools}
+        self.predicted_tools = self.asks(lambda: predicted_tools(self.environment, world.predict))  # None: all
         self.state = State(weight=world.weight)
         self.mini_batches = MiniBatches(
             config=config,
             policy_adapters=self.coupling.policy,
             world_model_adapters=self.coupling.world_model,
             predicted_tools=self.predicted_tools,
-            train_tasks=count_tasks(self.environment) if config.internalise.rows else None,
+            train_tasks=self.asks(lambda: count_tasks(self.environment)) if config.internalise.rows else None,
             practice=Practice(self.codec, swap_names=world.swap_names, wording=world.wording),
             renaming=Renaming(tokenizer, chance=config.internalise.swap_names),
         )
@@ -140,7 +146,8 @@ class Trainer:
                     run.append_metrics(row)
                     track(row)
                 for step in range(state.step, config.steps):
-                    row = self.step(step)
+                    with self._saving_what_was_learned(run):
+                        row = self.step(step)
                     done = state.step = step + 1
                     if config.eval.every and (done % config.eval.every == 0 or done == config.steps):
                         self._judge(run, row)
@@ -154,6 +161,23 @@ class Trainer:
                     progress.show(row)
             run.write_adapters(self.backend.save_adapters)
             return self._summary(run)
+
+    @contextmanager
+    def _saving_what_was_learned(self, run: RunDirectory) -> Iterator[None]:
+        """Write a checkpoint of the last full step if the environment fails; the error then says how to continue."""
+        before = dataclasses.replace(self.state)
+        try:
+            yield
+        except (EnvironmentFailed, UsageError) as error:
+            self.state, saved = before, run.latest_checkpoint()
+            if not before.step:
+                raise
+            if saved is None or saved.step < before.step:
+                run.write_checkpoint(before.step, self.save)
+            raise EnvironmentFailed(
+                f"{error}; what was learned up to step {before.step} is saved, continue with: "
+                f"lfo train --resume {self.config.output_dir}"
+            ) from error
 
     def step(self, step: int) -> dict[str, Any]:
         """Run one training step, rollouts and then updates; return its row of metrics."""
@@ -214,14 +238,16 @@ class Trainer:
 
     def draw(self, step: int, draw: int) -> list[RolloutGroup]:
         """Roll out the tasks of one draw; return one group for each task."""
-        requests, size = draw_requests(self.config, self.environment, step, draw), self.config.rollout.group_size
+        size = self.config.rollout.group_size
+        what = f"tasks of {name_of(self.environment)}"
+        requests = self.asks(lambda: draw_requests(self.config, self.environment, step, draw), what)
         if self.config.has_feedback and not self.config.internalise.over(step):
             rollouts = roll_out_in_waves(self.config, requests, self.backend.roll_out, tools=self.predicted_tools)
         else:
             rollouts = self.backend.roll_out(requests)
         refuse_dead_environment(rollouts)
         groups = [
-            RolloutGroup(task_id=str(requests[first].task.id), rollouts=tuple(rollouts[first : first + size]))
+            RolloutGroup(task_id=rollouts[first].task_id, rollouts=tuple(rollouts[first : first + size]))
             for first in range(0, len(requests), size)
         ]
         return list(map(mark_imagined, groups)) if self.config.lookahead == "policy" else groups
@@ -324,7 +350,11 @@ class Trainer:
         """Evaluate after a step, add the result to its row, and adapt the world-model weight."""
         config, state = self.config, self.state
         final = config.eval.final_splits if state.step == config.steps else ()
-        row |= self.evaluate(run, (*config.eval.splits, *final))
+        try:
+            row |= self.evaluate(run, (*config.eval.splits, *final))
+        except (EnvironmentFailed, UsageError) as error:  # the step is worth more than its evaluation
+            row["warnings"] = [*row.get("warnings", ()), f"there is no evaluation of this step: {error}"]
+            return
         if config.world_model.schedule == "adaptive":
             success = row.get(self._judged_by, 0.0)
             state.weight = adapted_weight(state.weight, row, success=success, best=state.best)

@@ -139,6 +139,7 @@ class Rollout:
     inquired: bool = False  # the runner made a call instead of the policy, one that look-ahead would imagine
     untrained: bool = False  # the base acted without the policy adapter
     feedback: bool = False  # it was requested with feedback from another rollout of the task
+    cut: int = 0  # replies of the environment that were cut because they could never fit into the context
     info: Mapping[str, Any] = field(default_factory=dict)  # plain values of the last `info`: level, mistakes, ...
 
     def __post_init__(self) -> None:

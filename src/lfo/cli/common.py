@@ -174,6 +174,8 @@ def print_outcome(console: Console, rollout: Rollout) -> None:
     if rollout.taken_back:
         facts.append(f"{len(rollout.taken_back)} imagined and taken back")
     facts += [counted(rollout.info[f"{name}s"], name) for name in ("call", "mistake") if f"{name}s" in rollout.info]
+    if rollout.cut:
+        facts.append(f"replies cut: {rollout.cut}")
     facts.append(f"ended by {END_IN_WORDS[rollout.stop.value]}")
     line = Text("Success" if rollout.succeeded else "Failed", style="bold green" if rollout.succeeded else "bold red")
     console.print(line.append(f": {', '.join(facts)}.", style="default not bold"), soft_wrap=True)

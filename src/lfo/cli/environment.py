@@ -90,6 +90,7 @@ def check_env(
 def _check_any(overrides: list[str], episodes: int, logs: Path | None, as_json: bool) -> None:
     with working("checking"):
         from lfo.config import load_config
+        from lfo.env.answers import tools_of
         from lfo.evaluation.environment_check import check_environment
         from lfo.evaluation.predictability import predictability
         from lfo.loading import environment_factory, load_tokenizer
@@ -104,7 +105,7 @@ def _check_any(overrides: list[str], episodes: int, logs: Path | None, as_json: 
 
         @cache  # made by the first call: an environment that cannot start has been reported by then
         def codec() -> ChatCodec:
-            return ChatCodec(tokenizer, make_environment().tools(), thinking=config.rollout.thinking)
+            return ChatCodec(tokenizer, tools_of(make_environment()), thinking=config.rollout.thinking)
 
         if logs is not None:
             result = {"ok": True, **predictability(read_rollouts(logs, make_environment()), length_of=length_of)}

@@ -21,6 +21,7 @@ BEHAVIOUR = {
     "form_before_call": "form before the first call",
     "department_order": "departments in the right order",
     "lookahead_accuracy": "look-ahead was right",
+    "replies_cut": "replies cut, in all rollouts",
 }
 SHARES = frozenset({"form_before_call", "department_order", "lookahead_accuracy"})
 

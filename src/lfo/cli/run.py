@@ -38,6 +38,8 @@ def run(
     not change the call of the agent, the imagined exchange is taken back. All other
     replies are real.
     """
+    from lfo.env.answers import opening_of
+
     agent = common.open_agent(run, adapter=adapter, device=device, levels=None if level is None else (level,))
     chosen = _choose(agent, split, task, level, seed)
     play = {"greedy": not sample, "lookahead": not no_lookahead, "seed": seed or 0}
@@ -53,7 +55,7 @@ def run(
     console.print(Text(title, style="bold"))
     if play["lookahead"] and agent.config.looks_ahead_untrained:
         console.print("The base acts with look-ahead, as in training; --blind plays the policy alone.\n")
-    (opening,) = agent.runner_config.call_all([lambda: agent.make_environment().reset(chosen)])
+    (opening,) = agent.runner_config.call_all([lambda: opening_of(agent.make_environment(), chosen)])
     if not isinstance(opening, EnvironmentFailed):  # else the rollout reports the failure
         common.print_opening(console, opening)
     (rollout,) = agent.roll_out([chosen], on_turn=lambda turn: common.print_turn(console, turn), **play)

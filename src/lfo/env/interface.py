@@ -20,6 +20,8 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from lfo.env.answers import InvalidAnswer, asked_call, described, opening_of, tools_of
+from lfo.env.patience import EnvironmentRaised, name_of, naming
 from lfo.errors import ConfigError, LfoError, UsageError
 from lfo.types import Message, ReplyFacts, StepResult, ToolCall
 
@@ -116,14 +118,17 @@ def makes_environments(factory: Factory) -> Factory:
 
 def tasks_of(environment: Environment, split: str) -> Sequence[Any]:
     """Return the tasks of a split; raise a `UsageError` if there are none."""
+    name = f"the environment {name_of(environment)}"
     try:
-        tasks = environment.tasks(split)
-    except LfoError:
-        raise  # the environment has a better message
-    except Exception as error:
-        raise UsageError(f"the environment {type(environment).__name__} has no split {split!r}") from error
-    if not tasks:
-        raise UsageError(f"the environment {type(environment).__name__} has no tasks in its split {split!r}")
+        with naming("tasks"):
+            tasks = environment.tasks(split)
+            count = len(tasks) if isinstance(tasks, Sequence) else None
+    except EnvironmentRaised as error:  # not an `LfoError`: the environment then has a better message
+        raise UsageError(f"{name} has no split {split!r}: {error}") from error
+    if count is None:
+        raise UsageError(f"{name}: tasks() must return a sequence, such as a list, not a {type(tasks).__name__}")
+    if not count:
+        raise UsageError(f"{name} has no tasks in its split {split!r}")
     return tasks
 
 
@@ -133,14 +138,15 @@ def predicted_tools(environment: Environment, setting: str = "default") -> froze
         return None if setting == "all" else frozenset()
     if setting != "default":
         names = [name.strip() for name in setting.split(",")]
-    elif isinstance(environment, NamesPredictedTools):
-        names = environment.predicted_tools
     else:
-        return None
-    tools = [tool["function"]["name"] for tool in environment.tools()]
+        with naming(f"predicted_tools of {name_of(environment)}"):
+            if not isinstance(environment, NamesPredictedTools):
+                return None
+            names = list(environment.predicted_tools)
+    tools = [tool["function"]["name"] for tool in tools_of(environment)]
     for name in names:
         if name not in tools:
-            close = get_close_matches(name, tools, n=1, cutoff=0.0)[0]
+            close = (get_close_matches(str(name), tools, n=1, cutoff=0.0) or ["none"])[0]
             raise ConfigError(
                 f"world_model.predict={setting}: the environment {type(environment).__name__} has no tool {name!r}; "
                 f"the nearest is {close}"
@@ -160,7 +166,10 @@ def flaw_of(make_environment: EnvironmentFactory) -> str | None:
     """Validate an environment on one task; return the first problem as a sentence, or None."""
     made = make_environment()
     name = f"the environment {type(made).__name__}"
-    tools = {tool["function"]["name"] for tool in made.tools()}
+    try:
+        tools = {tool["function"]["name"] for tool in tools_of(made)}
+    except ConfigError as error:
+        return str(error)
     if not tools:
         return f"{name} has no tools: tools() must return at least one schema"
     tasks = made.tasks("val" if hasattr(made, "stream") else "train")
@@ -170,12 +179,13 @@ def flaw_of(make_environment: EnvironmentFactory) -> str | None:
         return None
     if not hasattr(tasks[0], "id"):
         return f"{name}: each task needs an attribute id, which {type(tasks[0]).__name__} does not have"
-    opening = made.reset(tasks[0])
-    if not opening or not all(isinstance(message, Message) for message in opening):
-        return f"{name} must return a list of Message from reset() or start()"
-    call = made.lookahead_query(opening) if isinstance(made, OffersLookahead) else None
-    if call is not None and not (isinstance(call, ToolCall) and call.name in tools):
-        return f"{name}: lookahead_query must return None or a ToolCall of one of its tools, not {str(call)[:80]}"
+    try:
+        opening = opening_of(made, tasks[0])
+        call = asked_call(made, opening) if isinstance(made, OffersLookahead) else None
+    except InvalidAnswer as flaw:
+        return str(flaw)
+    if call is not None and call.name not in tools:
+        return f"lookahead_query of {type(made).__name__} must name one of its tools, not {call.name[:80]!r}"
     return None
 
 
@@ -184,9 +194,9 @@ def describe_with(environment: object, reply: str) -> ReplyFacts | None:
     if not isinstance(environment, DescribesReplies):
         return None
     try:
-        return environment.describe_reply(reply)
-    except Exception as error:  # foreign code, and training does not depend on it
-        _warn_once(f"describe_reply of {type(environment).__name__} raised {type(error).__name__}: {error}"[:300])
+        return described(environment, reply)
+    except LfoError as error:  # training does not depend on it
+        _warn_once(str(error)[:300])
         return None
 
 

@@ -11,20 +11,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
+import jsonschema
+
+from lfo.env.answers import checked_step, id_of, legal_moves, opening_of, tools_of
 from lfo.env.interface import FAREWELL, EnvironmentFactory, NamesMoves, flaw_of
+from lfo.env.patience import EnvironmentTimedOut
 from lfo.env.random_play import random_call
 from lfo.env.seeds import stream
 from lfo.errors import EnvironmentFailed
 from lfo.protocol.hermes import format_tool_call
 from lfo.rollout.call_monitor import CallMonitor
-from lfo.rollout.patience import EnvironmentTimedOut
-from lfo.rollout.runner import checked_step
+from lfo.rollout.row import CHARS_A_TOKEN
 from lfo.types import Message
 
 REPEATED = 5  # tasks that are played again, alone and in parallel
@@ -50,6 +53,7 @@ class Playthrough:
     replies: list[tuple[str, str, float, bool]] = field(default_factory=list)  # message, observation, reward, done
     seconds: list[float] = field(default_factory=list)  # of the reset, then of each step
     mistakes: int = 0
+    cut: int = 0  # replies that were too long for any context
     failure: EnvironmentFailed | None = None
 
     @property
@@ -83,14 +87,18 @@ def check_environment(
 ) -> dict[str, Any]:
     """Play and check an environment. `specials` are the special tokens of the tokenizer, `length_of` counts the tokens
     of a text, `prompt_length` those of the first prompt with its tools, and `room` is the limit of a rollout."""
-    monitor = CallMonitor(timeout)
+    monitor = CallMonitor(timeout, most_chars=CHARS_A_TOKEN * room if room else None)
     flaw, _ = monitor.call(partial(flaw_of, make_environment))
     problems = [flaw] if isinstance(flaw, str) else []
     if isinstance(flaw, EnvironmentFailed):
         problems.append(f"its first task cannot be opened: {flaw}")
     if problems:
         return {"ok": False, "problems": problems, "warnings": []}
-    tools = list(make_environment().tools())
+    tools, _ = monitor.call(lambda: tools_of(make_environment()))
+    if isinstance(tools, EnvironmentFailed):
+        return {"ok": False, "problems": [str(tools)], "warnings": []}
+    if problems := _schema_problems(tools):
+        return {"ok": False, "problems": problems, "warnings": []}
     splits, found = _splits(make_environment, monitor)
     problems += found
     tasks = [*splits.get("train", ()), *splits.get("val", ())][:episodes]
@@ -167,52 +175,59 @@ def _turns(
     next_message: NextMessage | None,
 ) -> Iterator[None]:
     """Play one rollout into `played` and yield before each turn, so that two rollouts can be interleaved."""
-    environment = make_environment()
-    opening, seconds = monitor.call(lambda: tuple(environment.reset(task)))
+    environment, _ = monitor.call(make_environment)
+    opening, seconds = monitor.call(lambda: opening_of(environment, task))
     played.seconds.append(seconds)
-    if isinstance(opening, EnvironmentFailed):
-        played.failure = opening
+    if isinstance(environment, EnvironmentFailed) or isinstance(opening, EnvironmentFailed):
+        played.failure = environment if isinstance(environment, EnvironmentFailed) else opening
         return
-    played.opening = opening
+    most = monitor.most_chars
+    played.cut += most is not None and sum(len(each.content) for each in opening) > most
+    played.opening = tuple(replace(each, content=each.content[:most]) for each in opening)
     for turn in range(max_turns + 1):
         yield
-        message = FAREWELL
+        message: Any = FAREWELL
         if next_message and turn < max_turns:
-            message = next_message("\n".join(played.texts), environment)
-        result, seconds = monitor.call(partial(checked_step, environment, message))
-        played.seconds.append(seconds)
-        if isinstance(result, EnvironmentFailed):
-            played.failure = result
+            message, _ = monitor.call(partial(next_message, "\n".join(played.texts), environment), "a random call")
+        result, seconds = monitor.call(lambda message=message: checked_step(environment, message))
+        if isinstance(message, EnvironmentFailed) or isinstance(result, EnvironmentFailed):
+            played.failure = message if isinstance(message, EnvironmentFailed) else result
             return
+        played.seconds.append(seconds)
+        played.cut += most is not None and len(result.observation) > most
         played.mistakes += bool(result.info.get("mistake"))
-        played.replies.append((message, result.observation, float(result.reward), bool(result.done)))
+        played.replies.append((message, result.observation[:most], result.reward, result.done))
         if result.done:
             return
 
 
 def random_message(tools: Sequence[Mapping[str, Any]], seed: int, transcript: str, environment: Any) -> str:
     """Return a random call, a pure function of the seed, the transcript and the moves of the environment."""
-    moves = environment.moves() if isinstance(environment, NamesMoves) else ()
+    moves = legal_moves(environment) if isinstance(environment, NamesMoves) else ()
     random = stream(seed, len(transcript), transcript[-200:])
     return format_tool_call(random_call(tools, transcript=transcript, random=random, moves=moves))
 
 
 def _splits(make_environment: EnvironmentFactory, monitor: CallMonitor) -> tuple[dict[str, Sequence[Any]], list[str]]:
     splits: dict[str, Sequence[Any]] = {}
+    names: dict[str, Sequence[str]] = {}
     problems: list[str] = []
     for split in ("train", "val"):
-        tasks, _ = monitor.call(lambda split=split: make_environment().tasks(split))
-        if isinstance(tasks, EnvironmentFailed) or not tasks:
-            problems.append(f"it has no tasks in its split {split}")
+        found, _ = monitor.call(partial(_named_tasks, make_environment, split))
+        if isinstance(found, EnvironmentFailed) or not found:
+            problems.append(f"it has no tasks in its split {split}" + (f": {found}" if found else ""))
             continue
-        splits[split] = tasks
-        names = [str(task.id) for task in tasks]
-        if len(set(names)) < len(names):
+        splits[split], names[split] = zip(*found, strict=True)
+        if len(set(names[split])) < len(names[split]):
             problems.append(f"two tasks of {split} have the same id")
-    shared = {str(task.id) for task in splits.get("train", ())} & {str(task.id) for task in splits.get("val", ())}
+    shared = set(names.get("train", ())) & set(names.get("val", ()))
     if shared:
         problems.append(f"{len(shared)} tasks are in train and in val, such as {min(shared)}")
     return splits, problems
+
+
+def _named_tasks(make_environment: EnvironmentFactory, split: str) -> list[tuple[Any, str]]:
+    return [(task, id_of(task)) for task in make_environment().tasks(split)]
 
 
 def _failures(*groups: Sequence[Playthrough]) -> list[str]:
@@ -275,6 +290,18 @@ def _specials_in(played: Sequence[Playthrough], specials: Collection[str]) -> li
     return sorted(each for each in specials if any(each in text for text in texts))
 
 
+def _schema_problems(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    problems = []
+    for tool in tools:
+        function = tool["function"]
+        try:
+            jsonschema.Draft202012Validator.check_schema(function.get("parameters") or {})
+        except (jsonschema.SchemaError, RecursionError) as error:
+            reason = getattr(error, "message", "nested too deeply")[:200]
+            problems.append(f"the parameters of {function['name'][:80]} are not a JSON schema: {reason}")
+    return problems
+
+
 def schema_flaws(tools: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return what makes a schema hard to read for a model, as sentences."""
     flaws = (
@@ -288,6 +315,7 @@ def schema_flaws(tools: Sequence[Mapping[str, Any]]) -> list[str]:
         if not (function.get("description") or "").strip():
             flaws.append(f"tool {name} has no description")
         for argument, part in schema.get("properties", {}).items():
+            part = part if isinstance(part, Mapping) else {}  # a schema may also be true or false
             if not {"type", "enum", "anyOf", "oneOf", "$ref", "const"} & set(part):
                 flaws.append(f"argument {argument} of {name} has no type")
             elif not part.get("description") and "enum" not in part:
@@ -317,6 +345,7 @@ def _figures(
     return {
         "players": {"nothing": _player(idle), "random": _player(played)},
         "random_mistakes": sum(each.mistakes for each in played) / max(1, turns),
+        "replies_cut": sum(each.cut for each in played),
         "distinct_replies": len({reply[1] for each in played for reply in each.replies}),
         "seconds": {
             "reset": median(each.seconds[0] for each in played),
@@ -363,6 +392,11 @@ def _figure_warnings(figures: Mapping[str, Any], room: int | None) -> list[str]:
         )
     if random["ended"] < 1:
         warnings.append("it does not end when the policy writes a message without a call")
+    if figures["replies_cut"]:
+        warnings.append(
+            f"{figures['replies_cut']} replies are longer than {CHARS_A_TOKEN} characters for each token of "
+            f"rollout.max_context={room}; they are cut, and none fits into a rollout"
+        )
     if figures["distinct_replies"] <= 1:
         warnings.append("all replies are the same, so there is nothing to predict")
     slowest = figures["seconds"]["slowest"]

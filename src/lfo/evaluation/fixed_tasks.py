@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from lfo.config import RunConfig
 from lfo.env.interface import DescribesReplies, EnvironmentFactory, OffersLookahead, same_meaning, tasks_of
+from lfo.env.patience import name_of
 from lfo.errors import EnvironmentFailed
 from lfo.evaluation.repeated_tasks import judge
 from lfo.evaluation.success import draft_metrics, rollout_metrics
@@ -54,11 +55,12 @@ def evaluate_splits(
     A run with look-ahead is also evaluated blind, which shows what the weights of the policy know. `blind`: look-ahead
     has ended.
     """
-    sighted = config.looks_ahead and not blind
+    sighted, asks = config.looks_ahead and not blind, RunnerConfig.of_run(config).ask
     row: dict[str, Any] = {}
     records: list[dict[str, Any]] = []
     for split in splits:
-        tasks = tasks_of(make_environment(), split)[: config.eval.tasks]
+        what = f"tasks of {name_of(make_environment)}"
+        tasks = asks(lambda split=split: tasks_of(make_environment(), split)[: config.eval.tasks], what)
         requests = [RolloutRequest(task=task, seeds=(0,), blind=True) for task in tasks]
         shown = {"blind": not sighted, "by_base": sighted and config.looks_ahead_untrained}
         rollouts = roll_out([replace(request, **shown) for request in requests], temperature=0.0)
@@ -81,7 +83,7 @@ def informative_drafts(
 ) -> float | None:
     """Return the share of rollouts that kept an imagined call which the environment's `lookahead_query` also names;
     None if it names none or fails. For evaluation only."""
-    judge = make_environment()
+    judge = RunnerConfig.of_run(config).ask(make_environment)
     if not isinstance(judge, OffersLookahead):
         return None
 
@@ -141,14 +143,14 @@ def lookahead_accuracy(
     config: RunConfig, make_environment: EnvironmentFactory, tasks: Sequence[Any], rollouts: Sequence[Rollout]
 ) -> float | None:
     """Return how often a predicted reply that stayed means the same as the true one; None if it is unknown."""
-    judge_of_replies = make_environment()
+    runner_config = RunnerConfig.of_run(config)
+    judge_of_replies = runner_config.ask(make_environment)
     asked = [pair for task, rollout in zip(tasks, rollouts, strict=True) for pair in imagined(rollout, task)]
     if not asked or not isinstance(judge_of_replies, DescribesReplies):
         return None
-    truth = true_reply_predictor(make_environment, RunnerConfig.of_run(config))([question for question, _ in asked])
-    verdicts = [
-        same_meaning(judge_of_replies, predicted, actual) for (_, predicted), actual in zip(asked, truth, strict=True)
-    ]
+    truth = true_reply_predictor(make_environment, runner_config)([question for question, _ in asked])
+    pairs = [(predicted, actual) for (_, predicted), actual in zip(asked, truth, strict=True)]
+    verdicts = runner_config.ask(lambda: [same_meaning(judge_of_replies, *pair) for pair in pairs])
     known = [verdict for verdict in verdicts if verdict is not None]
     return fmean(known) if known else None
 

@@ -23,12 +23,15 @@ from typing import Any, cast
 
 from lfo.backend import Backend
 from lfo.config import RunConfig
+from lfo.env.answers import asked_call
 from lfo.env.interface import (
+    Environment,
     EnvironmentFactory,
     OffersLookahead,
     describe_with,
     predicted_tools,
     same_meaning,
+    tasks_of,
 )
 from lfo.env.phone_calls import PhoneCalls
 from lfo.env.players import EVERY_REPLY, Player, Recorder
@@ -75,19 +78,20 @@ class Examination:
         adapters: tuple[str, ...],
     ) -> None:
         self._config, self._make_environment, self._codec = config, make_environment, codec
+        self._runner_config = RunnerConfig.of_run(config)
         self._backend, self._adapters = backend, adapters
 
     @cached_property
     def calls(self) -> list[ObservedCall]:
         """The fixed pool, created on first use; smaller if `eval.tasks` is small."""
-        runner_config, count = RunnerConfig.of_run(self._config), min(CALLS, self._config.eval.tasks)
-        return held_out_calls(self._make_environment, runner_config, self._untrained, count=count)
+        count = min(CALLS, self._config.eval.tasks)
+        return held_out_calls(self._make_environment, self._runner_config, self._untrained, count=count)
 
     @cached_property
     def asked(self) -> list[ObservedCall]:
         """Calls that look-ahead asks about, each of a different task; the pool if there are none."""
-        runner_config, count = RunnerConfig.of_run(self._config), min(CALLS, self._config.eval.tasks)
-        return asked_calls(self._make_environment, runner_config, self._untrained, count=count) or self.calls
+        count = min(CALLS, self._config.eval.tasks)
+        return asked_calls(self._make_environment, self._runner_config, self._untrained, count=count) or self.calls
 
     def _untrained(self, tasks: Sequence[Any]) -> list[Rollout]:
         """Play blind with the base, with the same random numbers in every run."""
@@ -103,22 +107,24 @@ class Examination:
 
     def run(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return the metrics for a row, and some predictions to read."""
-        codec, judge = self._codec, self._make_environment()
+        codec, judge = self._codec, self._runner_config.ask(self._make_environment)
         prompts = [codec.question_ids(call.state, call.call) for call in self.calls]
         written = [codec.decode(ids) for ids in self._backend.complete(prompts)]
         rows = [codec.example(call.state, call.call, call.reply) for call in self.calls]
         scores = self._backend.score([world_model_sample(row, adapters=self._adapters) for row in rows])
+        pairs = [(predicted, call.reply) for predicted, call in zip(written, self.calls, strict=True)]
+        verdicts = self._runner_config.ask(lambda: [same_meaning(judge, *pair) for pair in pairs])
         predictions = [
             Prediction(
                 predicted=predicted,
                 actual=call.reply,
                 category=call.facts.category if call.facts else OTHER,
-                same_meaning=same_meaning(judge, predicted, call.reply),
+                same_meaning=verdict,
                 tokens=score.tokens,
                 hits=score.hits,
                 loss=score.loss,
             )
-            for call, predicted, score in zip(self.calls, written, scores, strict=True)
+            for call, predicted, verdict, score in zip(self.calls, written, verdicts, scores, strict=True)
         ]
         measured = {**prediction_metrics(predictions), **self._calibration()}
         metrics = {f"world_model_eval/{name}": value for name, value in measured.items()}
@@ -127,13 +133,17 @@ class Examination:
 
     def _calibration(self) -> dict[str, Any]:
         """Return the calibration of certainty on calls that look-ahead asks about."""
-        codec, judge, complete = self._codec, self._make_environment(), self._backend.complete
+        codec, complete = self._codec, self._backend.complete
+        judge = self._runner_config.ask(self._make_environment)
         prompts = [codec.question_ids(call.state, call.call) for call in self.asked]
         predicted = [codec.decode(ids) for ids in complete(prompts)]
         drawn = sampled_replies(complete, prompts, limit=self._config.world_model.reply_tokens)
+        sampled = [list(map(codec.decode, some)) for some in drawn]
+        pairs = [(each, call.reply) for each, call in zip(predicted, self.asked, strict=True)]
+        asks = self._runner_config.ask
         return calibration_metrics(
-            [certainty(judge, each, map(codec.decode, some)) for each, some in zip(predicted, drawn, strict=True)],
-            [same_meaning(judge, each, call.reply) for each, call in zip(predicted, self.asked, strict=True)],
+            asks(lambda: [certainty(judge, each, some) for each, some in zip(predicted, sampled, strict=True)]),
+            asks(lambda: [same_meaning(judge, *pair) for pair in pairs]),
         )
 
 
@@ -144,8 +154,8 @@ def held_out_calls(
 
     `base_policy` returns one rollout of the untrained base for each task, in order, always the same.
     """
-    judge = make_environment()
-    tasks = judge.tasks(SPLIT)[:TASKS]
+    judge = runner_config.ask(make_environment)
+    tasks = runner_config.ask(lambda: tasks_of(judge, SPLIT)[:TASKS])
     if isinstance(judge, PhoneCalls):
         tools = predicted_tools(judge)
         plays = [(task, player) for task in tasks for player in EVERY_REPLY]
@@ -163,10 +173,10 @@ def asked_calls(
     make_environment: EnvironmentFactory, runner_config: RunnerConfig, base_policy: PlaysTasks, *, count: int = CALLS
 ) -> list[ObservedCall]:
     """Return the first call of each task that look-ahead asks about; none if the environment names none."""
-    judge = make_environment()
+    judge = runner_config.ask(make_environment)
     if not isinstance(judge, OffersLookahead):
         return []
-    tasks = judge.tasks(SPLIT)[:count]
+    tasks = runner_config.ask(lambda: tasks_of(judge, SPLIT)[:count])
     if isinstance(judge, PhoneCalls):
         rollouts = runner_config.call_all([partial(_play, make_environment, task, EVERY_REPLY[0]) for task in tasks])
     else:
@@ -179,7 +189,7 @@ def _asked_calls(
     make_environment: EnvironmentFactory, runner_config: RunnerConfig, played: Sequence[tuple[Any, Rollout]]
 ) -> Iterator[ObservedCall]:
     """Yield the first call of each rollout that look-ahead would ask about, with its true reply."""
-    judge = make_environment()
+    judge = runner_config.ask(make_environment)
     if not isinstance(judge, OffersLookahead):
         return
     answers = runner_config.call_all([partial(_question, judge, *play) for play in played])
@@ -192,9 +202,9 @@ def _asked_calls(
             yield ObservedCall(state=question.state, call=question.call, reply=reply, facts=facts, asked=True)
 
 
-def _question(judge: OffersLookahead, task: Any, rollout: Rollout) -> Question | None:
+def _question(judge: Environment, task: Any, rollout: Rollout) -> Question | None:
     for turns, transcript in transcripts(rollout):
-        call = judge.lookahead_query(transcript)
+        call = asked_call(judge, transcript)
         if call is not None:
             messages = tuple(turn.action for turn in turns)
             return Question(task=task, state=state_of(rollout.opening, turns), call=call, messages=messages)

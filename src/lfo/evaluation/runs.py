@@ -15,10 +15,12 @@ import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lfo.config import RunConfig, from_yaml
+from lfo.env.answers import id_of, opening_of
 from lfo.env.ceiling import mean_ceiling
 from lfo.env.interface import EnvironmentFactory, predicted_tools, tasks_of
 from lfo.env.shipped import SHIPPED
@@ -161,9 +163,12 @@ def predicted_by(config: RunConfig, data: Mapping[str, Any] | None) -> Collectio
 
 
 def _describe_split(config: RunConfig, make_environment: EnvironmentFactory, split: str) -> dict[str, Any]:
-    tasks = tasks_of(make_environment(), split)[: config.eval.tasks]
-    openings = _openings(config, make_environment, tasks)
-    identity = [[str(task.id), opening] for task, opening in zip(tasks, openings, strict=True)]
+    runner_config = RunnerConfig.of_run(config)
+    tasks = runner_config.ask(lambda: tasks_of(make_environment(), split)[: config.eval.tasks])
+    openings = _openings(runner_config, make_environment, tasks)
+    named = runner_config.call_all([partial(id_of, task) for task in tasks])
+    names = ["" if isinstance(name, EnvironmentFailed) else name for name in named]
+    identity = [[name, opening] for name, opening in zip(names, openings, strict=True)]
     bounded = [task for task in tasks if isinstance(task, Task)]
     return {
         "tasks": len(tasks),
@@ -173,14 +178,14 @@ def _describe_split(config: RunConfig, make_environment: EnvironmentFactory, spl
 
 
 def _openings(
-    config: RunConfig, make_environment: EnvironmentFactory, tasks: Sequence[Any]
+    runner_config: RunnerConfig, make_environment: EnvironmentFactory, tasks: Sequence[Any]
 ) -> list[list[dict[str, Any]]]:
     """Return the opening of each task; empty if the environment fails, which training reports."""
 
     def opening(task: Any) -> Callable[[], Sequence[Message]]:
-        return lambda: make_environment().reset(task)
+        return lambda: opening_of(make_environment(), task)
 
-    answers = RunnerConfig.of_run(config).call_all([opening(task) for task in tasks])
+    answers = runner_config.call_all([opening(task) for task in tasks])
     return [
         [] if isinstance(answer, EnvironmentFailed) else [asdict(message) for message in answer] for answer in answers
     ]

@@ -9,12 +9,17 @@ from statistics import fmean
 from typing import Any
 
 from lfo.env.interface import MEASURES
+from lfo.rollout.row import CHARS_A_TOKEN
 from lfo.rollout.runner import ENVIRONMENT_FAILURES, opening_is_too_long
 from lfo.types import Rollout
 
 BROKEN_ROLLOUTS = "the environment failed in some rollouts: `stops` counts them, and lfo rollouts shows the reason"
 NO_CALLS = "no rollout called a tool of this environment: set model= to a base that can call tools"
 NO_ROOM = "opening and tools of some tasks exceed rollout.max_context: raise it; lfo check-env shows their length"
+CUT_REPLIES = (
+    f"some replies are longer than {CHARS_A_TOKEN} characters for each token of rollout.max_context and were cut: "
+    "`replies_cut` counts them"
+)
 FAR = 0.2  # least distance to the best evaluation; smaller ones also occur in healthy runs
 
 
@@ -37,6 +42,8 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
         values = [value for rollout in rollouts if isinstance(value := rollout.info.get(key), int | float)]
         if values:
             metrics[key] = fmean(values)
+    if cut := sum(rollout.cut for rollout in rollouts):
+        metrics["replies_cut"] = cut
     stops = Counter(rollout.stop.value for rollout in rollouts)
     return {**metrics, "stops": dict(sorted(stops.items()))}
 
@@ -64,11 +71,14 @@ def step_metrics(rollouts: Sequence[Rollout], tools: Collection[str]) -> tuple[d
     if sighted and blind:
         metrics |= {"success_sighted": fmean(sighted), "success_blind": fmean(blind)}
     if rollouts:
-        metrics["stops"] = rollout_metrics(rollouts)["stops"]  # of all rollouts
+        of_all = rollout_metrics(rollouts)
+        metrics |= {name: of_all[name] for name in ("stops", "replies_cut") if name in of_all}
     metrics["sampled_tokens"] = sum(rollout.sampled_count for rollout in rollouts)
     warnings = [BROKEN_ROLLOUTS] if any(rollout.stop in ENVIRONMENT_FAILURES for rollout in rollouts) else []
     if any(map(opening_is_too_long, rollouts)):
         warnings.append(NO_ROOM)
+    if "replies_cut" in metrics:
+        warnings.append(CUT_REPLIES)
     made = [turn.call for rollout in own for turn in rollout.turns if not turn.predicted]
     if made and not any(call is not None and call.name in tools for call in made):
         warnings.append(NO_CALLS)

@@ -12,19 +12,23 @@ from typing import Any
 import numpy as np
 
 from lfo.env.output import redirected_stdout
-from lfo.rollout.patience import call_all
+from lfo.env.patience import call_all
 
 
 class CallMonitor:
-    """Makes calls one after the other, with a time limit, and records their side effects."""
+    """Makes calls one after the other, with a time limit, and records their side effects.
 
-    def __init__(self, timeout: float) -> None:
+    `most_chars` is the longest text that is worth reading; None: any.
+    """
+
+    def __init__(self, timeout: float, most_chars: int | None = None) -> None:
         self._timeout = timeout
+        self.most_chars = most_chars
         self._printed = ""
         self._moved = self._drew = False
 
-    def call(self, function: Callable[[], Any]) -> tuple[Any, float]:
-        """Return the result, or an `EnvironmentFailed`, and the seconds that the call took."""
+    def call(self, function: Callable[[], Any], what: str = "the environment") -> tuple[Any, float]:
+        """Return the result, or an `EnvironmentFailed`, and the seconds that the call took; see `call_all`."""
         random_before, printed, folder = _random_state(), io.StringIO(), os.getcwd()
 
         def watched() -> Any:
@@ -35,7 +39,7 @@ class CallMonitor:
                 self._moved |= _working_directory() != folder
 
         started = time.perf_counter()
-        (outcome,) = call_all([watched], timeout=self._timeout, retries=0, workers=1)
+        (outcome,) = call_all([watched], timeout=self._timeout, retries=0, workers=1, what=what)
         seconds = time.perf_counter() - started
         self._printed = self._printed or printed.getvalue().strip()
         self._drew |= _random_state() != random_before

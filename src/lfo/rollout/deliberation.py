@@ -20,11 +20,13 @@ import re
 from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from lfo.env.answers import asked_call
 from lfo.env.interface import Environment, OffersLookahead
+from lfo.env.patience import name_of
 from lfo.errors import EnvironmentFailed
 from lfo.protocol.chat import ChatCodec, Tokens
 from lfo.protocol.hermes import format_tool_call, read_tool_call
@@ -35,7 +37,11 @@ from lfo.types import Message, Origin, Rollout, StopReason, ToolCall, Turn
 EXPECTED = "(expected) "  # the text before a predicted reply in the policy's context
 MAX_IMAGINED = 8  # imagined exchanges before one turn, at most, for environments that never stop asking
 
-CallAll = Callable[[Sequence[Callable[[], Any]]], list[Any]]
+
+class CallAll(Protocol):
+    """`RunnerConfig.call_all`."""
+
+    def __call__(self, calls: Sequence[Callable[[], Any]], *, what: str) -> list[Any]: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -268,7 +274,7 @@ class Deliberation:
         asking = [row for row in batch if not row.request.blind and isinstance(row.environment, OffersLookahead)]
         for _ in range(MAX_IMAGINED):
             questions: list[tuple[Row, Question]] = []
-            outcomes = self._call_all([partial(_environment_question, row) for row in asking])
+            outcomes = self._call_all([partial(_environment_question, row) for row in asking], what=_query_of(asking))
             for row, outcome in zip(asking, outcomes, strict=True):
                 if isinstance(outcome, EnvironmentFailed):
                     row.fail(outcome)
@@ -289,7 +295,8 @@ class Deliberation:
         inquiring: set[int] = set()
         asking = [row for row in batch if row.request.inquiry and row.inquired is None]
         asking = [row for row in asking if isinstance(row.environment, OffersLookahead)]
-        outcomes = self._call_all([partial(questions, row.environment, row.transcript) for row in asking])
+        calls = [partial(questions, row.environment, row.transcript) for row in asking]
+        outcomes = self._call_all(calls, what=_query_of(asking))
         for row, outcome in zip(asking, outcomes, strict=True):
             if isinstance(outcome, EnvironmentFailed):
                 row.fail(outcome)
@@ -366,14 +373,15 @@ def asked_at(rollout: Rollout, index: int, task: Any = None) -> Question:
     return Question(task=task, state=state_of(rollout.opening, before), call=turn.call, messages=messages)
 
 
+def _query_of(rows: Sequence[Row]) -> str:
+    return f"lookahead_query of {name_of(rows[0].environment)}" if rows else ""
+
+
 def _environment_question(row: Row) -> Question | None:
     """Return the question that the environment names next, or None."""
     assert isinstance(row.environment, OffersLookahead)
-    call = row.environment.lookahead_query(tuple(row.transcript))
-    if call is None:
-        return None
-    format_tool_call(call)  # a call that cannot be formatted raises here and ends only this rollout
-    return _question(row, call)
+    call = asked_call(row.environment, row.transcript)
+    return None if call is None else _question(row, call)
 
 
 def questions(environment: Environment | None, transcript: Sequence[Message]) -> list[ToolCall]:
@@ -383,7 +391,7 @@ def questions(environment: Environment | None, transcript: Sequence[Message]) ->
         return found
     messages = [message for message in transcript if not message.predicted]
     while len(found) < MAX_IMAGINED:
-        call = environment.lookahead_query(tuple(messages))
+        call = asked_call(environment, messages)
         if call is None or call in found:
             break
         found.append(call)

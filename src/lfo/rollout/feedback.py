@@ -29,7 +29,7 @@ def roll_out_in_waves(
     waves = [early[index * first : (index + 1) * first] for index in range(len(groups))]
     feedbacks = [feedback_from(wave, tools=tools) for wave in waves]
     if config.feedback == "other_task":
-        feedbacks = _of_another_task([str(group[0].task.id) for group in groups], feedbacks)
+        feedbacks = _of_another_task([wave[0].task_id for wave in waves], feedbacks)
     late = iter(
         roll_out(
             [

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lfo.config import RunConfig
+from lfo.env.answers import checked_step, id_of, opening_of
 from lfo.env.interface import Environment, EnvironmentFactory, imagined_tools, same_meaning
 from lfo.errors import EnvironmentFailed
 from lfo.protocol.hermes import format_tool_call
@@ -42,10 +43,13 @@ def make_lookahead(
     """
     if config.lookahead == "off":
         return None
+    if tools is None:
+        asks = RunnerConfig.of_run(config).ask
+        tools = asks(lambda: imagined_tools(make_environment(), config.world_model.predict))
     return LookAhead(
         predictor=_predictor(config, make_environment, codec, complete, store),
         proposed_by=config.lookahead,
-        tools=imagined_tools(make_environment(), config.world_model.predict) if tools is None else tools,
+        tools=tools,
         drafts=config.imagine.drafts,
     )
 
@@ -74,8 +78,13 @@ def new_reply_store(
     if config.lookahead_source == "memory":
         return ReplyStore()
     if config.lookahead_source == "memory_first":
-        world_model, judge = world_model_predictor(codec, complete), partial(means, make_environment())
-        return MemoryFirst(store=ReplyStore(), world_model=world_model, judge=judge)
+        asks = RunnerConfig.of_run(config).ask
+        environment = asks(make_environment)
+
+        def judge(predicted: str, actual: str) -> bool:
+            return asks(partial(means, environment, predicted, actual))
+
+        return MemoryFirst(store=ReplyStore(), world_model=world_model_predictor(codec, complete), judge=judge)
     return None
 
 
@@ -129,10 +138,10 @@ def true_reply_predictor(make_environment: EnvironmentFactory, runner_config: Ru
 
     def ask(question: Question) -> str:
         copy = make_environment()
-        copy.reset(question.task)
+        opening_of(copy, question.task)
         for message in question.messages:
-            copy.step(message)
-        return copy.step(format_tool_call(question.call)).observation
+            checked_step(copy, message)
+        return checked_step(copy, format_tool_call(question.call)).observation[: runner_config.most_chars]
 
     def predict(questions: Sequence[Question]) -> list[str]:
         replies = runner_config.call_all([partial(ask, question) for question in questions])
@@ -148,11 +157,11 @@ def shuffled_predictor(predictor: Predictor) -> Predictor:
         replies = predictor(questions)
         first: dict[str, str] = {}
         for question, reply in zip(questions, replies, strict=True):
-            first.setdefault(question.task.id, reply)
+            first.setdefault(id_of(question.task), reply)
         tasks = list(first)
         if len(tasks) < 2:
             return [""] * len(questions)
         following = {task: first[tasks[(index + 1) % len(tasks)]] for index, task in enumerate(tasks)}
-        return [following[question.task.id] for question in questions]
+        return [following[id_of(question.task)] for question in questions]
 
     return predict

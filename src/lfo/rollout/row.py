@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
+from lfo.env.answers import id_of, plain_values
 from lfo.env.interface import Environment
+from lfo.env.patience import EnvironmentTimedOut
 from lfo.errors import EnvironmentFailed
 from lfo.protocol.chat import Tokens
-from lfo.rollout.patience import EnvironmentTimedOut
 from lfo.types import Message, Origin, Rollout, StopReason, Turn
 
 
@@ -27,6 +26,9 @@ class Speech(Protocol):
 
 
 MOST_IMAGINED = 2  # exchanges that stay in one rollout
+# A text with more characters than this for each token of the context does not fit into it, by definition: it is cut and
+# never tokenised. Ordinary text has about four.
+CHARS_A_TOKEN = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +90,9 @@ class Row:
     request: RolloutRequest
     rows: SamplerRows
     environment: Environment | None = None
+    most_chars: int = 0  # of a reply of the environment, or of its opening
+    task_id: str = ""
+    level: dict[str, Any] = field(default_factory=dict)  # of the task, if it has one
     opening: tuple[Message, ...] = ()
     transcript: list[Message] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
@@ -102,12 +107,19 @@ class Row:
     inquired: bool | None = None  # whether a look-ahead question was asked for real; None: there was no question yet
     taken_back: list[Turn] = field(default_factory=list)
     discarded_tokens: int = 0
+    cut: int = 0  # replies that are longer than `most_chars`; an opening counts as one
     on_turn: Callable[[Turn], None] | None = None
 
     @property
     def imagined(self) -> int:
         """The number of imagined exchanges in the row, without feedback."""
         return sum(turn.predicted and not turn.feedback for turn in self.turns)
+
+    def identify(self, what: str) -> None:
+        """Read what the task says of itself; a task is foreign code too, and `what` names it in failures."""
+        level = getattr(self.request.task, "level", None)  # for a rollout that ends before its first step
+        self.level = {} if level is None else plain_values({"level": level})
+        self.task_id = id_of(self.request.task, what)
 
     def add(self, turn: Turn) -> None:
         self.turns.append(turn)
@@ -153,9 +165,8 @@ class Row:
 
     def finished(self) -> Rollout:
         assert self.stop is not None
-        level = getattr(self.request.task, "level", None)  # for a rollout that ends before its first step
         return Rollout(
-            task_id=str(self.request.task.id),
+            task_id=self.task_id,
             opening=self.opening,
             tokens=tuple(self.tokens),
             origins=tuple(self.origins),
@@ -171,12 +182,6 @@ class Row:
             inquired=bool(self.inquired),
             untrained=self.request.by_base,
             feedback=self.request.feedback is not None,
-            info=_plain_values(({} if level is None else {"level": level}) | self.info),
+            cut=self.cut,
+            info=self.level | self.info,
         )
-
-
-def _plain_values(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers, texts and truth values of `info`. An environment may put anything into it, but a rollout is
-    written as JSON and sent between processes."""
-    values = {key: value.item() if isinstance(value, np.generic) else value for key, value in info.items()}
-    return {key: value for key, value in values.items() if isinstance(value, str | int | float | None)}

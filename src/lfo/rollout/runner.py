@@ -10,27 +10,28 @@ An environment that raises or hangs ends its own rollout, with a reason. Only th
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from lfo.config import RunConfig
+from lfo.env.answers import MOST_REWARD, checked_step, opening_of
 from lfo.env.interface import Environment, EnvironmentFactory, describe_with
-from lfo.errors import EnvironmentFailed, WorkError
+from lfo.env.patience import ask, call_all, name_of, naming
+from lfo.errors import ConfigError, EnvironmentFailed
 from lfo.protocol.chat import ChatCodec, ParsedMessage, Tokens
 from lfo.protocol.hermes import read_tool_call
 from lfo.rollout.deliberation import Deliberation, LookAhead, is_asked, show_exchange
-from lfo.rollout.patience import call_all
-from lfo.rollout.row import RolloutRequest, Row, SamplerRows
+from lfo.rollout.row import CHARS_A_TOKEN, RolloutRequest, Row, SamplerRows
 from lfo.types import Message, ReplyFacts, Rollout, StepResult, StopReason, ToolCall, Turn
 
 ENVIRONMENT_FAILURES = frozenset({StopReason.ENVIRONMENT_ERROR, StopReason.ENVIRONMENT_TIMEOUT})
 RETRIES = 2  # retries of a call to an environment that raised, except of a step
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,26 +42,39 @@ class RunnerConfig:
     temperature: float = 1.0
     environment_retries: int = RETRIES
     environment_workers: int = 16  # environments that step at the same time
+    max_context: int = 8192  # tokens of a rollout
+
+    @property
+    def most_chars(self) -> int:
+        """The most characters of a reply, or of an opening."""
+        return CHARS_A_TOKEN * self.max_context
 
     @classmethod
     def of_run(cls, config: RunConfig, **others: Any) -> RunnerConfig:
         """Return the runner config of a run; `others` override single values."""
-        shared = ("max_turns", "max_turn_tokens", "temperature", "environment_timeout")
+        shared = ("max_turns", "max_turn_tokens", "temperature", "environment_timeout", "max_context")
         values = {name: getattr(config.rollout, name) for name in shared} | {"environment_retries": RETRIES}
         return cls(**(values | others))
 
-    def call_all(self, calls: Sequence[Callable[[], Any]], *, repeatable: bool = True) -> list[Any]:
+    def call_all(
+        self, calls: Sequence[Callable[[], Any]], *, repeatable: bool = True, what: str = "the environment"
+    ) -> list[Any]:
         """Run calls to environments in parallel; return each result, or an `EnvironmentFailed`, in order.
 
         A repeatable call makes a new environment or only asks one, so it is retried if it raised. A step is not
-        repeatable: it may have acted before it raised.
+        repeatable: it may have acted before it raised. A failure says `what` raised or did not answer.
         """
         return call_all(
             calls,
             timeout=self.environment_timeout,
             retries=self.environment_retries if repeatable else 0,
             workers=self.environment_workers,
+            what=what,
         )
+
+    def ask(self, call: Callable[[], Answer], what: str = "the environment") -> Answer:
+        """Return the answer of one call outside of rollouts, which may load data first; raise its failure."""
+        return ask(call, timeout=self.environment_timeout, what=what)
 
 
 class Runner:
@@ -93,7 +107,8 @@ class Runner:
         """
         temperature = self.config.temperature if temperature is None else temperature
         batch = [
-            Row(index=index, request=request, rows=rows, on_turn=on_turn) for index, request in enumerate(requests)
+            Row(index=index, request=request, rows=rows, most_chars=self.config.most_chars, on_turn=on_turn)
+            for index, request in enumerate(requests)
         ]
         self._reset_environments(batch)
         proposed_by = self._lookahead.proposed_by if self._lookahead else None
@@ -123,19 +138,35 @@ class Runner:
         return Deliberation(self._lookahead, self._codec, rows, max_turn_tokens=limit, call_all=call)
 
     def _reset_environments(self, batch: Sequence[Row]) -> None:
-        def start(task: Any) -> tuple[Environment, tuple[Message, ...]]:
-            environment = self._make_environment()
-            return environment, tuple(environment.reset(task))
+        name = name_of(self._make_environment)
 
-        outcomes = self.config.call_all([partial(start, row.request.task) for row in batch])
+        def start(row: Row) -> tuple[Environment, tuple[Message, ...]]:
+            with naming(f"the constructor of {name}"):
+                environment = self._make_environment()
+            with naming(task := f"a task of {name_of(environment)}"):
+                row.identify(task)
+            return environment, opening_of(environment, row.request.task)
+
+        starts = [partial(start, row) for row in batch]
+        outcomes = self.config.call_all(starts, what=f"the constructor or reset of {name}")
         for row, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, EnvironmentFailed):
                 row.fail(outcome)
                 continue
-            row.environment, row.opening = outcome
+            row.environment, opening = outcome
+            row.opening = tuple(replace(each, content=each.content[: row.most_chars]) for each in opening)
             row.transcript = list(row.opening)
-            if row.write(self._codec.opening(row.opening)) is None:
-                row.stop = StopReason.CONTEXT_OVERFLOW
+            row.cut = int(sum(len(each.content) for each in opening) > row.most_chars)
+            if row.cut or not self._write_opening(row):
+                row.stop = row.stop or StopReason.CONTEXT_OVERFLOW
+
+    def _write_opening(self, row: Row) -> bool:
+        """Write the opening messages of a row; return False if there is no room, or if the template rejects them."""
+        try:
+            return row.write(self._codec.opening(row.opening)) is not None
+        except ConfigError as error:
+            row.fail(EnvironmentFailed(f"reset of {name_of(row.environment)}: {error}"))
+            return False
 
     def _show_feedback(self, alive: Sequence[Row]) -> None:
         """Show rows their feedback once they have had as many real turns as it requires, if there is room."""
@@ -173,37 +204,53 @@ class Runner:
         for position in range(max(map(len, messages.values()), default=0)):
             calling = [row for row in alive if row.stop is None and position < len(messages[row.index])]
             steps = [partial(self._step, row, messages[row.index][position]) for row in calling]
-            for row, outcome in zip(calling, self.config.call_all(steps, repeatable=False), strict=True):
+            name = name_of(calling[0].environment) if calling else "the environment"
+            outcomes = self.config.call_all(steps, repeatable=False, what=f"step of {name}")
+            for row, outcome in zip(calling, outcomes, strict=True):
                 exchange = _Exchange(message=messages[row.index][position])
                 if isinstance(outcome, EnvironmentFailed):
                     row.fail(outcome)
                 else:
-                    result, exchange.facts, exchange.asked = outcome
-                    exchange.result = result
-                    row.info = dict(result.info)
-                    row.reward += result.reward
-                    row.stop = StopReason.DONE if result.done else None
+                    exchange = outcome
+                    self._count(row, outcome)
                 exchanges[row.index].append(exchange)
                 row.transcript += exchange.messages
         for row in alive:
             self._append_replies(row, said[row.index], exchanges[row.index])
 
-    def _step(self, row: Row, message: str) -> tuple[StepResult, ReplyFacts | None, bool]:
+    def _step(self, row: Row, message: str) -> _Exchange:
         assert row.environment is not None
         # If the policy proposes, `mark_imagined` finds the asked calls later, from the whole group.
         named = self._lookahead is not None and self._lookahead.proposed_by == "environment"
         asked = named and is_asked(row.environment, row.transcript, message)
         result = checked_step(row.environment, message)
-        return result, describe_with(row.environment, result.observation), asked
+        cut = len(result.observation) > row.most_chars
+        if cut:
+            result = replace(result, observation=result.observation[: row.most_chars])
+        facts = describe_with(row.environment, result.observation)
+        return _Exchange(message=message, result=result, facts=facts, asked=asked, cut=cut)
+
+    def _count(self, row: Row, exchange: _Exchange) -> None:
+        """Add the result of a step to its row."""
+        assert exchange.result is not None
+        row.info, row.cut = dict(exchange.result.info), row.cut + exchange.cut
+        if abs(row.reward + exchange.result.reward) > MOST_REWARD:
+            what = f"step of {name_of(row.environment)}"
+            row.fail(EnvironmentFailed(f"{what} returned rewards that exceed {MOST_REWARD:g} in sum"))
+            return
+        row.reward += exchange.result.reward
+        row.stop = StopReason.DONE if exchange.result.done else None
 
     def _append_replies(self, row: Row, said: ParsedMessage, exchanges: Sequence[_Exchange]) -> None:
         """Append all replies to one message to the row, and the prompt for the next message."""
         replies = [exchange.result.observation for exchange in exchanges if exchange.result is not None]
         if row.stop is StopReason.DONE and not replies[-1]:
             replies.pop()  # nothing to learn from an empty last reply, and no message follows it
-        piece = self._codec.after_action(*replies, stopped=True) if replies else None
+        fits = sum(map(len, replies)) <= row.most_chars and not any(exchange.cut for exchange in exchanges)
+        piece = self._codec.after_action(*replies, stopped=True) if replies and fits else None
         if piece is None:
             written = None
+            row.stop = row.stop or (None if fits else StopReason.CONTEXT_OVERFLOW)
         elif row.stop is None:
             written = row.write(piece)
             if written is None:
@@ -248,6 +295,7 @@ class _Exchange:
     result: StepResult | None = None
     facts: ReplyFacts | None = None
     asked: bool = False
+    cut: bool = False  # the reply is longer than any context, and only its beginning is here
 
     @property
     def call(self) -> ToolCall | None:
@@ -268,24 +316,11 @@ def opening_is_too_long(rollout: Rollout) -> bool:
 
 
 def refuse_dead_environment(rollouts: Sequence[Rollout]) -> None:
-    """Raise a `WorkError` if no rollout could start or go on; a single failed rollout is data."""
+    """Raise an `EnvironmentFailed` if no rollout could start or go on; a single failed rollout is data."""
     if rollouts and all(rollout.stop in ENVIRONMENT_FAILURES for rollout in rollouts):
-        raise WorkError(f"the environment failed in all {len(rollouts)} rollouts: {rollouts[0].error}")
+        raise EnvironmentFailed(f"the environment failed in all {len(rollouts)} rollouts: {rollouts[0].error}")
     if rollouts and all(map(opening_is_too_long, rollouts)):
-        raise WorkError(
+        raise EnvironmentFailed(
             f"opening and tools of all {len(rollouts)} rollouts exceed rollout.max_context: raise it; lfo check-env "
             "shows their length"
         )
-
-
-def checked_step(environment: Environment, message: str) -> StepResult:
-    """Make one step and validate its result; an invalid result fails the rollout. The reward becomes a float."""
-    result = environment.step(message)
-    if not isinstance(result, StepResult) or not isinstance(result.observation, str):
-        raise EnvironmentFailed("step must return a StepResult whose observation is text")
-    reward, kind = result.reward, type(result.reward).__name__
-    if not isinstance(reward, Real) or not math.isfinite(reward):  # numpy numbers are Real too
-        raise EnvironmentFailed(f"step returned the reward {str(reward)[:80]} ({kind}); it must be a finite number")
-    if not isinstance(result.info, Mapping):
-        raise EnvironmentFailed(f"step returned an info that is not a mapping: {str(result.info)[:80]}")
-    return replace(result, reward=float(reward))

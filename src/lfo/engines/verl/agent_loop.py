@@ -22,6 +22,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 
 from lfo.config import RunConfig, from_mapping
 from lfo.engines.verl.config import AGENT_LOOP, SAMPLER, run_name, sampling_parameters
+from lfo.env.answers import tools_of
 from lfo.env.by_name import hold_as_data
 from lfo.env.interface import EnvironmentFactory
 from lfo.env.scripted import ScriptedCalls
@@ -134,7 +135,7 @@ def _parts_of(config: Any, tokenizer: Any) -> _Parts:
         _parts[name] = _Parts(
             config=run,
             make_environment=make_environment,
-            codec=ChatCodec(tokenizer, example.tools(), thinking=run.rollout.thinking),
+            codec=ChatCodec(tokenizer, tools_of(example), thinking=run.rollout.thinking),
             world_model_codec=world_model_codec(run, tokenizer),
             runner_config=RunnerConfig.of_run(run, environment_workers=1),  # one environment in each loop
             scripted=isinstance(example, ScriptedCalls),

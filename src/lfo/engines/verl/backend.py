@@ -29,6 +29,7 @@ from transformers import PreTrainedTokenizerBase
 from lfo.config import RunConfig
 from lfo.engines.verl.config import SAMPLER, is_cpu, verl_config
 from lfo.engines.verl.starting import stages
+from lfo.env.answers import tools_of
 from lfo.env.interface import EnvironmentFactory
 from lfo.env.scripted import ScriptedCalls
 from lfo.errors import ConfigError, WorkError
@@ -58,7 +59,7 @@ class VerlBackend:
             )
         # Raise for a bad config or chat template now, before a folder exists.
         verl_config(config)
-        self._ends = ChatCodec(tokenizer, make_environment().tools(), thinking=config.rollout.thinking).ends
+        self._ends = ChatCodec(tokenizer, tools_of(make_environment()), thinking=config.rollout.thinking).ends
         self.config = config
         self.make_environment = make_environment
         self.tokenizer = tokenizer

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -255,7 +254,7 @@ class GlobalState:
             stack.callback(_set_state, (random.getstate(), np.random.get_state()))
             _set_state(self._inside)
             try:
-                with redirected_stdout(sys.stderr):
+                with redirected_stdout():
                     yield
             finally:
                 self._inside = random.getstate(), np.random.get_state()
