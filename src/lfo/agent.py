@@ -68,6 +68,10 @@ class Agent:
     ending_tools: EndingTools | None = None  # set if the run finds out itself which tools look-ahead may imagine
     adapters_folder: Path | None = None  # the folder of the loaded adapters; None: they are untrained
 
+    def of_config(self, config: RunConfig) -> Agent:
+        """Return the agent with another form of told replies."""
+        return dataclasses.replace(self, config=config, runner_config=RunnerConfig.of_run(config))
+
     def tasks(self, split: str) -> Sequence[Any]:
         """Return the fixed tasks of a split."""
         what = f"tasks of {name_of(self.make_environment)}"

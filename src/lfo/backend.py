@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
+from lfo.config import RunConfig
 from lfo.rollout.ending_tools import EndingTools
 from lfo.rollout.memory_first import MemoryFirst
 from lfo.rollout.reply_store import ReplyStore
@@ -20,6 +21,11 @@ from lfo.types import ReplyScore, Rollout, TrainingSample
 
 class Backend(Protocol):
     """Rollouts, predictions and updates of one run."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The config of the run; `imagine.form` is no longer `auto` if something is shown to the policy."""
+        ...
 
     @property
     def reply_store(self) -> ReplyStore | MemoryFirst | None:

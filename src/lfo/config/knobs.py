@@ -110,6 +110,9 @@ class WorldModelConfig:
 class ImagineConfig:
     """Look-ahead that the policy proposes."""
 
+    form: Literal["auto", "mark", "tool", "user"] = knob(
+        "auto", "how the policy is told of a predicted reply; `auto`: as this base acts on it (docs/YOUR_MODEL.md)"
+    )
     drafts: int = knob(1, "drafts of a turn at most; sampling stops when a prediction changes the turn", ge=1, le=16)
 
 

@@ -113,10 +113,12 @@ def _modernise_schedule(found: dict[str, Any], lost: dict[str, Any]) -> None:
 
 
 def newer_than(tree: Mapping[Any, Any], named: Collection[str]) -> Iterator[Setting]:
-    """Return the defaults of settings that were added after a saved run.
+    """Return the values that a saved run had of settings that were added after it.
 
     Its preset may set them today and did not then. A file written by hand names few settings, and gets today's preset.
     """
     if tree.keys() >= {"preset", "algo", "lora", "rollout", "policy", "world_model", "optimizer", "eval"}:
         defaults, preset = flatten(RunConfig()), PRESETS.get(tree["preset"], {})
         yield from ((name, defaults[name]) for name in preset if name in defaults and name not in named)
+        if "imagine.form" not in named:
+            yield "imagine.form", "mark"  # the only form then, whatever the base

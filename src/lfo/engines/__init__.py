@@ -48,7 +48,7 @@ def create_trainer(
     config = naming_environment(replace(config, engine=engine or config.engine), environment)
     check_run(config, environment)
     backend = import_module(f"lfo.engines.{config.engine}").create_backend(config, environment, tokenizer, base=base)
-    return Trainer(config, environment, tokenizer, backend)
+    return Trainer(backend.config, environment, tokenizer, backend)
 
 
 def config_text(config: RunConfig) -> str:

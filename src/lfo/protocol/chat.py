@@ -7,7 +7,8 @@ environment can become a control token. Sampled tokens are never rendered or tok
     opening(messages)        glue system glue user glue+prompt
     <sampled ids>                                             action end-of-turn
     after_action(text)                                                           glue observation glue+prompt
-    imagined(action, text)   action end-of-turn glue observation glue+prompt     (follows a prompt, like an action)
+    shown(text, form)                                                       glue text glue+prompt     (after a draft)
+    imagined(action, text, form)   action end-of-turn glue text glue+prompt      (follows a prompt, like an action)
 
 A model writes tool calls in the form of its own template (`tool_calls`); the rest of the system, including
 environments, uses the Hermes format. Only this module translates: `read` for sampled messages, `encode_message` for
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from lfo.errors import ConfigError
 from lfo.protocol.hermes import UNREADABLE, Mistake, Unreadable, one_by_one, parse_tool_calls
+from lfo.protocol.shown import MARK, ShownForm
 from lfo.protocol.template import THOUGHT, THOUGHT_END, ChatTemplate
 from lfo.protocol.tool_calls import FORMS, HERMES, CallForm, Control
 from lfo.types import Message, Origin, ToolCall
@@ -137,6 +139,7 @@ class ChatCodec:
         self.end_of_turn = known[self._template.end]
         self.ends = (self.end_of_turn, *(known[end] for form in FORMS for end in form.ends if end in known))
         self._after: dict[int, list[list[int]]] = {}  # glue, by the number of observations after one action
+        self._to_user: list[list[int]] | None = None  # glue around a user message after an action
         self._no_thought = self._encode_glue(self._template.no_thought)
 
         glue = {token for piece in (self._encode_glue(self._template.prompt), *self._after_glue(1)) for token in piece}
@@ -166,19 +169,31 @@ class ChatCodec:
         before = to_observation if stopped else [self.end_of_turn, *to_observation]
         return _weave([before, *others], list(map(self._encode_observation, observations)), origin)
 
-    def after_action_by_user(self, text: str) -> Tokens:
+    def after_action_by_user(self, text: str, *, origin: Origin = Origin.PROMPT) -> Tokens:
         """Return what follows a sampled message, after its end of turn, if the user speaks next."""
-        _, _, to_user, to_prompt = self._template.pieces(("user", "assistant", "user"))
-        end, *before = self._encode_glue(to_user.lstrip())
-        if end != self.end_of_turn:
-            raise ConfigError("the chat template ends an assistant message differently before a user message")
-        return _weave([before, self._encode_glue(to_prompt)], [self.encode(text)], Origin.PROMPT)
+        return _weave(self._user_glue(), [self.encode(text)], origin)
 
-    def imagined(self, action: str, observation: str) -> Tokens:
-        """Return an imagined exchange in the format of a real one."""
-        to_observation, to_prompt = self._after_glue(1)
-        glue = [self._no_thought, [self.end_of_turn, *to_observation], to_prompt]
-        return _weave(glue, [self._encode_calls(action), self._encode_observation(observation)], Origin.PREDICTED)
+    def shown(self, text: str, form: ShownForm) -> Tokens:
+        """Return what follows a sampled draft, after its end of turn, if it is told a reply in this form."""
+        if form.by_user:
+            return self.after_action_by_user(text, origin=Origin.PREDICTED)
+        return self.after_action(text, stopped=True, origin=Origin.PREDICTED)
+
+    def imagined(self, action: str, text: str, form: ShownForm) -> Tokens:
+        """Return an action that was not sampled, and what tells the reply to it in this form."""
+        to_text, to_prompt = self._user_glue() if form.by_user else self._after_glue(1)
+        glue = [self._no_thought, [self.end_of_turn, *to_text], to_prompt]
+        content = self.encode(text) if form.by_user else self._encode_observation(text)
+        return _weave(glue, [self._encode_calls(action), content], Origin.PREDICTED)
+
+    @property
+    def lets_user_follow_draft(self) -> bool:
+        """Whether the template allows a user message after a call that has no reply."""
+        try:
+            self._user_glue()
+        except ConfigError:
+            return False
+        return True
 
     def encode_message(self, message: str) -> list[int]:
         """Encode a message written for the policy, after a prompt: no thought, calls in the form of the model."""
@@ -241,6 +256,16 @@ class ChatCodec:
             self._after[observations] = [first[1:], *others]
         return self._after[observations]
 
+    def _user_glue(self) -> list[list[int]]:
+        """Return the glue from the end of turn of an action to a user message, and from there to the next prompt."""
+        if self._to_user is None:
+            _, _, to_user, to_prompt = self._template.pieces(("user", "assistant", "user"))
+            end, *before = self._encode_glue(to_user.lstrip())
+            if end != self.end_of_turn:
+                raise ConfigError("the chat template ends an assistant message differently before a user message")
+            self._to_user = [before, self._encode_glue(to_prompt)]
+        return self._to_user
+
     def _check(self, control: Iterable[str]) -> None:
         for text in control:
             if not self._control.isdisjoint(self.encode(text)):
@@ -248,7 +273,7 @@ class ChatCodec:
         to_observation, to_prompt = self._after_glue(1)
         pieces = [self._no_thought, [self.end_of_turn], to_observation, to_prompt]
         glue = [self._vocabulary.decode(piece, skip_special_tokens=False) for piece in pieces]
-        row = self._vocabulary.decode(self.imagined("b", "c").ids, skip_special_tokens=False)
+        row = self._vocabulary.decode(self.imagined("b", "c", MARK).ids, skip_special_tokens=False)
         if row != f"{glue[0]}b{glue[1]}{glue[2]}c{glue[3]}":
             raise ConfigError("the tokenizer adds or strips spaces between messages, which is not supported")
 

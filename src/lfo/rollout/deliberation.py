@@ -10,8 +10,9 @@ environment   The environment names calls (`lookahead_query`, a function of the 
     P0  D0 (expected) I0  A0  E0 ...       D0: draft, I0: predicted reply, A0: the real action after it
     P0  D0  E0 ...                         the exchange was taken back, because no different call followed I0
 
-An imagined exchange has the format of a real one, and the text `(expected)` marks its reply. The environment never sees
-it. No loss trains predicted replies; drafts are sampled by the policy and trained like its other messages.
+How the policy is told of an imagined reply depends on the base (`lfo.protocol.shown`): like a real one, with the mark
+`(expected)`, or in words. The environment never sees an imagined exchange. No loss trains predicted replies, nor the
+words around them; drafts are sampled by the policy and trained like its other messages.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ from lfo.env.patience import name_of
 from lfo.errors import EnvironmentFailed
 from lfo.protocol.chat import ChatCodec, Tokens
 from lfo.protocol.hermes import format_tool_call, read_tool_call
+from lfo.protocol.shown import MARK, ShownForm
 from lfo.protocol.world_model import WorldModelState, state_of
 from lfo.rollout.row import MOST_IMAGINED, Dictated, Mark, Row, SamplerRows, Speech
 from lfo.types import Message, Origin, Rollout, StopReason, ToolCall, Turn
 
-EXPECTED = "(expected) "  # the text before a predicted reply in the policy's context
+EXPECTED = MARK.text("")  # the text before a predicted reply that is marked
 MAX_IMAGINED = 8  # imagined exchanges before one turn, at most, for environments that never stop asking
 
 
@@ -81,9 +83,16 @@ class Deliberation:
     """Runs look-ahead in one batch of rollouts."""
 
     def __init__(
-        self, lookahead: LookAhead, codec: ChatCodec, rows: SamplerRows, *, max_turn_tokens: int, call_all: CallAll
+        self,
+        lookahead: LookAhead,
+        codec: ChatCodec,
+        rows: SamplerRows,
+        *,
+        form: ShownForm,
+        max_turn_tokens: int,
+        call_all: CallAll,
     ) -> None:
-        self._lookahead, self._codec, self._rows = lookahead, codec, rows
+        self._lookahead, self._codec, self._rows, self._form = lookahead, codec, rows, form
         self._max_turn_tokens, self._call_all = max_turn_tokens, call_all
 
     # --- proposed by the policy ----------------------------------------------------------------------------------
@@ -214,14 +223,14 @@ class Deliberation:
     def _show(self, row: Row, call: ToolCall, reply: str) -> bool:
         """Append the predicted reply to a row after its draft; return False, without a change, if there is no room."""
         assert row.speech is not None
-        said, observation = self._codec.read(row.speech.tokens), EXPECTED + reply
-        piece = self._codec.after_action(observation, stopped=True, origin=Origin.PREDICTED)
+        said, told = self._codec.read(row.speech.tokens), self._form.text(reply)
+        piece = self._codec.shown(told, self._form)
         end = len(row.tokens)
         start = row.write(piece)
         if start is None:
             return False
         row.transcript.append(Message(role="assistant", content=said.message, predicted=True))
-        row.transcript.append(Message(role="tool", content=observation, name=call.name, predicted=True))
+        row.transcript.append(_told(told, call))
         row.turns.append(
             Turn(
                 action=said.message,
@@ -284,7 +293,7 @@ class Deliberation:
                 return
             replies = self._lookahead.predictor([question for _, question in questions])
             for (row, question), reply in zip(questions, replies, strict=True):
-                if not show_exchange(row, self._codec, format_tool_call(question.call), reply):
+                if not show_exchange(row, self._codec, format_tool_call(question.call), reply, form=self._form):
                     row.stop = StopReason.CONTEXT_OVERFLOW
             asking = [row for row, _ in questions if row.stop is None]
 
@@ -318,19 +327,29 @@ def _words(*texts: str) -> set[str]:
     return {word for text in texts for word in re.findall(r"[^\W_]+", text.casefold())}
 
 
-def show_exchange(row: Row, codec: ChatCodec, action: str, reply: str, *, feedback: bool = False) -> bool:
+def _told(text: str, call: ToolCall | None) -> Message:
+    """Return what tells of an imagined reply as a message of the transcript.
+
+    Environments read transcripts, and for them it is a reply of the tool, whoever tells the policy of it.
+    """
+    return Message(role="tool", content=text, name=call.name if call else None, predicted=True)
+
+
+def show_exchange(
+    row: Row, codec: ChatCodec, action: str, reply: str, *, form: ShownForm, feedback: bool = False
+) -> bool:
     """Append an exchange that did not happen in this rollout to a row; return False if there is no room.
 
-    Feedback gets the same mark as a predicted reply: this rollout would receive it, but has not received it.
+    Feedback has the form of a predicted reply: this rollout would receive it, but has not received it.
     """
-    observation, call = EXPECTED + reply, read_tool_call(action)
-    piece = codec.imagined(action, observation)
+    told, call = form.text(reply), read_tool_call(action)
+    piece = codec.imagined(action, told, form)
     start = row.write(piece)
     if start is None:
         return False
     (action_span, observation_span) = piece.spans
     row.transcript.append(Message(role="assistant", content=action, predicted=True))
-    row.transcript.append(Message(role="tool", content=observation, name=call.name if call else None, predicted=True))
+    row.transcript.append(_told(told, call))
     row.add(
         Turn(
             action=action,

@@ -24,6 +24,7 @@ from lfo.env.patience import ask, call_all, name_of, naming
 from lfo.errors import ConfigError, EnvironmentFailed
 from lfo.protocol.chat import ChatCodec, ParsedMessage, Tokens
 from lfo.protocol.hermes import read_tool_call
+from lfo.protocol.shown import SHOWN_FORMS, ShownForm
 from lfo.rollout.deliberation import Deliberation, LookAhead, is_asked, show_exchange
 from lfo.rollout.row import CHARS_A_TOKEN, RolloutRequest, Row, SamplerRows
 from lfo.types import Message, ReplyFacts, Rollout, StepResult, StopReason, ToolCall, Turn
@@ -43,6 +44,7 @@ class RunnerConfig:
     environment_retries: int = RETRIES
     environment_workers: int = 16  # environments that step at the same time
     max_context: int = 8192  # tokens of a rollout
+    form: str = "mark"  # how the policy is told of imagined replies and feedback
 
     @property
     def most_chars(self) -> int:
@@ -53,8 +55,13 @@ class RunnerConfig:
     def of_run(cls, config: RunConfig, **others: Any) -> RunnerConfig:
         """Return the runner config of a run; `others` override single values."""
         shared = ("max_turns", "max_turn_tokens", "temperature", "environment_timeout", "max_context")
-        values = {name: getattr(config.rollout, name) for name in shared} | {"environment_retries": RETRIES}
-        return cls(**(values | others))
+        values = {name: getattr(config.rollout, name) for name in shared}
+        return cls(**(values | {"environment_retries": RETRIES, "form": config.imagine.form} | others))
+
+    @property
+    def shown(self) -> ShownForm:
+        """The form itself; `auto` must have become a form before anything is shown (`lfo.base_form`)."""
+        return SHOWN_FORMS[self.form]
 
     def call_all(
         self, calls: Sequence[Callable[[], Any]], *, repeatable: bool = True, what: str = "the environment"
@@ -135,7 +142,8 @@ class Runner:
         if self._lookahead is None:
             return None
         limit, call = self.config.max_turn_tokens, self.config.call_all
-        return Deliberation(self._lookahead, self._codec, rows, max_turn_tokens=limit, call_all=call)
+        shown = self.config.shown
+        return Deliberation(self._lookahead, self._codec, rows, form=shown, max_turn_tokens=limit, call_all=call)
 
     def _reset_environments(self, batch: Sequence[Row]) -> None:
         name = name_of(self._make_environment)
@@ -173,7 +181,8 @@ class Runner:
         for row in alive:
             feedback, real = row.request.feedback, sum(not turn.predicted for turn in row.turns)
             if feedback is not None and feedback.after <= real and not any(turn.feedback for turn in row.turns):
-                show_exchange(row, self._codec, feedback.action, feedback.observation, feedback=True)
+                action, reply, form = feedback.action, feedback.observation, self.config.shown
+                show_exchange(row, self._codec, action, reply, form=form, feedback=True)
 
     def _sample_messages(self, batch: Sequence[Row], rows: SamplerRows, turn: int, temperature: float) -> None:
         if not batch:

@@ -220,8 +220,10 @@ class Batcher:
         look = self._lookahead
         deliberation = None
         if look is not None:
-            call = self._speaker.runner_config.call_all
-            deliberation = Deliberation(look, codec, self._slots.rows, max_turn_tokens=key.limit, call_all=call)
+            runner = self._speaker.runner_config
+            deliberation = Deliberation(
+                look, codec, self._slots.rows, form=runner.shown, max_turn_tokens=key.limit, call_all=runner.call_all
+            )
         if deliberation and look and look.proposed_by == "environment":
             deliberation.look_ahead(rows)
             rows = [row for row in rows if row.stop is None]

@@ -26,6 +26,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 from transformers import PreTrainedTokenizerBase
 
+from lfo.base_form import with_stored_form
 from lfo.config import RunConfig
 from lfo.engines.verl.config import SAMPLER, is_cpu, verl_config
 from lfo.engines.verl.starting import stages
@@ -59,8 +60,9 @@ class VerlBackend:
             )
         # Raise for a bad config or chat template now, before a folder exists.
         verl_config(config)
-        self._ends = ChatCodec(tokenizer, tools_of(make_environment()), thinking=config.rollout.thinking).ends
-        self.config = config
+        codec = ChatCodec(tokenizer, tools_of(make_environment()), thinking=config.rollout.thinking)
+        self._ends = codec.ends
+        self.config = with_stored_form(config, codec)  # the driver has no model that could be probed
         self.make_environment = make_environment
         self.tokenizer = tokenizer
         self.cluster: Any = None

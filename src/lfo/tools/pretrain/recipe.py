@@ -22,9 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lfo.atomic import write_json_atomic
 from lfo.env.seeds import stream
 from lfo.errors import ConfigError
 from lfo.loading import load_base, load_tokenizer
+from lfo.model.catalog import PROVENANCE
 from lfo.model.learner import LOGITS_AT_ONCE
 from lfo.objectives.losses import fused_token_hits
 from lfo.tools.models import note_warm_up
@@ -34,6 +36,7 @@ from lfo.tools.pretrain.tokenizer import train_tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3ForCausalLM
 
+FORM = "mark"  # of told replies: what the practice dialogues prepare for, with remarks before replies
 Progress = Callable[[str, int, int, str], None]  # phase, done, of, words
 
 
@@ -208,6 +211,7 @@ def pretrain(recipe: Recipe, output_dir: Path, *, device: str, workers: int, pro
     model = build_model(recipe, tokenizer)
     loss = train_model(model, corpus, recipe, end=end_of(tokenizer), device=device, progress=progress)
     model.to("cpu").half().save_pretrained(output_dir)  # pyright: ignore[reportArgumentType]
+    write_json_atomic(output_dir / PROVENANCE, {"form": FORM})
     return loss
 
 
@@ -221,5 +225,5 @@ def warm_up(
     loss = train_model(model, corpus, config, end=end_of(tokenizer), device=device, progress=progress)
     model.to("cpu", torch.bfloat16).save_pretrained(output_dir)
     tokenizer.save_pretrained(output_dir)
-    note_warm_up(base, output_dir, asdict(config))
+    note_warm_up(base, output_dir, asdict(config), form=FORM)
     return loss

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from lfo.base_form import stored_form
 from lfo.env.interface import EnvironmentFactory, NamesMoves, tasks_of
 from lfo.env.random_play import random_call
 from lfo.env.seeds import stream
@@ -137,7 +138,7 @@ def teach_syntax(
     model.to("cpu", torch.bfloat16).save_pretrained(output_dir)
     tokenizer.save_pretrained(output_dir)
     figures = {"tasks": rows.tasks, "rollouts": len(rows.tokens), "calls": rows.turns, "broken": rows.broken}
-    note_warm_up(base, output_dir, {**asdict(config), **figures})
+    note_warm_up(base, output_dir, {**asdict(config), **figures}, form=stored_form(base))  # calls do not change it
     return {"output_dir": str(output_dir), "loss": loss, **figures}
 
 
