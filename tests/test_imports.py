@@ -30,7 +30,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "objectives": frozenset({"types"}),
     "rollout": frozenset({"types", "errors", "checkpoints", "config", "env", "protocol", "objectives"}),
     "model": frozenset({"types", "errors", "checkpoints", "config", "couplings", "objectives"}),
-    "backend": frozenset({"types", "rollout"}),
+    "backend": frozenset({"types", "config", "rollout"}),
     "tracking": frozenset({"errors", "config", "streams"}),
     "evaluation": frozenset(
         {
@@ -41,6 +41,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "report": frozenset({"types", "errors", "statistics", "config", "rundir", "evaluation"}),
     "preflight": frozenset({"errors", "config", "env", "rollout", "tracking"}),
     "loading": frozenset({"errors", "settings", "config", "env", "model"}),
+    "base_form": frozenset({"types", "errors", "atomic", "config", "protocol", "model", "loading"}),
     "agent": frozenset(
         {
             *("types", "errors", "config", "checkpoints", "rundir", "env", "protocol", "rollout", "model", "couplings"),
@@ -59,13 +60,13 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "engines": frozenset(
         {
             *("types", "errors", "settings", "config", "atomic", "rundir", "env", "protocol", "objectives", "rollout"),
-            *("model", "couplings", "loading", "agent", "preflight", "training"),
+            *("model", "couplings", "loading", "base_form", "agent", "preflight", "training"),
         }
     ),
     "tools": frozenset(
         {
             *("types", "errors", "statistics", "config", "atomic", "rundir", "env", "protocol", "objectives"),
-            *("rollout", "couplings", "model", "evaluation", "loading", "agent", "training", "engines"),
+            *("rollout", "couplings", "model", "evaluation", "loading", "base_form", "agent", "training", "engines"),
         }
     ),
 }

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from lfo.errors import ConfigError
 from lfo.protocol.chat import ChatCodec
+from lfo.protocol.shown import MARK
 from lfo.types import Message, Origin
 from small_tokenizers import ALTERNATING, CHATML_PLAIN, CHATML_WITH_TOOLS, ORDINARY, QWEN3, SPECIAL, TOOLS, TURNS
 from small_tokenizers import small_tokenizer as build
@@ -140,7 +141,7 @@ def test_origins_and_spans(template):
     assert [origin == Origin.ENVIRONMENT for origin in after.origins] == inside
     assert {origin for origin, content in zip(after.origins, inside, strict=True) if not content} == {Origin.PROMPT}
 
-    imagined = codec.imagined("<tool_call>{}</tool_call>", "It is open.")
+    imagined = codec.imagined("<tool_call>{}</tool_call>", "It is open.", MARK)
     action, observation = imagined.spans
     assert action[0] == 0
     assert show(imagined.ids[slice(*action)]) == "<tool_call>{}</tool_call>"
@@ -164,7 +165,7 @@ def test_hostile_text_never_becomes_a_control_token(template, text):
     codec = ChatCodec(build(template), TOOLS)
     control = control_ids(template)
     opening = codec.opening([OPENING[0], Message(role="user", content=text)])
-    pieces = [opening, codec.after_action(text, stopped=True), codec.imagined(text, text)]
+    pieces = [opening, codec.after_action(text, stopped=True), codec.imagined(text, text, MARK)]
     harmless = [codec.opening([OPENING[0], Message(role="user", content="a")]), codec.after_action("a", stopped=True)]
     for piece in pieces:
         for start, end in piece.spans:

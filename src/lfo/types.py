@@ -95,8 +95,9 @@ class Turn:
     message of the assistant without the template around it; the observation's span works the same way. A message with
     several calls gives several turns: the first has the span of the message, the others have empty action spans.
     `predicted` marks an exchange that did not happen in this rollout. The world model predicted its observation or, if
-    `feedback` is set, another rollout of the task received it. An exchange that was taken back is not in the row: its
-    spans are empty and mark its former position.
+    `feedback` is set, another rollout of the task received it; if `checked` is set, it says why the call does not fit the
+    schema of its tool. An exchange that was taken back is not in the row: its spans are empty and mark its former
+    position.
     """
 
     action: str
@@ -109,6 +110,7 @@ class Turn:
     predicted: bool = False
     taken_back: bool = False
     feedback: bool = False
+    checked: bool = False
     asked: bool = False  # a real call that look-ahead also imagines in this state
     facts: ReplyFacts | None = None  # of a real observation, if the environment describes replies
     thought: str = ""  # the policy's reasoning before the message; the environment and the world model never see it

@@ -71,7 +71,9 @@ def _of_the_world_model(c: RunConfig) -> Iterator[Relation]:
         f"world_model.schedule={w.schedule} needs steps={first and first[1]} or more",
     )
     yield w.schedule != "adaptive" or c.eval.every > 0, "world_model.schedule=adaptive needs eval.every above 0"
-    yield not c.policy.frozen or w.weight > 0, "policy.frozen=true needs world_model.weight above 0"
+    remembers = c.looks_ahead and c.lookahead_source == "memory"  # a memory learns without weights
+    learner = "policy.frozen=true needs world_model.weight above 0, or lookahead_source=memory: else nothing learns"
+    yield not c.policy.frozen or w.weight > 0 or remembers, learner
     yield not c.policy.frozen or w.predict != "none", "policy.frozen=true has nothing to learn with predict=none"
     yield not c.surprise or learns, "surprise needs world_model.weight above 0, input=state and predict other than none"
     if w.from_logs is not None:

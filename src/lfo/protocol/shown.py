@@ -29,15 +29,21 @@ class ShownForm:
     name: FormName
     words: str  # with {reply}
     unknown: str  # for an empty reply: nobody can predict yet
+    refusal: str  # with {flaw}: what does not fit the schema of the tool
     by_user: bool = False
 
     def text(self, reply: str) -> str:
         return self.words.replace("{reply}", reply) if reply.strip() else self.unknown
 
+    def refused(self, flaw: str) -> str:
+        return self.refusal.replace("{flaw}", flaw)
 
+
+_MARK = "(expected) "
 _WORDS = 'That call has not been made. Its expected reply is: "{reply}" Make the right call now.'
 _UNKNOWN = "That call has not been made, and nobody knows its reply yet. Make the call that you think is right now."
-MARK = ShownForm(name="mark", words="(expected) {reply}", unknown="(expected) ")
-TOOL = ShownForm(name="tool", words=_WORDS, unknown=_UNKNOWN)
-USER = ShownForm(name="user", words=_WORDS, unknown=_UNKNOWN, by_user=True)
+_REFUSAL = "That call has not been made, because it does not fit its tool: {flaw} Make the right call now."
+MARK = ShownForm(name="mark", words=_MARK + "{reply}", unknown=_MARK, refusal=_MARK + "{flaw}")
+TOOL = ShownForm(name="tool", words=_WORDS, unknown=_UNKNOWN, refusal=_REFUSAL)
+USER = ShownForm(name="user", words=_WORDS, unknown=_UNKNOWN, refusal=_REFUSAL, by_user=True)
 SHOWN_FORMS: Mapping[str, ShownForm] = {form.name: form for form in (MARK, TOOL, USER)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from lfo.checkpoints import reading
@@ -34,6 +34,7 @@ class EndingTools:
     def __init__(self) -> None:
         self._calls: Counter[str] = Counter()
         self._ends: Counter[str] = Counter()  # key "": tasks that ended without a call
+        self.first_guess: EndingTools | None = None  # from random play, until the policy has made a call
 
     def __contains__(self, name: object) -> bool:
         return self.names is None or name in self.names
@@ -41,6 +42,8 @@ class EndingTools:
     @property
     def names(self) -> list[str] | None:
         """The sorted names; None: all tools."""
+        if self.first_guess is not None and not self._calls:
+            return self.first_guess.names
         often = sorted(name for name, ends in self._ends.items() if name and ends >= OFTEN * self._calls[name])
         tools = self._calls.keys() - {""}
         return None if not often and (self._ends[""] or len(tools) == 1) else often
@@ -49,9 +52,13 @@ class EndingTools:
         """Count the calls and the ends of these rollouts."""
         for rollout in rollouts:
             made = [turn.call.name if turn.call else "" for turn in rollout.turns if not turn.predicted]
-            self._calls.update(made)
-            if made and rollout.stop == StopReason.DONE:
-                self._ends[made[-1]] += 1
+            self.count(made, ended=rollout.stop == StopReason.DONE)
+
+    def count(self, made: Sequence[str], *, ended: bool) -> None:
+        """Count the tools that one rollout called, "" for a message without a call, and whether its task ended."""
+        self._calls.update(made)
+        if made and ended:
+            self._ends[made[-1]] += 1
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps({"calls": self._calls, "ends": self._ends}), encoding="utf-8")
