@@ -25,7 +25,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "streams": frozenset({"errors"}),
     "atomic": frozenset({"errors", "checkpoints"}),
     "rundir": frozenset({"config", "errors", "checkpoints", "atomic"}),
-    "env": frozenset({"types", "errors", "statistics", "protocol.hermes"}),
+    "env": frozenset({"types", "errors", "statistics", "protocol.hermes", "protocol.schemas"}),
     "protocol": frozenset({"types", "errors"}),
     "objectives": frozenset({"types"}),
     "rollout": frozenset({"types", "errors", "checkpoints", "config", "env", "protocol", "objectives"}),

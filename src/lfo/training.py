@@ -39,15 +39,23 @@ from lfo.objectives.advantages import (
 )
 from lfo.objectives.schedule import adapted_weight
 from lfo.protocol.world_model import WorldModelExample
+from lfo.rollout.ending_tools import guess_ending_tools
 from lfo.rollout.feedback import roll_out_in_waves
 from lfo.rollout.mini_batches import MiniBatches, Update
 from lfo.rollout.practice import Practice
 from lfo.rollout.predictors import world_model_codec
 from lfo.rollout.renaming import Renaming
 from lfo.rollout.runner import RunnerConfig, refuse_dead_environment
-from lfo.rollout.samples import ReplayBuffer, acted_by_policy, examples_of_groups, logged_replies, mark_imagined
+from lfo.rollout.samples import (
+    ReplayBuffer,
+    acted_by_policy,
+    examples_of_groups,
+    logged_replies,
+    mark_first_calls,
+    mark_imagined,
+)
 from lfo.rollout.successes import SuccessBuffer
-from lfo.rollout.tasks import count_tasks, draw_requests
+from lfo.rollout.tasks import count_tasks, draw_requests, draw_tasks
 from lfo.rundir import RunDirectory
 from lfo.tracking import Clock, Progress, open_trackers
 from lfo.types import Rollout, RolloutGroup
@@ -139,6 +147,9 @@ class Trainer:
                 if checkpoint is not None:
                     self.load(checkpoint)
             run.write_data(continued_data(run.path, describe_data(config, self.make_environment)))
+            if self.backend.ending_tools is not None and first_row == 0:
+                drawn = self.asks(lambda: draw_tasks(config, self.environment, 0, 0))
+                self.backend.ending_tools.first_guess = guess_ending_tools(self.make_environment, drawn, config)
             with open_trackers(config, run.path, first_step=first_row) as track:
                 if config.eval.every and first_row == 0:
                     # The untrained policy is the first point of every curve.
@@ -250,7 +261,13 @@ class Trainer:
             RolloutGroup(task_id=rollouts[first].task_id, rollouts=tuple(rollouts[first : first + size]))
             for first in range(0, len(requests), size)
         ]
-        return list(map(mark_imagined, groups)) if self.config.lookahead == "policy" else groups
+        if self.config.lookahead != "policy":
+            return groups
+        groups = list(map(mark_imagined, groups))
+        if self.backend.reply_store is None:
+            return groups
+        tools = self.predicted_tools if self.backend.ending_tools is None else self.backend.ending_tools
+        return [mark_first_calls(group, tools) for group in groups]
 
     def own_rollouts(self, group: RolloutGroup) -> RolloutGroup:
         """Return the group with only the policy's own rollouts, and their bonuses for surprise."""

@@ -95,9 +95,8 @@ class Turn:
     message of the assistant without the template around it; the observation's span works the same way. A message with
     several calls gives several turns: the first has the span of the message, the others have empty action spans.
     `predicted` marks an exchange that did not happen in this rollout. The world model predicted its observation or, if
-    `feedback` is set, another rollout of the task received it; if `checked` is set, it says why the call does not fit the
-    schema of its tool. An exchange that was taken back is not in the row: its spans are empty and mark its former
-    position.
+    `feedback` is set, another rollout of the task received it; if `checked` is set, it says why the call does not fit
+    its tool. An exchange that was taken back is not in the row: its spans are empty and mark its former position.
     """
 
     action: str
@@ -114,6 +113,11 @@ class Turn:
     asked: bool = False  # a real call that look-ahead also imagines in this state
     facts: ReplyFacts | None = None  # of a real observation, if the environment describes replies
     thought: str = ""  # the policy's reasoning before the message; the environment and the world model never see it
+
+    @property
+    def imagined(self) -> bool:
+        """Whether the reply was predicted: it is neither real, nor feedback, nor a check of the schema."""
+        return self.predicted and not self.feedback and not self.checked
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

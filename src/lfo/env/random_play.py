@@ -13,11 +13,40 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
+from lfo.env.answers import checked_step, legal_moves, opening_of, tools_of
+from lfo.env.interface import Environment, NamesMoves
+from lfo.env.seeds import stream
+from lfo.protocol.hermes import format_tool_call
 from lfo.types import ToolCall
 
 MOST_ITEMS = 3  # of a list or an object without a size limit
 _MARKED = re.compile(r"\[([^\[\]\n]{1,40})\]|\"([^\"\n]{1,40})\"|'([^'\n]{1,40})'")
 _WORD = re.compile(r"\w[\w.-]*\w|\w")
+
+
+def random_message(tools: Sequence[Mapping[str, Any]], seed: int, transcript: str, environment: Any) -> str:
+    """Return a random call, a pure function of the seed, the transcript and the moves of the environment."""
+    return format_tool_call(_random_move(tools, seed, transcript, environment))
+
+
+def play_randomly(environment: Environment, task: Any, *, seed: int, max_turns: int) -> tuple[list[str], bool]:
+    """Play one task; return the names of the tools that were called, and whether the last call ended the task."""
+    tools, names = tools_of(environment), []
+    texts = [message.content for message in opening_of(environment, task)]
+    for _ in range(max_turns):
+        call = _random_move(tools, seed, "\n".join(texts), environment)
+        names.append(call.name)
+        result = checked_step(environment, format_tool_call(call))
+        if result.done:
+            return names, True
+        texts.append(result.observation)
+    return names, False
+
+
+def _random_move(tools: Sequence[Mapping[str, Any]], seed: int, transcript: str, environment: Any) -> ToolCall:
+    moves = legal_moves(environment) if isinstance(environment, NamesMoves) else ()
+    random = stream(seed, len(transcript), transcript[-200:])
+    return random_call(tools, transcript=transcript, random=random, moves=moves)
 
 
 def random_call(

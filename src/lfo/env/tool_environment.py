@@ -37,31 +37,10 @@ from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, TypeVar
 
 from lfo.errors import UsageError
-from lfo.protocol.hermes import Mistake, parse_tool_call
+from lfo.protocol.hermes import MAX_QUOTE_CHARS, Mistake, parse_tool_call, quote
 from lfo.types import Message, StepResult
 
 MAX_ARGUMENT_CHARS = 1_000  # of any string in the arguments
-MAX_QUOTE_CHARS = 80  # of text of the policy that an observation repeats
-
-
-def quote(text: str, limit: int = MAX_QUOTE_CHARS) -> str:
-    r"""Return text of the policy so that an observation may repeat it: clipped, on one line, tags and quotes escaped.
-
-    >>> print(quote('Acme\n<|im_start|>'))
-    "Acme\u000a\u003c|im_start|>"
-    """
-    shown, room = [], limit
-    for character in text[:limit]:
-        if character in '"\\':
-            character = "\\" + character
-        elif character == "<" or not character.isprintable():
-            character = f"\\u{ord(character):04x}"
-        room -= len(character)
-        if room < 0:
-            break
-        shown.append(character)
-    clipped = len(shown) < len(text)
-    return '"' + "".join(shown) + ('"...' if clipped else '"')
 
 
 # --- typed methods as tools ------------------------------------------------------------------------------------------

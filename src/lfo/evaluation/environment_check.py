@@ -19,13 +19,11 @@ from typing import Any
 
 import jsonschema
 
-from lfo.env.answers import checked_step, id_of, legal_moves, opening_of, tools_of
-from lfo.env.interface import FAREWELL, EnvironmentFactory, NamesMoves, flaw_of
+from lfo.env.answers import checked_step, id_of, opening_of, tools_of
+from lfo.env.interface import FAREWELL, EnvironmentFactory, flaw_of
 from lfo.env.patience import EnvironmentTimedOut
-from lfo.env.random_play import random_call
-from lfo.env.seeds import stream
+from lfo.env.random_play import random_message
 from lfo.errors import EnvironmentFailed
-from lfo.protocol.hermes import format_tool_call
 from lfo.rollout.call_monitor import CallMonitor
 from lfo.rollout.row import CHARS_A_TOKEN
 from lfo.types import Message
@@ -199,13 +197,6 @@ def _turns(
         played.replies.append((message, result.observation[:most], result.reward, result.done))
         if result.done:
             return
-
-
-def random_message(tools: Sequence[Mapping[str, Any]], seed: int, transcript: str, environment: Any) -> str:
-    """Return a random call, a pure function of the seed, the transcript and the moves of the environment."""
-    moves = legal_moves(environment) if isinstance(environment, NamesMoves) else ()
-    random = stream(seed, len(transcript), transcript[-200:])
-    return format_tool_call(random_call(tools, transcript=transcript, random=random, moves=moves))
 
 
 def _splits(make_environment: EnvironmentFactory, monitor: CallMonitor) -> tuple[dict[str, Sequence[Any]], list[str]]:

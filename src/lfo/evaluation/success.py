@@ -57,8 +57,8 @@ def draft_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     sighted = [rollout for rollout in rollouts if not rollout.blind]
     if not sighted:
         return {}
-    kept = sum(turn.predicted and not turn.feedback for rollout in sighted for turn in rollout.turns)
-    drafts = kept + sum(len(rollout.taken_back) for rollout in sighted)
+    kept = sum(turn.imagined for rollout in sighted for turn in rollout.turns)
+    drafts = kept + sum(turn.imagined for rollout in sighted for turn in rollout.taken_back)
     return {"drafts": drafts / len(sighted), **({"drafts_kept": kept / drafts} if drafts else {})}
 
 

@@ -126,7 +126,7 @@ class ChatCodec:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]] = (), *, thinking: bool = False
     ) -> None:
-        self._tools = [_with_parameters(tool) for tool in tools]
+        self.tools = [_with_parameters(tool) for tool in tools]
         self._frames: dict[tuple[str, ...], list[list[int]]] = {}
         self._vocabulary = _copy_of(tokenizer)
         added = self._vocabulary.get_added_tokens_decoder()
@@ -134,7 +134,7 @@ class ChatCodec:
         self._refuse_control_tokens([added[number].content for number in sorted(specials)])
         known = {token.content: number for number, token in added.items()}
 
-        self._template = ChatTemplate(tokenizer, self._tools, thinking=thinking, added=known)
+        self._template = ChatTemplate(tokenizer, self.tools, thinking=thinking, added=known)
         self.form = self._template.form
         self.end_of_turn = known[self._template.end]
         self.ends = (self.end_of_turn, *(known[end] for form in FORMS for end in form.ends if end in known))
@@ -218,7 +218,7 @@ class ChatCodec:
         if self._template.knows_thoughts:
             thought, text = split_thought(text, begun=self._template.begins_thought)
         try:
-            calls = self.form.parse(text, self._tools)
+            calls = self.form.parse(text, self.tools)
         except Mistake as mistake:
             # A parser of the plain text must not find a call in it either.
             marked = text if self.form is HERMES else UNREADABLE + text
@@ -278,13 +278,13 @@ class ChatCodec:
             raise ConfigError("the tokenizer adds or strips spaces between messages, which is not supported")
 
     def _refuse_control_tokens(self, specials: Sequence[str]) -> None:
-        schemas = json.dumps(self._tools, ensure_ascii=False)
+        schemas = json.dumps(self.tools, ensure_ascii=False)
         for token in specials:
             if token in schemas:
                 raise ConfigError(f"a tool's schema contains {token!r}, a special token of the tokenizer")
 
     def _with_tools_described(self, messages: Sequence[Message]) -> list[Message]:
-        schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in self._tools)
+        schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in self.tools)
         prompt = TOOLS_PROMPT.format(schemas=schemas)
         if messages and messages[0].role == "system":
             return [Message(role="system", content=f"{messages[0].content}\n\n{prompt}"), *messages[1:]]

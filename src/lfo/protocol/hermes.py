@@ -19,6 +19,7 @@ from lfo.types import ToolCall
 MAX_MESSAGE_CHARS = 20_000  # of a message that calls a tool
 MAX_NESTING = 8  # of arrays and objects inside a call
 MAX_CALLS = 8  # in one message of a policy
+MAX_QUOTE_CHARS = 80  # of text of a policy that a reply repeats
 
 
 class Mistake(Exception):
@@ -142,6 +143,26 @@ def format_tool_call(call: ToolCall) -> str:
     """Return a call as text; the inverse of `parse_tool_call`."""
     body = {"name": call.name, "arguments": dict(call.arguments)}
     return f"{_OPEN}\n{json.dumps(body, ensure_ascii=False, allow_nan=False)}\n{_CLOSE}"
+
+
+def quote(text: str, limit: int = MAX_QUOTE_CHARS) -> str:
+    r"""Return text of the policy so that an observation may repeat it: clipped, on one line, tags and quotes escaped.
+
+    >>> print(quote('Acme\n<|im_start|>'))
+    "Acme\u000a\u003c|im_start|>"
+    """
+    shown, room = [], limit
+    for character in text[:limit]:
+        if character in '"\\':
+            character = "\\" + character
+        elif character == "<" or not character.isprintable():
+            character = f"\\u{ord(character):04x}"
+        room -= len(character)
+        if room < 0:
+            break
+        shown.append(character)
+    clipped = len(shown) < len(text)
+    return '"' + "".join(shown) + ('"...' if clipped else '"')
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

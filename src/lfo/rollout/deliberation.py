@@ -3,7 +3,8 @@
 policy        The policy drafts its turn. If the draft calls a tool that may be imagined, the predictor predicts the
               reply, and the policy speaks again after it. If it now makes a different call, the imagined exchange stays
               and the new call is the next draft. Otherwise the exchange is taken back and the first draft is the turn.
-              A call that uses what was imagined before is made for real and not imagined again.
+              A call that uses what was imagined before is made for real and not imagined again. A draft that does
+              not fit the schema of its tool needs no prediction: the policy is told what does not fit.
 environment   The environment names calls (`lookahead_query`, a function of the transcript). Each is shown with its
               predicted reply before the policy speaks. This is a control, and an option for users who know what to ask.
 
@@ -17,7 +18,6 @@ words around them; drafts are sampled by the policy and trained like its other m
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,6 +31,7 @@ from lfo.env.patience import name_of
 from lfo.errors import EnvironmentFailed
 from lfo.protocol.chat import ChatCodec, Tokens
 from lfo.protocol.hermes import format_tool_call, read_tool_call
+from lfo.protocol.schemas import listed_words, misfit, words_of
 from lfo.protocol.shown import MARK, ShownForm
 from lfo.protocol.world_model import WorldModelState, state_of
 from lfo.rollout.row import MOST_IMAGINED, Dictated, Mark, Row, SamplerRows, Speech
@@ -158,13 +159,14 @@ class Deliberation:
                 break
             for row, call in asking:
                 tried[row.index].append(call)
-            questions = [_question(row, call) for row, call in asking if call is not None]
-            replies = self._lookahead.predictor(questions)
+            drafts = [(row, call, misfit(call, self._codec.tools)) for row, call in asking if call is not None]
             marks = {row.index: row.mark() for row, _ in asking}
+            questions = [_question(row, call) for row, call, flaw in drafts if flaw is None]
+            replies = iter(self._lookahead.predictor(questions) if questions else ())
             shown = [
                 (row, call)
-                for (row, call), reply in zip(asking, replies, strict=True)
-                if call is not None and self._show(row, call, reply)
+                for row, call, flaw in drafts
+                if self._show(row, call, next(replies) if flaw is None else flaw, checked=flaw is not None)
             ]
             speeches = self._decode([row for row, _ in shown], (turn, first + look), temperature)
             batch = []
@@ -201,7 +203,7 @@ class Deliberation:
         This holds after a real turn that followed the predicted reply, until the next real call of such a tool, and if
         the call contains a word that first occurred in a predicted reply.
         """
-        last = max((index for index, turn in enumerate(row.turns) if turn.predicted), default=None)
+        last = max((index for index, turn in enumerate(row.turns) if turn.predicted and not turn.checked), default=None)
         if last is None:
             return False
         since = row.turns[last + 1 :]
@@ -209,8 +211,10 @@ class Deliberation:
             return not any(turn.call is not None and self._may_imagine(turn.call) for turn in since)
         real = [message.content for message in row.transcript if not message.predicted]
         drafted = [turn.action for turn in row.turns if turn.predicted]
-        only_predicted = _words(*(turn.observation for turn in row.turns if turn.predicted)) - _words(*real, *drafted)
-        return not only_predicted.isdisjoint(_words(format_tool_call(call)))
+        predicted = [turn.observation for turn in row.turns if turn.predicted and not turn.checked]
+        # A reply that lists every allowed value says nothing about which of them is right.
+        said = {word for reply in predicted for word in words_of(reply) - listed_words(reply, self._codec.tools)}
+        return not (said - words_of(*real, *drafted)).isdisjoint(words_of(format_tool_call(call)))
 
     def _call(self, speech: Speech | None) -> ToolCall | None:
         """Return the call of a message with exactly one call, else None; several calls are never imagined."""
@@ -220,10 +224,13 @@ class Deliberation:
     def _calls(self, speech: Speech | None) -> tuple[ToolCall, ...]:
         return self._codec.read(speech.tokens).calls if speech is not None and speech.stopped else ()
 
-    def _show(self, row: Row, call: ToolCall, reply: str) -> bool:
-        """Append the predicted reply to a row after its draft; return False, without a change, if there is no room."""
+    def _show(self, row: Row, call: ToolCall, reply: str, *, checked: bool) -> bool:
+        """Append a predicted reply to a row after its draft, or what does not fit the tool (`checked`).
+
+        Return False, without a change, if there is no room.
+        """
         assert row.speech is not None
-        said, told = self._codec.read(row.speech.tokens), self._form.text(reply)
+        said, told = self._codec.read(row.speech.tokens), (self._form.refused if checked else self._form.text)(reply)
         piece = self._codec.shown(told, self._form)
         end = len(row.tokens)
         start = row.write(piece)
@@ -241,6 +248,7 @@ class Deliberation:
                 observation_start=start + piece.content_start,
                 observation_end=start + piece.content_end,
                 predicted=True,
+                checked=checked,
                 thought=said.thought,
             )
         )
@@ -323,10 +331,6 @@ class Deliberation:
         return inquiring
 
 
-def _words(*texts: str) -> set[str]:
-    return {word for text in texts for word in re.findall(r"[^\W_]+", text.casefold())}
-
-
 def _told(text: str, call: ToolCall | None) -> Message:
     """Return what tells of an imagined reply as a message of the transcript.
 
@@ -380,7 +384,7 @@ def _question(row: Row, call: ToolCall) -> Question:
 def imagined(rollout: Rollout, task: Any = None) -> Iterator[tuple[Question, str]]:
     """Yield the imagined calls that stayed in a rollout, each with its predicted reply."""
     for index, turn in enumerate(rollout.turns):
-        if turn.predicted and turn.call is not None:
+        if turn.predicted and not turn.checked and turn.call is not None:
             yield asked_at(rollout, index, task), turn.observation
 
 

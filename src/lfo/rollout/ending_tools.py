@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from lfo.checkpoints import reading
 from lfo.config import RunConfig
-from lfo.env.interface import Environment, imagined_tools
+from lfo.env.interface import Environment, EnvironmentFactory, imagined_tools
+from lfo.env.random_play import play_randomly
+from lfo.errors import EnvironmentFailed
+from lfo.rollout.runner import RunnerConfig
 from lfo.types import Rollout, StopReason
 
 FILE = "ending_tools.json"  # next to the adapters
+GUESSES = 4  # random rollouts of each task
 OFTEN = 0.1  # least share of a tool's calls that end a task; a look-up ends a task only as the last allowed mistake
 
 
@@ -21,6 +27,20 @@ def learns_tools(environment: Environment, config: RunConfig) -> bool:
     unnamed = imagined_tools(environment, config.world_model.predict) is None
     # A run from logs rolls nothing out, so it would never find a tool.
     return config.lookahead == "policy" and unnamed and config.world_model.from_logs is None
+
+
+def guess_ending_tools(make_environment: EnvironmentFactory, tasks: Sequence[Any], config: RunConfig) -> EndingTools:
+    """Find the tools by random play of these tasks, for the time before the policy has made a call."""
+    found, runner = EndingTools(), RunnerConfig.of_run(config)
+
+    def play(task: Any, seed: int) -> tuple[list[str], bool]:
+        return play_randomly(make_environment(), task, seed=seed, max_turns=runner.max_turns)
+
+    games = [partial(play, task, seed) for task in tasks for seed in range(GUESSES)]
+    for outcome in runner.call_all(games, what="random play"):
+        if not isinstance(outcome, EnvironmentFailed):  # a failure is reported when the policy meets it
+            found.count(outcome[0], ended=outcome[1])
+    return found
 
 
 class EndingTools:
@@ -34,7 +54,7 @@ class EndingTools:
     def __init__(self) -> None:
         self._calls: Counter[str] = Counter()
         self._ends: Counter[str] = Counter()  # key "": tasks that ended without a call
-        self.first_guess: EndingTools | None = None  # from random play, until the policy has made a call
+        self.first_guess: EndingTools | None = None  # what answers until the policy has made a call
 
     def __contains__(self, name: object) -> bool:
         return self.names is None or name in self.names

@@ -38,6 +38,7 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
             {
                 "predicted": turn.predicted,
                 "taken_back": turn.taken_back,
+                **({"checked": True} if turn.checked else {}),
                 "action": turn.action,
                 **({"thought": turn.thought} if turn.thought else {}),
                 "observation": turn.observation,

@@ -112,8 +112,8 @@ class Row:
 
     @property
     def imagined(self) -> int:
-        """The number of imagined exchanges in the row, without feedback."""
-        return sum(turn.predicted and not turn.feedback for turn in self.turns)
+        """The number of exchanges in the row whose reply was predicted; feedback and checks of a schema are not."""
+        return sum(turn.imagined for turn in self.turns)
 
     def identify(self, what: str) -> None:
         """Read what the task says of itself; a task is foreign code too, and `what` names it in failures."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -83,6 +83,27 @@ def mark_imagined(group: RolloutGroup) -> RolloutGroup:
         return replace(rollout, turns=tuple(turns))
 
     return replace(group, rollouts=tuple(map(marked, group.rollouts))) if drafted else group
+
+
+def mark_first_calls(group: RolloutGroup, tools: Container[str] | None) -> RolloutGroup:
+    """Mark the first real call of `tools` (None: all) in each rollout as `asked`, if no call of the group is.
+
+    A memory learns from asked calls only. Without this it could stay empty: it predicts nothing at first, so nothing
+    imagined is kept, and in a small group no two rollouts may make the same call.
+    """
+    if any(turn.asked for rollout in group.rollouts for turn in rollout.turns):
+        return group
+
+    def marked(rollout: Rollout) -> Rollout:
+        for index, turn in enumerate(rollout.turns):
+            if turn.imagined:
+                break  # what follows was said because of it
+            if turn.call is not None and not turn.predicted and (tools is None or turn.call.name in tools):
+                turns = (*rollout.turns[:index], replace(turn, asked=True), *rollout.turns[index + 1 :])
+                return replace(rollout, turns=turns)
+        return rollout
+
+    return replace(group, rollouts=tuple(map(marked, group.rollouts)))
 
 
 def policy_rows(

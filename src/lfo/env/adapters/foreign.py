@@ -22,13 +22,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import jsonschema
 import numpy as np
 
 from lfo.env.output import redirected_stdout
-from lfo.env.tool_environment import quote
 from lfo.errors import ConfigError, EnvironmentFailed, LfoError, UsageError
-from lfo.protocol.hermes import Mistake, parse_tool_call
+from lfo.protocol.hermes import Mistake, parse_tool_call, quote
+from lfo.protocol.schemas import refuse_bad_arguments
 from lfo.types import Message, StepResult, ToolCall
 
 FIRST_SEED = {"train": 0, "val": 1_000_000, "test": 2_000_000}
@@ -194,31 +193,6 @@ def system_message(name: str, rules: str = "") -> Message:
 def one_tool(name: str, description: str, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the single typed tool of an environment whose actions are not tools."""
     return [{"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}]
-
-
-def refuse_bad_arguments(call: ToolCall, schema: Mapping[str, Any]) -> None:
-    """Raise a `Mistake` for the first invalid argument; the message quotes the schema, not the policy."""
-    known = schema.get("properties", {})
-    for name in call.arguments:
-        if name not in known and not schema.get("additionalProperties"):
-            raise Mistake(
-                f"{call.name} has no argument {quote(name)}; its arguments are: {', '.join(known) or 'none'}."
-            )
-    validator = jsonschema.Draft202012Validator(schema).evolve(format_checker=None)
-    for found in validator.iter_errors(dict(call.arguments)):
-        if found.validator == "required":
-            missing = next(name for name in found.validator_value if name not in found.instance)
-            raise Mistake(f"{call.name} needs the argument {missing}.")
-        where = ".".join(str(part) for part in found.absolute_path)
-        raise Mistake(f"Argument {where} of {call.name} {_requirement(found.validator, found.validator_value)}.")
-
-
-def _requirement(rule: str, value: Any) -> str:
-    if rule == "enum":
-        return "must be one of: " + ", ".join(map(str, value))
-    if rule == "type":
-        return f"must be of type {value if isinstance(value, str) else ' or '.join(value)}"
-    return f"does not fit its schema: {rule} {str(value)[:80]}"
 
 
 def _checked_range(given: Sequence[float] | None) -> tuple[float, float] | None:

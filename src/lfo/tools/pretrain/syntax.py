@@ -21,10 +21,10 @@ import torch
 
 from lfo.base_form import stored_form
 from lfo.env.interface import EnvironmentFactory, NamesMoves, tasks_of
-from lfo.env.random_play import random_call
+from lfo.env.random_play import random_call, random_message
 from lfo.env.seeds import stream
 from lfo.errors import ConfigError, WorkError
-from lfo.evaluation.environment_check import Playthrough, play, random_message
+from lfo.evaluation.environment_check import Playthrough, play
 from lfo.loading import EMBEDDED, load_base, load_tokenizer
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.sampler import Sampler
