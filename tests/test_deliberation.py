@@ -36,7 +36,7 @@ from lfo.rollout.predictors import make_lookahead
 from lfo.rollout.records import rollout_record
 from lfo.rollout.row import Feedback, RolloutRequest, Row
 from lfo.rollout.runner import Runner, RunnerConfig
-from lfo.rollout.samples import mark_imagined, policy_sample
+from lfo.rollout.samples import mark_first_calls, mark_imagined, policy_sample
 from lfo.rollout.tasks import draw_requests
 from lfo.types import Message, Origin, Rollout, RolloutGroup, StepResult, StopReason, ToolCall, Turn
 from small_runs import fussy_calls, model_of, randomised, small_config, small_trainer, tokenizer
@@ -358,6 +358,46 @@ def test_a_call_that_names_what_the_expected_reply_brought_up_is_made(reply: str
     assert played.turns == [(A, True), (second, True), (D, False)] if imagined else [(A, True), (second, False)]
 
 
+def test_a_draft_that_does_not_fit_its_tool_is_checked_and_never_imagined():
+    wrong = format_tool_call(ToolCall(name="say", arguments={"word": "a"}))
+    played = play(wrong, A, B, most=1)
+    assert played.turns == [(wrong, True), (A, True), (B, False)], "a check uses up no imagined exchange"
+    assert [question.call for question in played.asked] == [call_of("a")]
+    assert (played.heard, [turn.checked for turn in played.rollout.turns]) == ([B], [True, False, False])
+    flaw, checked = 'say has no argument "word"; its arguments are: words.', played.rollout.turns[0]
+    assert checked.observation == flaw
+    assert draft_metrics([played.rollout]) == {"drafts": 1.0, "drafts_kept": 1.0}
+    (told,) = (turn for turn in rollout_record(played.rollout)["turns"] if turn.get("checked"))
+    assert told["observation"] == flaw
+    told_ids = played.rollout.tokens[checked.observation_start : checked.observation_end]
+    assert ChatCodec(tokenizer(), TOOLS).decode(told_ids) == EXPECTED + flaw
+    again = play(wrong, wrong, most=1)
+    assert (again.turns, again.heard, again.asked) == ([(wrong, False)], [wrong], []), "it is made if it is insisted on"
+    assert play(wrong, blind=True).heard == [wrong]
+
+
+def test_a_flaw_that_names_a_word_is_no_prediction_that_a_call_uses():
+    wrong = format_tool_call(ToolCall(name="say", arguments={}))  # "say needs the argument words."
+    right = say("argument")
+    played = play(wrong, right, right, most=1)
+    assert [question.call for question in played.asked] == [call_of("argument")]
+
+
+PAINT = {"type": "object", "properties": {"words": {"enum": ["red", "blue", "white"]}}, "required": ["words"]}
+
+
+@pytest.mark.parametrize(
+    ("reply", "imagined"), [("It must be one of: red, blue, white.", True), ("It must be blue, not red.", False)]
+)
+def test_a_reply_that_lists_every_allowed_value_is_not_used_by_a_call_with_one_of_them(
+    reply: str, imagined: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(TOOLS[0]["function"], "parameters", PAINT)
+    red, blue = say("red"), say("blue")
+    played = play(red, blue, say("white"), most=2, reply=lambda question: reply)
+    assert len(played.asked) == (2 if imagined else 1)
+
+
 def sights(*settings: str, step: int = 5) -> list[tuple[bool, int | None, int]]:
     config = small_config("rollout.group_size=8", "rollout.prompts=1", *settings)
     requests = draw_requests(config, PhoneCalls(), step, 0)
@@ -638,6 +678,36 @@ def test_real_calls_that_the_group_imagined_in_the_same_state_are_marked_and_no_
     second = play(C, C, A, B, turns=2, most=1).rollout  # imagines A after C
     assert [turn.action for turn in second.turns] == [C, A, B]
     assert marks(second, other, same) == [[False, False, False], [False, True], [False, False]]
+
+
+def test_where_nothing_asked_was_heard_the_first_calls_are_marked_for_a_memory():
+    first = play(B, A, turns=2, blind=True).rollout
+    gone = play(D, D).rollout  # imagined, taken back and made
+    kept = play(A, C, most=1).rollout  # C was said because of the prediction for A
+    quiet = play(NO_CALL, blind=True).rollout
+
+    def marks(*rollouts: Rollout, tools: Any = None) -> list[list[bool]]:
+        marked = mark_first_calls(mark_imagined(RolloutGroup(task_id="chore", rollouts=rollouts)), tools)
+        return [[turn.asked for turn in rollout.turns] for rollout in marked.rollouts]
+
+    assert marks(first, gone, kept, quiet) == [[True, False], [True], [False, False], [False]]
+    assert marks(first, gone, tools=("look",)) == [[False, False], [False]]
+    asked = play(A, blind=True).rollout
+    assert marks(first, asked, kept) == [[False, False], [True], [False, False]], "one that was asked about is enough"
+
+
+@pytest.mark.parametrize(("source", "filled"), [("memory", True), ("world_model", False)])
+def test_a_memory_fills_in_groups_of_two_although_nothing_imagined_is_kept(source: str, filled: bool):
+    settings = ["rollout.group_size=2", "rollout.prompts=2", "policy.frozen=true"]
+    settings += ["world_model.weight=0"] if source == "memory" else []
+    trainer = small_trainer(f"lookahead_source={source}", *settings, environment=fussy_calls)
+    groups = trainer.draw(0, 0)
+    unmarked = [mark_imagined(replace_marks(group)) for group in groups]
+    assert (groups != unmarked) == filled
+    if filled:
+        trainer.store_replies(groups)
+        assert len(trainer.backend.reply_store) > 0
+        assert trainer.step(1)["memory_size"] > 0, "a frozen policy without a world model goes on"
 
 
 def test_what_a_group_has_imagined_is_marked_in_training():

@@ -11,7 +11,7 @@ from lfo.agent import load_agent
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
 from lfo.rollout import ending_tools
-from lfo.rollout.ending_tools import EndingTools, learns_tools
+from lfo.rollout.ending_tools import EndingTools, guess_ending_tools, learns_tools
 from lfo.types import Rollout, StopReason, ToolCall, Turn
 from small_runs import small_config, small_trainer
 
@@ -73,6 +73,34 @@ def test_where_tasks_end_without_a_call_all_calls_may_be_imagined():
 def test_where_there_is_one_tool_its_calls_may_be_imagined_however_many_a_task_takes():
     assert tools_after(rollout(*["move"] * 30)) is None
     assert tools_after(rollout(*["move"] * 30, "look")) == ["look"]
+
+
+def test_random_play_finds_them_before_the_policy_has_made_a_call():
+    config = small_config("env=oracle-codes")
+    tasks = Nameless().tasks("train")[:4]
+    guess = guess_ending_tools(Nameless, tasks, config)
+    assert guess.names == ["open_door"]
+    tools = EndingTools()
+    assert tools.names == []
+    tools.first_guess = guess
+    assert tools.names == ["open_door"]
+    tools.observe([rollout("ask_oracle", stop=StopReason.MAX_TURNS)])
+    assert tools.names is None, "what the policy did counts from then on"
+
+
+def test_an_environment_that_fails_in_random_play_guesses_nothing():
+    class Broken(Nameless):
+        def reset(self, task: Any) -> Any:
+            raise RuntimeError("no")
+
+    assert guess_ending_tools(Broken, Nameless().tasks("train")[:2], small_config("env=oracle-codes")).names == []
+
+
+def test_an_environment_that_names_no_tools_imagines_from_the_first_evaluation_on(tmp_path: Path):
+    settings = ("env=oracle-codes", "steps=1", "eval.every=1", "eval.tasks=4", f"output_dir={tmp_path / 'run'}")
+    trainer = small_trainer(*settings, environment=Nameless)
+    trainer.fit()
+    assert trainer.backend.ending_tools.first_guess.names == ["open_door"]
 
 
 def test_it_is_kept_and_an_older_run_may_imagine_every_call(tmp_path: Path):
