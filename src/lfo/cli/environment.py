@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from lfo.cli.common import Json, answer, counted, progress_bar, visible, working
+from lfo.cli.common import Json, answer, bars, counted, progress_bar, visible, working
 from lfo.errors import UsageError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from lfo.config import RunConfig
+    from lfo.env.interface import EnvironmentFactory
 
 Data = Annotated[Path, typer.Option("--data", metavar="DIR", help="A folder of `lfo generate`.")]
 
@@ -65,14 +71,21 @@ def check_env(
     logs: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Recorded rollouts, to measure how predictable the replies are.")
     ] = None,
+    gate: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Training tasks on which model=... is measured alone and with true replies; 0: do not measure."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check any environment by random play, or the phone-call world against its bounds.
+    """Check any environment, and whether look-ahead can help a base in it; or check the phone-call world's bounds.
 
-    lfo check-env env=my_world:Safes; lfo check-env env=my_world:Safes --logs rollouts.jsonl; lfo check-env --data data
+    lfo check-env env=my_world:Safes model=base; lfo check-env env=my_world:Safes --logs rollouts.jsonl;
+    lfo check-env --data data
     """
     if overrides:
-        _check_any(overrides, episodes, logs, as_json)
+        _check_any(overrides, episodes, logs, gate, as_json)
         return
     if logs is not None:
         raise UsageError("--logs needs the environment of the rollouts: lfo check-env env=NAME --logs FILE")
@@ -87,7 +100,7 @@ def check_env(
         raise typer.Exit(1)
 
 
-def _check_any(overrides: list[str], episodes: int, logs: Path | None, as_json: bool) -> None:
+def _check_any(overrides: list[str], episodes: int, logs: Path | None, gate: int | None, as_json: bool) -> None:
     with working("checking"):
         from lfo.config import load_config
         from lfo.env.answers import tools_of
@@ -120,9 +133,47 @@ def _check_any(overrides: list[str], episodes: int, logs: Path | None, as_json: 
                 prompt_length=lambda messages: len(codec().opening(messages).ids),
                 room=config.rollout.max_context,
             )
+    if logs is None and result["ok"] and gate != 0:
+        result["gate"] = measured_gate(config, make_environment, tokenizer, gate, as_json)
     answer(result, lambda: (_show_replies if logs else _show_any)(config.env, result), as_json=as_json)
     if not result["ok"]:
         raise typer.Exit(1)
+
+
+def measured_gate(
+    config: RunConfig,
+    make_environment: EnvironmentFactory,
+    tokenizer: PreTrainedTokenizerBase,
+    tasks: int | None,
+    as_json: bool,
+) -> dict[str, Any]:
+    """Measure the gate under a progress bar."""
+    from lfo.tools.gate import PASSES, gate_of
+
+    with bars(hidden=as_json, transient=True) as shown:
+        bar = shown.add_task("rollouts of the untrained base", total=None)
+        return gate_of(
+            config,
+            make_environment,
+            tokenizer,
+            tasks=tasks,
+            on_start=lambda count: shown.update(bar, total=PASSES * count),
+            progress=lambda played: shown.advance(bar, played),
+        )
+
+
+def show_gate(gate: dict[str, Any]) -> None:
+    console = Console()
+    names = {"alone": "alone", "true_replies": "shown the true reply", "feedback": "shown a reply that it received"}
+    table = Table("the untrained base", "success", "95 % interval", title=f"the gate: {visible(gate['model'])}")
+    for key, name in names.items():
+        each = gate[key]
+        interval = f"{each['low']:.0%}-{each['high']:.0%}"
+        table.add_row(name, f"{each['success']:.0%} of {each['n']}", interval)
+    console.print(table)
+    for warning in gate["warnings"]:
+        console.print(f"warning: {visible(warning)}", markup=False, soft_wrap=True)
+    console.print(f"{visible(gate['verdict'])} ({gate['seconds']:.0f} s)", markup=False, soft_wrap=True)
 
 
 def _show_any(env: str, result: dict[str, Any]) -> None:
@@ -148,7 +199,9 @@ def _show_any(env: str, result: dict[str, Any]) -> None:
         for sentence in sentences:
             console.print(f"{word}: {visible(sentence)}", markup=False, soft_wrap=True)
     problems = counted(len(result["problems"]), "problem")
-    console.print("It is fit for training." if result["ok"] else f"{problems} must be fixed.")
+    console.print("The environment works." if result["ok"] else f"{problems} must be fixed.")
+    if "gate" in result:
+        show_gate(result["gate"])
 
 
 def _show_replies(env: str, result: dict[str, Any]) -> None:
