@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
 from rich.table import Table
 
 from lfo.cli.common import Device, Json, answer, bars, working
+from lfo.cli.environment import measured_gate, show_gate
 from lfo.errors import UsageError
 
 
@@ -156,6 +157,7 @@ def _check_syntax(model: str, overrides: list[str], tasks: int, row: int | None,
         make_environment = environment_factory(load_config(overrides))
         room = {} if row is None else {"max_context": row}
         result = check_syntax(model, make_environment, episodes=tasks, device=pick_device(device), **room)
+    result["gate"] = _gate([*overrides, f"model={model}", f"device={device}"], as_json)
 
     def show() -> None:
         for name in ("base", "random"):
@@ -167,10 +169,19 @@ def _check_syntax(model: str, overrides: list[str], tasks: int, row: int | None,
         typer.echo(f"{result['readable']:.1%} of {result['turns']:,} turns are valid calls.")
         for problem in result["problems"]:
             typer.echo(f"BROKEN: {problem}")
+        show_gate(result["gate"])
 
     answer(result, show, as_json=as_json)
     if not result["ok"]:
         raise typer.Exit(1)
+
+
+def _gate(overrides: list[str], as_json: bool) -> dict[str, Any]:
+    from lfo.config import load_config
+    from lfo.loading import environment_factory, load_tokenizer
+
+    config = load_config(overrides)
+    return measured_gate(config, environment_factory(config), load_tokenizer(config.model), None, as_json)
 
 
 def _check(model: str, tasks: int, law: int, device: str, as_json: bool) -> None:
@@ -185,6 +196,7 @@ def _check(model: str, tasks: int, law: int, device: str, as_json: bool) -> None
             device=pick_device(device),
             progress=lambda words: status.update(f"checking: {words}"),
         )
+    result["gate"] = _gate([f"model={model}", f"device={device}", f"env_args.law={law}"], as_json)
     answer(result, lambda: _show(result), as_json=as_json)
     if not result["ok"]:
         raise typer.Exit(1)
@@ -215,3 +227,4 @@ def _show(result: dict[str, Any]) -> None:
     console.print(
         "The base meets all conditions." if result["ok"] else f"{len(result['problems'])} conditions are violated."
     )
+    show_gate(result["gate"])
