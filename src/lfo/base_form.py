@@ -29,7 +29,7 @@ from lfo.model.catalog import PROVENANCE, models_root
 from lfo.model.sampler import Sampler
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import format_tool_call
-from lfo.protocol.shown import SHOWN_FORMS, FormName
+from lfo.protocol.shown import SHOWN_FORMS, FormName, ShownForm
 from lfo.types import Message, ToolCall
 
 CASES = 6
@@ -80,10 +80,16 @@ def _with_form(config: RunConfig, codec: ChatCodec, otherwise: Callable[[], Form
         form = stored_form(config.model) or otherwise()
     if form not in forms_of(codec):
         raise ConfigError(
-            f"imagine.form={form}: the chat template of model={config.model} does not allow a user message after a call "
-            "without a reply; set imagine.form=tool"
+            f"imagine.form={form}: the chat template of model={config.model} does not allow a user message after a "
+            "call without a reply; set imagine.form=tool"
         )
     return replace(config, imagine=replace(config.imagine, form=form))
+
+
+def form_of(config: RunConfig) -> ShownForm:
+    """Return the form of a run, or what its base would be shown if the run shows nothing."""
+    name = config.imagine.form
+    return SHOWN_FORMS[(stored_form(config.model) or "tool") if name == "auto" else name]
 
 
 def forms_of(codec: ChatCodec) -> list[FormName]:
