@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import json
 import zlib
 from collections.abc import Callable
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, cast
 
 import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, Qwen3Config
 
 from lfo.config import RunConfig, load_config
 from lfo.engines import create_trainer
@@ -16,6 +19,7 @@ from lfo.engines.local import LocalBackend
 from lfo.env.phone_calls import PhoneCalls
 from lfo.loading import environment_factory, load_base, load_tokenizer
 from lfo.model.adapters import DualAdapterModel
+from lfo.model.catalog import PROVENANCE
 from lfo.training import Trainer
 
 SMALL = (
@@ -51,6 +55,18 @@ class FussyCalls(PhoneCalls):
 
 fussy_calls = partial(FussyCalls, levels=(2,))
 tokenizer = cache(partial(load_tokenizer, "tiny"))
+
+
+def random_base(folder: Path, tokenizer: PreTrainedTokenizerBase, form: str | None = None) -> str:
+    """A folder with a small random base, as instruct models come: its form is unknown unless it is given."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape = Qwen3Config(vocab_size=len(tokenizer), num_key_value_heads=2, head_dim=16, **sizes)
+    AutoModelForCausalLM.from_config(shape).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    if form is not None:
+        (folder / PROVENANCE).write_text(json.dumps({"form": form}))
+    return str(folder)
 
 
 def small_config(*overrides: str) -> RunConfig:

@@ -164,6 +164,7 @@ def play(
     imagine: int | None = None,
     picks: bool = False,
     feedback: Feedback | None = None,
+    form: str = "mark",
     **lookahead: Any,
 ) -> Played:
     codec, heard, asked, watched = ChatCodec(tokenizer(), TOOLS), [], [], []
@@ -175,7 +176,7 @@ def play(
     runner = Runner(
         partial(environment, heard),
         codec,
-        config=RunnerConfig(max_turns=turns, max_turn_tokens=LIMIT, environment_retries=0),
+        config=RunnerConfig(max_turns=turns, max_turn_tokens=LIMIT, environment_retries=0, form=form),
         lookahead=LookAhead(predictor=predict, **lookahead),
     )
     rows = Script(codec, said, room=room)

@@ -45,11 +45,14 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "agent": frozenset(
         {
             *("types", "errors", "config", "checkpoints", "rundir", "env", "protocol", "rollout", "model", "couplings"),
-            "loading",
+            *("loading", "base_form"),
         }
     ),
     "serving": frozenset(
-        {"types", "errors", "config", "couplings", "rundir", "env", "protocol", "rollout", "loading", "agent"},
+        {
+            *("types", "errors", "config", "couplings", "rundir", "env", "protocol", "rollout", "loading"),
+            *("base_form", "agent"),
+        },
     ),
     "training": frozenset(
         {

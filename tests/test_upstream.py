@@ -108,6 +108,32 @@ def test_a_server_that_holds_both_adapters_can_stand_in_for_the_sampler(agent: A
         upstream_speaker(run, url)
 
 
+@pytest.mark.parametrize("form", ["tool", "user"])
+def test_words_are_told_there_as_here(form: str, tmp_path: Path):
+    agent = small_agent(f"imagine.form={form}")
+    (tmp_path / "config.yaml").write_text(to_yaml(agent.config))
+    (own,) = agent.roll_out(agent.tasks("val")[:1], greedy=True)
+    imagined = [*(turn for turn in own.turns if turn.predicted), *own.taken_back]
+    asked: list[str] = []
+
+    def noting(request: dict[str, Any]) -> bool:
+        asked.append(tokenizer().decode(request["prompt"]))
+        return False
+
+    with served(agent, noting) as url, Batcher(upstream_speaker(tmp_path, url)) as batcher:
+        replies = check_replies(batcher, opening(agent, 0), own)
+    assert sum(len(reply.imagined) for reply in replies) == len(imagined) > 0
+    assert any("That call has not been made." in prompt for prompt in asked)
+    assert not any("(expected)" in prompt for prompt in asked)
+
+
+def test_a_run_from_before_there_were_forms_is_served_with_the_mark(agent: Agent, tmp_path: Path):
+    lines = to_yaml(agent.config).splitlines()
+    (tmp_path / "config.yaml").write_text("\n".join(line for line in lines if not line.startswith("  form: ")))
+    with served(agent) as url:
+        assert upstream_speaker(tmp_path, url).runner_config.form == "mark"
+
+
 def test_a_prompt_that_the_server_refuses_fails_only_its_own_request(agent: Agent, run: Path):
     short = opening(agent)
     long = [*short[:-1], {"role": "user", "content": short[-1]["content"] + " please" * 100}]

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
+from lfo.base_form import with_probed_form
 from lfo.checkpoints import best_checkpoint, named_checkpoint, newest_checkpoint, refuse_damage, step_of
 from lfo.config import RunConfig, from_yaml
 from lfo.env.answers import tools_of
@@ -67,10 +68,6 @@ class Agent:
     reply_store: ReplyStore | MemoryFirst | None = None  # set if it answers look-ahead, at least at first
     ending_tools: EndingTools | None = None  # set if the run finds out itself which tools look-ahead may imagine
     adapters_folder: Path | None = None  # the folder of the loaded adapters; None: they are untrained
-
-    def of_config(self, config: RunConfig) -> Agent:
-        """Return the agent with another form of told replies."""
-        return dataclasses.replace(self, config=config, runner_config=RunnerConfig.of_run(config))
 
     def tasks(self, split: str) -> Sequence[Any]:
         """Return the fixed tasks of a split."""
@@ -177,7 +174,7 @@ def build_agent(
     codec = ChatCodec(tokenizer, tools, thinking=config.rollout.thinking)
     learnt_tools = EndingTools() if asks(lambda: learns_tools(make_environment(), config)) else None
     agent = _new_agent(config, make_environment, tokenizer, codec, base)
-    parts = config, make_environment, agent.world_model_codec, agent.complete
+    parts = agent.config, make_environment, agent.world_model_codec, agent.complete
     store = new_reply_store(*parts)
     lookahead = make_lookahead(*parts, store, learnt_tools)
     return dataclasses.replace(agent, lookahead=lookahead, reply_store=store, ending_tools=learnt_tools)
@@ -190,8 +187,9 @@ def _new_agent(
     codec: ChatCodec,
     base: Any,
 ) -> Agent:
-    """Return an agent that does not look ahead."""
+    """Return an agent that does not look ahead. Its config says in which form the base is shown predicted replies."""
     model = DualAdapterModel.of_run(base, config)
+    config = with_probed_form(config, codec, tokenizer, model)
     return Agent(
         config=config,
         make_environment=make_environment,

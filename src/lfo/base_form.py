@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from lfo.model.catalog import PROVENANCE, models_root
 from lfo.model.sampler import Sampler
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import format_tool_call
-from lfo.protocol.shown import SHOWN_FORMS, FormName
+from lfo.protocol.shown import SHOWN_FORMS, FormName, ShownForm
 from lfo.types import Message, ToolCall
 
 CASES = 6
@@ -39,31 +39,57 @@ ACTS = 0.5  # least share of cases in which a base should do as it is told
 logger = logging.getLogger(__name__)
 
 
-def needs_form(config: RunConfig) -> bool:
-    """Whether the form is used in this run and still open."""
-    return config.imagine.form == "auto" and (config.looks_ahead or config.has_feedback)
-
-
-def with_form(config: RunConfig, form: FormName) -> RunConfig:
-    return replace(config, imagine=replace(config.imagine, form=form))
-
-
 def with_stored_form(config: RunConfig, codec: ChatCodec) -> RunConfig:
-    """Return the config with the form that is stored with its base, or the usual one of an instruct model."""
-    return with_form(config, stored_form(config.model) or forms_of(codec)[0]) if needs_form(config) else config
+    """Return the config with the form of its base, if anything is shown: the stored one, or that of most instruct
+    models."""
+
+    def usual() -> FormName:
+        form = forms_of(codec)[0]
+        logger.warning(
+            "model=%s: nobody has probed how this base acts on predicted replies; imagine.form=%s is taken, which most "
+            "instruct models act on (a run with engine=local probes a base)",
+            config.model,
+            form,
+        )
+        return form
+
+    return _with_form(config, codec, usual)
 
 
-def with_probed_form(config: RunConfig, tokenizer: PreTrainedTokenizerBase, model: DualAdapterModel) -> RunConfig:
-    """Return the config with the form of its base; probe it, and store the result with the base, if it has none."""
-    if not needs_form(config):
-        return config
-    form = stored_form(config.model)
-    if form is None:
+def with_probed_form(
+    config: RunConfig, codec: ChatCodec, tokenizer: PreTrainedTokenizerBase, model: DualAdapterModel
+) -> RunConfig:
+    """Return the config with the form of its base, if anything is shown; if it has none, probe it, and store the
+    result with the base."""
+
+    def probed() -> FormName:
         shares = probe(model, tokenizer, thinking=config.rollout.thinking)
         form = max(shares, key=lambda each: shares[each])  # the first of the best
         store_form(config.model, form, shares)
         _say(config.model, form, shares[form])
-    return with_form(config, form)
+        return form
+
+    return _with_form(config, codec, probed)
+
+
+def _with_form(config: RunConfig, codec: ChatCodec, otherwise: Callable[[], FormName]) -> RunConfig:
+    if not config.shows_replies:
+        return config
+    form = config.imagine.form
+    if form == "auto":
+        form = stored_form(config.model) or otherwise()
+    if form not in forms_of(codec):
+        raise ConfigError(
+            f"imagine.form={form}: the chat template of model={config.model} does not allow a user message after a "
+            "call without a reply; set imagine.form=tool"
+        )
+    return replace(config, imagine=replace(config.imagine, form=form))
+
+
+def form_of(config: RunConfig) -> ShownForm:
+    """Return the form of a run, or what its base would be shown if the run shows nothing."""
+    name = config.imagine.form
+    return SHOWN_FORMS[(stored_form(config.model) or "tool") if name == "auto" else name]
 
 
 def forms_of(codec: ChatCodec) -> list[FormName]:

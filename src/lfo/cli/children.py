@@ -45,7 +45,8 @@ class ChildRun:
         run = cls(name=name, folder=folder, overrides=own, config=load_config(own))
         if run.started:
             for each, (before, now) in differences(from_yaml(folder / "config.yaml"), run.config).items():
-                if each != "output_dir":
+                found = each == "imagine.form" and now == "auto"  # the run has found its form
+                if each != "output_dir" and not found:
                     raise UsageError(
                         f"{folder} was trained with {each}={before}, not {now}; choose another --output-dir"
                     )

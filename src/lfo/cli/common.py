@@ -154,12 +154,13 @@ def print_opening(console: Console, opening: Sequence[Message]) -> None:
 
 
 def print_turn(console: Console, turn: Turn) -> None:
-    """Print one exchange; mark an imagined one, and whether it was taken back."""
+    """Print one exchange; mark one that was not made, and whether it was taken back."""
     said = call_in_words(turn.call) if turn.call else turn.action
     if turn.predicted:
-        back = [("", "imagined and taken back", "dim")] if turn.taken_back else []
+        back = [("", "taken back" if turn.checked else "imagined and taken back", "dim")] if turn.taken_back else []
         style = "dim italic" if turn.taken_back else "italic magenta"
-        print_lines(console, ("imagined", said, "dim"), ("expects", turn.observation, style), *back)
+        what, told = ("checked", "flaw") if turn.checked else ("imagined", "expects")
+        print_lines(console, (what, said, "dim"), (told, turn.observation, style), *back)
     else:
         reply = [("world", turn.observation, "green")] if turn.observation else []
         print_lines(console, ("agent", said, "cyan"), *reply)
@@ -169,10 +170,11 @@ def print_outcome(console: Console, rollout: Rollout) -> None:
     """Print success or failure, and why the rollout ended."""
 
     facts = [counted(sum(not turn.predicted for turn in rollout.turns), "turn")]
-    if kept := sum(turn.predicted for turn in rollout.turns):
-        facts.append(f"{kept} imagined")
-    if rollout.taken_back:
-        facts.append(f"{len(rollout.taken_back)} imagined and taken back")
+    for turns, what in ((rollout.turns, "imagined"), (rollout.taken_back, "imagined and taken back")):
+        if count := sum(turn.imagined for turn in turns):
+            facts.append(f"{count} {what}")
+    if checked := sum(turn.checked for turn in (*rollout.turns, *rollout.taken_back)):
+        facts.append(f"{checked} checked")
     facts += [counted(rollout.info[f"{name}s"], name) for name in ("call", "mistake") if f"{name}s" in rollout.info]
     if rollout.cut:
         facts.append(f"replies cut: {rollout.cut}")

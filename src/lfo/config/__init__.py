@@ -114,12 +114,13 @@ def fingerprint(config: RunConfig, without: Iterable[str] = BESIDE_THE_EXPERIMEN
 def experiment(config: RunConfig) -> str:
     """Return the fingerprint that the runs of one experiment share.
 
-    Settings of the world model do not count for plain DAPO, which has none. `steps` does not count with a constant
-    rate: a longer run begins as a shorter one does. `eval.every` counts only if evaluations change the world model's
-    weight.
+    Settings of the world model do not count for plain DAPO, which has none; `imagine.form` does not count if nothing is
+    shown in it. `steps` does not count with a constant rate: a longer run begins as a shorter one does. `eval.every`
+    counts only if evaluations change the world model's weight.
     """
     without = set(BESIDE_THE_EXPERIMENT)
     without |= {"world_model"} if config.is_plain_dapo else set()
+    without |= set() if config.shows_replies else {"imagine.form"}
     without |= {"steps"} if config.optimizer.constant else set()
     return fingerprint(config, without - ({"eval.every"} if config.world_model.schedule == "adaptive" else set()))
 

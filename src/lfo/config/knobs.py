@@ -220,6 +220,11 @@ class RunConfig:
         return self.feedback != "off"
 
     @property
+    def shows_replies(self) -> bool:
+        """Whether rollouts are shown replies that they did not receive, in the form `imagine.form`."""
+        return self.looks_ahead or self.has_feedback
+
+    @property
     def first_wave(self) -> int:
         """The rollouts of a group that run first: the explorers; with feedback but no explorers, half of the group."""
         size = self.rollout.group_size

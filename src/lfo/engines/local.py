@@ -14,7 +14,6 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from lfo.agent import REPLY_STORE_FILE, Agent, build_agent, start_from
-from lfo.base_form import with_probed_form
 from lfo.config import RunConfig, to_yaml
 from lfo.env.interface import EnvironmentFactory
 from lfo.errors import WorkError
@@ -39,7 +38,6 @@ def create_backend(
         base = load_base(config.model, pick_device(config.device))
         limit_threads(base)
     agent = build_agent(config, make_environment, tokenizer, base)
-    agent = agent.of_config(with_probed_form(config, tokenizer, agent.model))
     if config.init_from:
         start_from(agent.model, config.init_from)
     return LocalBackend(agent)

@@ -88,7 +88,7 @@ def informative_drafts(
         return None
 
     def asks(rollout: Rollout) -> bool:
-        drafts = [(index, turn.call) for index, turn in enumerate(rollout.turns) if turn.predicted]
+        drafts = [(index, turn.call) for index, turn in enumerate(rollout.turns) if turn.imagined]
         return any(call in questions(judge, transcript_at(rollout, index)) for index, call in drafts)
 
     verdicts = RunnerConfig.of_run(config).call_all([partial(asks, rollout) for rollout in rollouts])

@@ -189,11 +189,7 @@ class ChatCodec:
     @property
     def lets_user_follow_draft(self) -> bool:
         """Whether the template allows a user message after a call that has no reply."""
-        try:
-            self._user_glue()
-        except ConfigError:
-            return False
-        return True
+        return self._template.lets_user_follow_call()
 
     def encode_message(self, message: str) -> list[int]:
         """Encode a message written for the policy, after a prompt: no thought, calls in the form of the model."""

@@ -85,6 +85,18 @@ class ChatTemplate:
         _, _, to_observation, *others = self.pieces(("user", "assistant", *("tool",) * observations), past=True)
         return [to_observation[to_observation.index(self.end) :], *others]
 
+    def lets_user_follow_call(self) -> bool:
+        """Whether a user message may follow a call that has no reply, and leaves that message as it was sampled."""
+        roles = ("user", "assistant", "user")
+        try:
+            as_text, as_sampled = self.pieces(roles), self.pieces(roles, past=True)
+        except ConfigError:
+            return False
+        keeps_thought = not self._thinking or self._thought in as_sampled[1]
+        to_user, to_prompt = as_sampled[2:]
+        ends_alike = [as_text[2].lstrip(), as_text[3]] == [to_user[to_user.find(self.end) :], to_prompt]
+        return keeps_thought and ends_alike
+
     def _render(self, messages: Sequence[Mapping[str, Any]], *, tools: bool = True) -> str:
         try:
             text = self._tokenizer.apply_chat_template(

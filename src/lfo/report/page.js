@@ -666,9 +666,10 @@ function rolloutBrowser() {
   }
 
   function drawTurn(item, each, index) {
-    const title = each.taken_back ? "imagined and taken back" : each.predicted ? "imagined, not called" : each.tool || "message without a call";
+    const title = each.checked ? "checked, not called" : each.taken_back ? "imagined and taken back"
+      : each.predicted ? "imagined, not called" : each.tool || "message without a call";
     const body = [call(text(each.action))];
-    if (each.predicted) {
+    if (each.predicted && !each.checked) {
       const real = item.turns.slice(index + 1).find((other) => !other.predicted && other.tool === each.tool);
       const same = real && real.action === each.action;
       const saidTitle = !real ? "never called" : same ? "said, to the same call" : "said, to the call then made";

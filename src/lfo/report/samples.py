@@ -121,6 +121,7 @@ def _rollout(record: Mapping[str, Any], run: int, step: int, texts: Texts) -> di
             {
                 "predicted": turn.get("predicted") is True,
                 "taken_back": turn.get("taken_back") is True,
+                "checked": turn.get("checked") is True,
                 "tool": None if turn.get("tool") is None else shown(turn["tool"], 80),
                 "action": texts.number(turn["action"]),
                 "observation": texts.number(turn["observation"]),

@@ -206,7 +206,7 @@ class Deliberation:
         last = max((index for index, turn in enumerate(row.turns) if turn.predicted and not turn.checked), default=None)
         if last is None:
             return False
-        since = row.turns[last + 1 :]
+        since = [turn for turn in row.turns[last + 1 :] if not turn.checked]
         if since:
             return not any(turn.call is not None and self._may_imagine(turn.call) for turn in since)
         real = [message.content for message in row.transcript if not message.predicted]
@@ -236,8 +236,7 @@ class Deliberation:
         start = row.write(piece)
         if start is None:
             return False
-        row.transcript.append(Message(role="assistant", content=said.message, predicted=True))
-        row.transcript.append(_told(told, call))
+        row.transcript += _not_made(said.message, reply, call)
         row.turns.append(
             Turn(
                 action=said.message,
@@ -331,12 +330,13 @@ class Deliberation:
         return inquiring
 
 
-def _told(text: str, call: ToolCall | None) -> Message:
-    """Return what tells of an imagined reply as a message of the transcript.
+def _not_made(action: str, reply: str, call: ToolCall | None) -> tuple[Message, Message]:
+    """Return an exchange that did not happen as messages of a transcript.
 
-    Environments read transcripts, and for them it is a reply of the tool, whoever tells the policy of it.
+    Environments read transcripts (`lookahead_query`). For them the reply has one form, whatever the policy is told.
     """
-    return Message(role="tool", content=text, name=call.name if call else None, predicted=True)
+    told = Message(role="tool", content=EXPECTED + reply, name=call.name if call else None, predicted=True)
+    return Message(role="assistant", content=action, predicted=True), told
 
 
 def show_exchange(
@@ -346,14 +346,13 @@ def show_exchange(
 
     Feedback has the form of a predicted reply: this rollout would receive it, but has not received it.
     """
-    told, call = form.text(reply), read_tool_call(action)
-    piece = codec.imagined(action, told, form)
+    call = read_tool_call(action)
+    piece = codec.imagined(action, form.text(reply), form)
     start = row.write(piece)
     if start is None:
         return False
     (action_span, observation_span) = piece.spans
-    row.transcript.append(Message(role="assistant", content=action, predicted=True))
-    row.transcript.append(_told(told, call))
+    row.transcript += _not_made(action, reply, call)
     row.add(
         Turn(
             action=action,

@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 from transformers import PreTrainedTokenizerBase
 
 from lfo.agent import REPLY_STORE_FILE, Agent, adapters_of, saved_config
+from lfo.base_form import with_stored_form
 from lfo.config import RunConfig
 from lfo.env.interface import EnvironmentFactory
 from lfo.errors import UsageError
@@ -74,6 +75,7 @@ def upstream_speaker(
 
     make_environment, tokenizer = environment_factory(config), load_tokenizer(config.model)
     codec = ChatCodec(tokenizer, make_environment().tools(), thinking=config.rollout.thinking)
+    config = with_stored_form(config, codec)  # of a config that no run has written
     world = world_model_codec(config, tokenizer)
     upstream = Upstream(url, ends=codec.ends, api_key=api_key)
     complete = completer(upstream, WORLD_MODEL, config.world_model.reply_tokens)

@@ -335,13 +335,17 @@ def _usage(reply: Reply) -> dict[str, int]:
 
 
 def _about(reply: Reply) -> dict[str, Any]:
-    """Return our extension of OpenAI's format: the imagined calls and their predicted replies."""
+    """Return our extension of OpenAI's format: the imagined calls and their predicted replies.
+
+    `checked`: the call does not fit its tool, and `expected` says why.
+    """
     imagined = [
         {
             "name": turn.call.name if turn.call else None,
             "arguments": dict(turn.call.arguments) if turn.call else None,
             "expected": turn.observation,
             "kept": not turn.taken_back,
+            "checked": turn.checked,
         }
         for turn in reply.imagined
     ]

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from lfo import __version__
 from lfo.agent import Agent
+from lfo.base_form import form_of
 from lfo.evaluation.runs import RunRecord, read_run
 from lfo.loading import EMBEDDED, model_source
 from lfo.model.couplings import POLICY, WORLD_MODEL
 from lfo.protocol.hermes import format_tool_call
+from lfo.protocol.shown import ShownForm
 from lfo.protocol.world_model import WorldModelState, render_prompt, render_target
-from lfo.rollout.deliberation import EXPECTED
 from lfo.rollout.row import MOST_IMAGINED
 from lfo.rundir import run_folder
 from lfo.statistics import wilson
@@ -207,9 +208,10 @@ def _lookahead(agent: Agent, run: Path, own_world_model: bool) -> str:
     config, predicts = agent.config, f"`{WORLD_MODEL}`" if own_world_model else "the model"
     state_tokens, reply_tokens = config.world_model.state_tokens, config.world_model.reply_tokens
     before, after = _propose_and_decide(agent)
+    form = form_of(config)
     imagined = [
         {"role": "assistant", "content": format_tool_call(call)},
-        {"role": "tool", "content": EXPECTED + reply},
+        {"role": "user" if form.by_user else "tool", "content": form.text(reply)},
     ]
     return f"""
 ## Look-ahead
@@ -220,8 +222,7 @@ def _lookahead(agent: Agent, run: Path, own_world_model: bool) -> str:
 2. Let {predicts} predict the reply. The prompt is plain text to complete, without the chat template; the tags are
    ordinary text. The state is compressed to {state_tokens} tokens. Decode greedily, at most {reply_tokens} tokens,
    and stop at `{render_target("").removeprefix("<|csr|>")}`.
-3. Write call and reply into the conversation in the format of a real exchange, with the reply marked
-   `{EXPECTED.strip()}`. {after}
+3. {_written_as(form)} {after}
 
 The prompt of step 2, for an invented tool:
 
@@ -256,6 +257,21 @@ def _who_looks_ahead(agent: Agent, predicts: str) -> str:
     }[config.lookahead_source]
     stand_in = "" if config.lookahead_source == "world_model" else f"; outside lfo, {predicts} takes this place"
     return f"{asked} {source} (`lookahead_source={config.lookahead_source}`){stand_in}."
+
+
+def _written_as(form: ShownForm) -> str:
+    """Return how the exchange of step 3 is written for this base (`imagine.form`)."""
+    if form.name == "mark":
+        return f"""Write call and reply into the conversation in the format of a real exchange, with the reply marked
+   `{form.text("").strip()}`."""
+    how = (
+        """Write the call into the conversation, and after it, as a user message instead of a tool reply, the words
+   below with the predicted reply."""
+        if form.by_user
+        else """Write call and reply into the conversation in the format
+   of a real exchange, with the reply in the words below."""
+    )
+    return f"{how} If the prediction is empty, the words are:\n   {form.text('')}\n  "
 
 
 def _propose_and_decide(agent: Agent) -> tuple[str, str]:
