@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Does an instruct model act on what it reads, and can a memory teach it without any training?
+#   MODEL=FOLDER research/instruct.sh                       the gate with each form, then runs of 40 tasks with a frozen policy
+#   MODEL=FOLDER DEVICE=cuda JOBS=6 research/instruct.sh    the same on a GPU, six at a time
+# MODEL is an instruct model with a chat template that describes tools. Two worlds with one try a task: the first reply says
+# what was needed, too late for this task. On a CPU a base of half a billion parameters needs hours: what has ended is kept.
+# Gates land in research/results/instruct/WORLD-FORM.json, runs in runs/instruct/WORLD-SOURCE.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+model=${MODEL:?a folder with an instruct model}
+export LFO=${LFO:-.venv/bin/lfo} DEVICE=${DEVICE:-cpu} PYTHONPATH=${PYTHONPATH:-}:$PWD TASKS=${TASKS:-24}
+export KEPT=${KEPT:-research/results/instruct} FOLDER=${FOLDER:-runs/instruct}
+export SETTINGS="model=$model device=$DEVICE rollout.max_context=1024 rollout.max_turn_tokens=96 rollout.max_turns=4 ${EXTRA:-}"
+mkdir -p "$KEPT" "$FOLDER"
+gate() {
+  [ -f "$KEPT/$1-$2.json" ] && exit
+  # shellcheck disable=SC2086
+  $LFO check-env "env=$3" $SETTINGS "imagine.form=$2" --gate "$TASKS" --json > "$KEPT/$1-$2.unfinished"
+  mv "$KEPT/$1-$2.unfinished" "$KEPT/$1-$2.json"
+}
+# Four tasks a step, two rollouts each, sampled colder than usual: at temperature 1 the calls of small instruct models break.
+learn() {
+  COMMON="$SETTINGS preset=${PRESET:-tiny} env=$3 policy.frozen=true lookahead_source=$2 rollout.prompts=4 rollout.group_size=2
+    rollout.temperature=0.5 steps=10 eval.every=5 eval.tasks=${EVALUATED:-30} eval.splits=[val] eval.final_splits=[test_unseen] checkpoint_every=5 $4" \
+    runs/train_once.sh "$1-$2"
+}
+export -f gate learn
+{
+  for world in parcels:Desk permits:Office; do
+    for form in mark tool user; do echo "gate ${world%:*} $form research.worlds.$world"; done
+  done
+  for world in parcels:Desk permits:Office; do
+    echo "learn ${world%:*} memory research.worlds.$world world_model.weight=0"
+    echo "learn ${world%:*} memory_first research.worlds.$world world_model.examples_per_mini_batch=4"
+  done
+} | grep -E "${ONLY:-.}" | xargs -P "${JOBS:-1}" -I{} bash -c '{}'
