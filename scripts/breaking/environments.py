@@ -117,7 +117,7 @@ class Misbehaving(Working):
     def step(self, message: str) -> Any:
         return self._answer("step", partial(super().step, message), key=self.key)
 
-    def describe_reply(self, observation: str) -> Any:
+    def describe_reply(self, observation: str) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self._answer("describe_reply", partial(super().describe_reply, observation), key=observation)
 
     def lookahead_query(self, transcript: Any) -> Any:

@@ -9,7 +9,6 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from lfo.agent import batches, build_agent
-from lfo.base_form import with_probed_form
 from lfo.config import RunConfig
 from lfo.config.knobs import WorldModelConfig
 from lfo.env.interface import EnvironmentFactory
@@ -41,7 +40,6 @@ def gate_of(
     base = load_base(config.model, pick_device(config.device)) if base is None else base
     limit_threads(base)
     agent = build_agent(config, make_environment, tokenizer, base)
-    agent = agent.of_config(with_probed_form(config, tokenizer, agent.model))
     count = tasks or (TASKS if base.num_parameters() < SMALL else TASKS_OF_LARGE)
     chosen = agent.tasks("train")[:count]
     on_start(len(chosen))
