@@ -203,21 +203,22 @@ def test_tensorboard_holds_every_number_of_every_row(whole):
     assert events(run) == expected
 
 
-def test_a_resumed_run_goes_on_in_the_same_tensorboard_log(whole, tmp_path: Path, monkeypatch):
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_resumed_run_goes_on_in_the_same_tensorboard_log(whole, tmp_path: Path, monkeypatch, every: int):
+    """The run is killed while its second checkpoint is written, or its first: then a row is told again."""
     run = tmp_path / "run"
-    settings = (*RUN, f"output_dir={run}")
-    write, written = RunDirectory.write_checkpoint, []
+    settings = (*RUN, f"checkpoint_every={every}", f"output_dir={run}")
+    write = RunDirectory.write_checkpoint
 
-    def killed(self, *arguments, **options):
-        written.append(1)
-        if len(written) == 2:
-            raise KeyboardInterrupt  # the row of step 2 is told already, its checkpoint is not there
-        return write(self, *arguments, **options)
+    def killed(self, step: int, *arguments, **options):
+        if step == 2:
+            raise KeyboardInterrupt
+        write(self, step, *arguments, **options)
 
     monkeypatch.setattr(RunDirectory, "write_checkpoint", killed)
     with pytest.raises(KeyboardInterrupt):
         small_trainer(*settings, environment=fussy_calls).fit()
-    assert [step for step, _ in events(run)["success"]] == [1, 2]
+    assert [step for step, _ in events(run)["success"]] == [1]
     monkeypatch.setattr(RunDirectory, "write_checkpoint", write)
     small_trainer(*settings, environment=fussy_calls).fit(resume=True)
     assert told(run) == told(whole[1])
