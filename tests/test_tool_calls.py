@@ -473,3 +473,58 @@ def test_qwen3_speaks_its_own_template(qwen3: PreTrainedTokenizerBase, thinking:
         theirs = theirs.replace(prompt, f"{prompt}<think>\n\n</think>\n\n", 2)
     assert shown(codec, row) == theirs
     assert json.loads(codec.read(ids).messages[0].split("\n")[1])["name"] == "search"
+
+
+# --- calls without tags ----------------------------------------------------------------------------------------------
+
+UNTAGGED = '{"name": "search", "arguments": {"text": "a `b`"}}'
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        UNTAGGED,
+        f"\n {UNTAGGED}\n",
+        f"```json\n{UNTAGGED}\n```",
+        f"```\n{UNTAGGED}```",
+        f"I search now.\n```json\n{UNTAGGED}\n```\nThat is all.",
+    ],
+)
+def test_json_that_names_a_tool_is_a_call_without_tags(message: str):
+    assert HERMES.parse(message, TOOLS) == [ToolCall(name="search", arguments={"text": "a `b`"})]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        UNTAGGED.replace("search", "delete"),  # not a tool
+        UNTAGGED.replace("arguments", "parameters"),
+        '{"name": "search"}',  # perhaps the record of a person
+        f"The call would be {UNTAGGED}",
+        f"{UNTAGGED} is how one calls it.",
+        f"```json\n{UNTAGGED}\n",  # a block that never ends
+        f"```json\n[{UNTAGGED}]\n```",
+        f"```json\n{UNTAGGED}\n{UNTAGGED}\n```",
+        f"```json\n{UNTAGGED}\n```\nor\n```json\n{UNTAGGED}\n```",
+        f"```python\n{UNTAGGED}\n```",
+        f"```json\n{UNTAGGED[:-1]}\n```",
+        "```json\n" + UNTAGGED.replace("a `b`", "x" * MAX_MESSAGE_CHARS) + "\n```",
+        "",
+    ],
+)
+def test_other_json_is_text(message: str):
+    assert HERMES.parse(message, TOOLS) == []
+
+
+def test_a_call_with_tags_is_the_only_one_of_its_message():
+    tagged = format_tool_call(ToolCall(name="open_door", arguments={}))
+    assert [call.name for call in HERMES.parse(f"```json\n{UNTAGGED}\n```\n{tagged}", TOOLS)] == ["open_door"]
+
+
+def test_environments_receive_a_call_without_tags_in_hermes_format():
+    codec = ChatCodec(small_tokenizer(CHATML_WITH_TOOLS), TOOLS)
+    read = codec.read([*codec.encode(f"I search now.\n```json\n{UNTAGGED}\n```"), codec.end_of_turn])
+    call = ToolCall(name="search", arguments={"text": "a `b`"})
+    assert read.calls == (call,)
+    assert read.message == "I search now.\n" + format_tool_call(call)
+    assert read.text.startswith("I search now.\n```json")

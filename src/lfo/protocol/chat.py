@@ -220,7 +220,7 @@ class ChatCodec:
             marked = text if self.form is HERMES else UNREADABLE + text
             return ParsedMessage(message=Unreadable(marked, str(mistake)), thought=thought, text=text)
         message = text
-        if calls and self.form is not HERMES:
+        if calls and (self.form is not HERMES or "<tool_call>" not in text):
             before = self.form.before(text)
             message = f"{before}\n{HERMES.render(calls)}" if before else HERMES.render(calls)
         return ParsedMessage(message=message, calls=tuple(calls), thought=thought, text=text)
