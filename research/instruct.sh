@@ -35,8 +35,13 @@ export -f gate learn
     to="${world%:*}" env="research.worlds.$world"
     echo "learn $to memory $env $few lookahead_source=memory world_model.weight=0"
     echo "learn $to memory_first $env $few lookahead_source=memory_first world_model.examples_per_mini_batch=4"
-    # The world model alone, for a GPU: how many replies does it need?
-    [ "$DEVICE" = cpu ] || echo "learn $to world_model $env $many"
-    [ "$DEVICE" = cpu ] || echo "learn $to dual $env $many policy.frozen=false rollout.group_size=4 policy.learning_rate=3e-5"
+    # The world model alone, for a GPU: how many replies does it need? On a CPU only what a step costs.
+    dual="policy.frozen=false policy.learning_rate=3e-5"
+    if [ "$DEVICE" = cpu ]; then
+      echo "learn $to dual $env $few world_model.examples_per_mini_batch=4 $dual"
+    else
+      echo "learn $to world_model $env $many"
+      echo "learn $to dual $env $many rollout.group_size=4 $dual"
+    fi
   done
 } | grep -E "${ONLY:-.}" | xargs -P "${JOBS:-1}" -I{} bash -c '{}'
