@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from transformers.utils.logging import disable_progress_bar
 
 from lfo.config import SHIPPED_ENVIRONMENTS, RunConfig
-from lfo.env.adapters import ADAPTERS, adapter_class, adapter_word
+from lfo.env.adapters import ADAPTERS, adapter_class, adapter_word, refuse_code_elsewhere
 from lfo.env.by_name import environment_named
 from lfo.env.interface import Environment, EnvironmentFactory
 from lfo.env.output import redirected_stdout
@@ -98,6 +98,12 @@ def environment_factory(config: RunConfig) -> EnvironmentFactory:
     if not isinstance(environment, Environment):
         raise ConfigError(f"env={config.env} is not an environment: it needs the methods tasks, tools, reset and step")
     return cast(EnvironmentFactory, make_environment)
+
+
+def environment_of_run(config: RunConfig) -> EnvironmentFactory:
+    """`environment_factory` for the config of a run folder, which may be a stranger's."""
+    refuse_code_elsewhere(config.env, config.env_args)
+    return environment_factory(config)
 
 
 def naming_environment(config: RunConfig, make_environment: EnvironmentFactory) -> RunConfig:
