@@ -11,7 +11,7 @@ Which form a base acts on belongs to the base (`lfo.base_form`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 FormName = Literal["mark", "tool", "user"]
@@ -30,6 +30,7 @@ class ShownForm:
     words: str  # with {reply}
     unknown: str  # for an empty reply: nobody can predict yet
     refusal: str  # with {flaw}: what does not fit the schema of the tool
+    repeated: str = ""  # for a message that makes no call and only repeats the error that it received; "": say nothing
     by_user: bool = False
 
     def text(self, reply: str) -> str:
@@ -43,7 +44,8 @@ _MARK = "(expected) "
 _WORDS = 'That call has not been made. Its expected reply is: "{reply}" Make the right call now.'
 _UNKNOWN = "That call has not been made, and nobody knows its reply yet. Make the call that you think is right now."
 _REFUSAL = "That call has not been made, because it does not fit its tool: {flaw} Make the right call now."
+_REPEATED = "That message only repeats the reply and makes no call. The last call failed. Make the right call now."
 MARK = ShownForm(name="mark", words=_MARK + "{reply}", unknown=_MARK, refusal=_MARK + "{flaw}")
-TOOL = ShownForm(name="tool", words=_WORDS, unknown=_UNKNOWN, refusal=_REFUSAL)
-USER = ShownForm(name="user", words=_WORDS, unknown=_UNKNOWN, refusal=_REFUSAL, by_user=True)
+TOOL = ShownForm(name="tool", words=_WORDS, unknown=_UNKNOWN, refusal=_REFUSAL, repeated=_REPEATED)
+USER = replace(TOOL, name="user", by_user=True)
 SHOWN_FORMS: Mapping[str, ShownForm] = {form.name: form for form in (MARK, TOOL, USER)}
