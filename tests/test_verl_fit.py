@@ -14,6 +14,8 @@ import pytest
 import torch
 
 from lfo.checkpoints import latest_checkpoint
+from lfo.protocol.shown import SHOWN_FORMS
+from lfo.rollout.records import rollout_record
 from lfo.rollout.row import RolloutRequest
 from lfo.rollout.tasks import draw_requests
 from lfo.rundir import read_metrics
@@ -25,7 +27,7 @@ pytest.importorskip("verl", reason="verl is not installed: pip install -e '.[ver
 pytestmark = pytest.mark.verl
 
 from lfo.engines.verl.backend import LARGEST_GAP  # noqa: E402
-from verl_worlds import LONG, TalkativeWorld, shown, told_requests  # noqa: E402
+from verl_worlds import LONG, TalkativeWorld, form_requests, shown, told_requests  # noqa: E402
 
 HERE = Path(__file__).parent
 CLOSE = 1e-4
@@ -143,6 +145,20 @@ def test_the_base_acts_and_is_told_what_others_heard_as_in_the_local_engine(resu
     mine = trainer.backend.roll_out(requests, temperature=0.0)
     assert results["told"] == [[list(each.tokens), each.untrained, each.feedback, shown(each)] for each in mine]
     assert [[each.untrained, each.feedback, any(shown(each))] for each in mine] == [[True, False, False], [True] * 3]
+
+
+@pytest.mark.parametrize("form", list(SHOWN_FORMS))
+def test_an_agent_loop_plays_the_rows_of_the_local_runner_in_every_form(results, form: str):
+    settings = ("coupling=stacked", "rollout.group_size=8", "steps=6", "seed=1")
+    trainer = small_trainer(*settings, f"imagine.form={form}", environment=TalkativeWorld)
+    requests = form_requests(draw_requests(trainer.config, trainer.make_environment(), 0, 0))
+    mine = trainer.backend.roll_out(requests, temperature=0.0)
+    theirs = results["forms"][form]
+    assert [[list(each.tokens), list(each.origins), rollout_record(each)] for each in mine] == theirs
+    turns = [turn for each in mine for turn in (*each.turns, *each.taken_back) if turn.predicted]
+    assert {turn.feedback for turn in turns} == {True, False}, "feedback and look-ahead"
+    words = "(expected) " if form == "mark" else "That call has not been made."
+    assert sum(words in tokenizer().decode(each.tokens) for each in mine) >= 2
 
 
 def test_rollouts_are_sampled_with_the_weights_that_are_trained(results, folder: Path):
