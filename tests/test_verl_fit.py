@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from lfo.checkpoints import latest_checkpoint
+from lfo.config import from_yaml
 from lfo.protocol.shown import SHOWN_FORMS
 from lfo.rollout.records import rollout_record
 from lfo.rollout.row import RolloutRequest
@@ -216,6 +217,13 @@ def test_an_inquiry_reaches_the_agent_loop_and_comes_back(results):
     for inquiry, inquired, asked in results["inquiries"]:
         assert inquired == bool(inquiry)
         assert not inquired or asked[0]
+
+
+def test_a_run_with_words_tells_them_on_all_ranks(results, folder: Path):
+    assert from_yaml(folder / "oracle" / "config.yaml").imagine.form == "user"
+    told = [text for shown, text in results["words"] if shown]
+    assert len(told) > 4
+    assert all("Its expected reply is: " in text and "(expected) " not in text for text in told)
 
 
 def test_what_an_explorer_may_imagine_reaches_the_agent_loop_and_comes_back(results):

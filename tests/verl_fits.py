@@ -167,9 +167,10 @@ def rollouts_through_verls_tools(trainer: Any, cluster: Any) -> dict[str, list[d
 
 
 def two_ranks_in_another_world() -> None:
-    """With the environment's own questions, some of which are asked for real."""
+    """With the environment's own questions, some of which are asked for real, and their replies told in words."""
     chosen = config(
         "lookahead=environment",
+        "imagine.form=user",
         "coupling=shared",
         "world_model.predict=all",
         "policy.max_resamples=-1",  # every group trains, so that log-probs are compared in every step
@@ -188,6 +189,9 @@ def two_ranks_in_another_world() -> None:
 
     trainer.backend.roll_out = noting  # type: ignore[method-assign]
     RESULTS["oracle"] = trainer.fit()
+    RESULTS["words"] = [
+        [any(turn.predicted for turn in rollout.turns), tokenizer().decode(rollout.tokens)] for _, rollout in rollouts
+    ]
     RESULTS["inquiries"] = [
         [request.inquiry, rollout.inquired, [turn.asked for turn in rollout.turns]] for request, rollout in rollouts
     ]
