@@ -17,8 +17,10 @@ from lfo.config import load_config, to_yaml
 from lfo.env.oracle import OracleCodes
 from lfo.evaluation.foretelling import FEWEST, foretelling
 from lfo.evaluation.gate import judged, measure_gate, read_gate, write_gate
+from lfo.evaluation.runs import read_run
 from lfo.loading import load_tokenizer
 from lfo.protocol.hermes import format_tool_call
+from lfo.report.live import warnings
 from lfo.rollout.row import RolloutRequest
 from lfo.statistics import paired_difference, wilson
 from lfo.tools.gate import gate_of
@@ -280,6 +282,7 @@ def test_the_gate_of_a_run_is_kept_in_its_folder_for_advise(tmp_path: Path, monk
     assert "gate failed: shown the true reply it succeeds in 1 of 20 tasks, alone in 1: look-ahead cannot" in lfo(
         "advise", str(run)
     )
+    assert warnings(read_run(run))[0]["words"].startswith("gate failed: "), "the page of lfo watch"
     monkeypatch.setattr(sys, "argv", ["lfo", "check-env", "--run", str(run), "env=oracle-codes"])
     with pytest.raises(SystemExit) as exit_:
         main()
