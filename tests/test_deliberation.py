@@ -30,7 +30,6 @@ from lfo.objectives.advantages import group_advantages
 from lfo.objectives.losses import fused_token_logprobs
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import format_tool_call
-from lfo.protocol.shown import SHOWN_FORMS
 from lfo.protocol.world_model import WorldModelCodec
 from lfo.rollout.deliberation import EXPECTED, MAX_IMAGINED, Deliberation, LookAhead, Question
 from lfo.rollout.predictors import make_lookahead
@@ -390,9 +389,9 @@ def test_a_policy_that_only_repeats_the_error_of_a_real_call_is_told_to_make_ano
     assert played.turns == [(wrong, False), (REPEATS, True), (B, False)]
     assert played.heard == [wrong, B]
     told = played.rollout.turns[1]
-    assert (told.checked, told.call, told.observation) == (True, None, SHOWN_FORMS[form].repeated)
+    assert (told.checked, told.call, told.observation) == (True, None, "Reply 1.")
     told_ids = played.rollout.tokens[told.observation_start : told.observation_end]
-    assert ChatCodec(tokenizer(), TOOLS).decode(told_ids) == told.observation
+    assert ChatCodec(tokenizer(), TOOLS).decode(told_ids) == "The last call failed: Reply 1. Make the right call now."
     assert not any(
         played.rollout.origins[place] == Origin.SAMPLED for place in range(told.observation_start, told.observation_end)
     )

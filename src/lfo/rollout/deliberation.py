@@ -199,13 +199,14 @@ class Deliberation:
             flaw = misfit(call, self._codec.tools)
             return _Draft(call=call, flaw=flaw, told=None if flaw is None else self._form.refused(flaw))
         if self._repeats_error(row):
-            return _Draft(call=None, flaw=self._form.repeated, told=self._form.repeated)
+            error = row.turns[-1].observation
+            return _Draft(call=None, flaw=error, told=self._form.failed(error))
         return None
 
     def _repeats_error(self, row: Row) -> bool:
         """Whether a message makes no call, but only repeats the reply to a call that did not fit its tool."""
         last = row.turns[-1] if row.turns else None
-        if not self._form.repeated or last is None or last.predicted or row.speech is None or not row.speech.stopped:
+        if not self._form.failure or last is None or last.predicted or row.speech is None or not row.speech.stopped:
             return False
         said = self._codec.read(row.speech.tokens)
         failed = OPENING in last.action if last.call is None else misfit(last.call, self._codec.tools) is not None
