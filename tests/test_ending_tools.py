@@ -13,6 +13,7 @@ from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
 from lfo.rollout import ending_tools
 from lfo.rollout.ending_tools import EndingTools, guess_ending_tools, learns_tools
+from lfo.rundir import read_metrics
 from lfo.types import Rollout, StopReason, ToolCall, Turn
 from small_runs import small_config, small_trainer
 
@@ -124,6 +125,9 @@ def test_an_environment_that_names_no_tools_imagines_from_the_first_evaluation_o
     trainer = small_trainer(*settings, environment=Nameless)
     trainer.fit()
     assert trainer.backend.ending_tools.first_guess.names == ["open_door"]
+    before_training = read_metrics(tmp_path / "run")[0]
+    assert before_training["step"] == 0
+    assert before_training["eval/val/drafts"] > 0
 
 
 def test_it_is_kept_and_an_older_run_may_imagine_every_call(tmp_path: Path):
