@@ -38,7 +38,7 @@ export -f gate learn
     # The world model alone, for a GPU: how many replies does it need? On a CPU only what a step costs.
     dual="policy.frozen=false policy.learning_rate=3e-5"
     if [ "$DEVICE" = cpu ]; then
-      echo "learn $to dual $env $few world_model.examples_per_mini_batch=4 $dual"
+      echo "learn $to dual $env $few rollout.prompts=2 rollout.group_size=4 world_model.examples_per_mini_batch=4 $dual"
     else
       echo "learn $to world_model $env $many"
       echo "learn $to dual $env $many rollout.group_size=4 $dual"
