@@ -20,9 +20,10 @@ from lfo.config import (
     load_config,
     to_yaml,
 )
+from lfo.config.algorithms import ALGORITHMS
 from lfo.config.knobs import KNOBS, LoraConfig
 from lfo.config.older import REPLACED
-from lfo.config.presets import ALGORITHMS, PRESETS
+from lfo.config.presets import PRESETS
 from lfo.errors import ConfigError
 from lfo.settings import assign, dotted
 

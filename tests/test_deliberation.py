@@ -37,9 +37,8 @@ from lfo.rollout.records import rollout_record
 from lfo.rollout.row import Feedback, RolloutRequest, Row
 from lfo.rollout.runner import Runner, RunnerConfig
 from lfo.rollout.samples import mark_first_calls, mark_imagined, policy_sample
-from lfo.rollout.tasks import draw_requests
 from lfo.types import Message, Origin, Rollout, RolloutGroup, StepResult, StopReason, ToolCall, Turn
-from small_runs import fussy_calls, model_of, randomised, small_config, small_trainer, tokenizer
+from small_runs import fussy_calls, model_of, randomised, requests_of, small_config, small_trainer, tokenizer
 from test_sampler import EOS, VOCABULARY, make_model
 
 
@@ -401,7 +400,7 @@ def test_a_reply_that_lists_every_allowed_value_is_not_used_by_a_call_with_one_o
 
 def sights(*settings: str, step: int = 5) -> list[tuple[bool, int | None, int]]:
     config = small_config("rollout.group_size=8", "rollout.prompts=1", *settings)
-    requests = draw_requests(config, PhoneCalls(), step, 0)
+    requests = requests_of(config, PhoneCalls(), step)
     return [(request.blind, request.imagine, request.inquiry) for request in requests]
 
 
@@ -476,7 +475,7 @@ def test_an_explorer_makes_the_first_candidate_that_others_would_imagine():
 def test_blind_explorers_pick_among_candidates_where_there_are_several():
     def picking(*settings: str) -> list[bool]:
         config = small_config("rollout.group_size=8", "rollout.prompts=1", *settings)
-        return [request.picks for request in draw_requests(config, PhoneCalls(), 5, 0)]
+        return [request.picks for request in requests_of(config, PhoneCalls(), 5)]
 
     assert picking("imagine.drafts=2") == [True, False] * 2 + [False] * 4
     assert not any(picking())
@@ -556,7 +555,7 @@ def test_sampled_log_probs_are_the_trainers_with_drafts_in_the_row(drafts: int):
     trainer = small_trainer(f"imagine.drafts={drafts}", "seed=3", environment=fussy_calls)
     model = randomised(model_of(trainer))
     trainer.backend.sync(0)
-    rollouts = trainer.collect(0).rollouts
+    rollouts = trainer.collect(trainer.plan(0)).rollouts
     assert any(turn.predicted for rollout in rollouts for turn in rollout.turns), "some were kept"
     assert any(rollout.taken_back and not rollout.turns[0].predicted for rollout in rollouts), "and some taken back"
     checked = 0
@@ -702,7 +701,7 @@ def test_a_memory_fills_in_groups_of_two_although_nothing_imagined_is_kept(sourc
     settings = ["rollout.group_size=2", "rollout.prompts=2", "policy.frozen=true"]
     settings += ["world_model.weight=0"] if source == "memory" else []
     trainer = small_trainer(f"lookahead_source={source}", *settings, environment=fussy_calls)
-    groups = trainer.draw(0, 0)
+    groups = trainer.draw(trainer.plan(0), 0)
     unmarked = [mark_imagined(replace_marks(group)) for group in groups]
     assert (groups != unmarked) == filled
     if filled:
@@ -713,7 +712,7 @@ def test_a_memory_fills_in_groups_of_two_although_nothing_imagined_is_kept(sourc
 
 def test_what_a_group_has_imagined_is_marked_in_training():
     trainer = small_trainer("seed=3", environment=fussy_calls)
-    groups = trainer.draw(0, 0)
+    groups = trainer.draw(trainer.plan(0), 0)
     assert groups == [mark_imagined(replace_marks(group)) for group in groups]
     assert any(turn.asked for group in groups for rollout in group.rollouts for turn in rollout.turns)
 

@@ -34,7 +34,16 @@ from lfo.rollout.successes import without_shown
 from lfo.tools.model_card import model_card
 from lfo.training import Trainer
 from lfo.types import Message, Origin, Rollout, ToolCall
-from small_runs import fussy_calls, model_of, random_base, randomised, small_config, small_trainer, tokenizer
+from small_runs import (
+    fussy_calls,
+    model_of,
+    random_base,
+    randomised,
+    requests_of,
+    small_config,
+    small_trainer,
+    tokenizer,
+)
 from small_tokenizers import CHATML_WITH_TOOLS, TOOLS, family_tokenizer, small_tokenizer
 from test_deliberation import A, Asking, B, Played, play, say
 from test_resume import KILLED, SETTINGS, adapters, lfo, rows, start
@@ -196,7 +205,7 @@ def test_sampled_log_probs_are_the_trainers_in_every_form(form: str):
     trainer = small_trainer(f"imagine.form={form}", "feedback=own", "seed=3", environment=fussy_calls)
     randomised(model_of(trainer))
     trainer.backend.sync(0)
-    rollouts = [rollout for rollout in trainer.collect(0).rollouts if rollout.tokens]
+    rollouts = [rollout for rollout in trainer.collect(trainer.plan(0)).rollouts if rollout.tokens]
     shown = [turn for rollout in rollouts for turn in rollout.turns if turn.predicted]
     assert {turn.feedback for turn in shown} == {True, False}, "feedback and look-ahead"
     check_rows(trainer, rollouts, words_of(form))
@@ -226,9 +235,7 @@ def test_sampled_log_probs_are_the_trainers_on_an_instruct_model_in_every_form(f
 
 
 def _requests(trainer: Trainer) -> list[Any]:
-    from lfo.rollout.tasks import draw_requests
-
-    return draw_requests(trainer.config, trainer.make_environment(), 0, 0)
+    return requests_of(trainer.config, trainer.make_environment())
 
 
 # --- nothing told stays where it must not ------------------------------------------------------------------------

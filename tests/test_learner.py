@@ -30,7 +30,7 @@ COUPLINGS = ("separate", "shared", "stacked")
 def groups() -> list[RolloutGroup]:
     """Five groups that the untrained policy played: of each, one rollout that did well and one that did not."""
     trainer = small_trainer("lookahead=false", environment=fussy_calls)
-    kept = [group for step in range(4) for group in trainer.collect(step)[1].values()]
+    kept = [group for step in range(4) for group in trainer.collect(trainer.plan(step))[1].values()]
     assert len(kept) >= 5
     pairs = []
     for group in kept[:5]:
@@ -290,7 +290,7 @@ def test_at_the_first_update_the_ratio_is_one(groups):
 
 def test_rows_are_scored_at_the_temperature_they_were_sampled_with():
     trainer = small_trainer("lookahead=false", "rollout.temperature=3", environment=fussy_calls)
-    group = trainer.collect(0).groups[0]
+    group = trainer.collect(trainer.plan(0)).groups[0]
 
     def policy_kl(temperature: float) -> float:
         learner = fresh("separate", f"rollout.temperature={temperature}")

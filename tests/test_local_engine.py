@@ -104,7 +104,7 @@ def test_dropped_groups_are_counted_drawn_again_and_still_feed_the_world_model()
 def test_a_step_that_does_not_train_the_policy_draws_once():
     settings = ("policy.max_resamples=1", "world_model.schedule=world_model_first:1")
     trainer = small_trainer(*settings, environment=partial(Hopeless, levels=(2,)))
-    assert [len(trainer.collect(step).groups) for step in (0, 1)] == [2, 4]
+    assert [len(trainer.collect(trainer.plan(step)).groups) for step in (0, 1)] == [2, 4]
 
 
 def test_a_failed_group_is_not_kept_for_the_lengths_of_its_rollouts():
@@ -143,7 +143,7 @@ def test_the_draws_of_a_step_are_all_different_and_kept_groups_are_no_more_than_
     trainer = small_trainer("policy.max_resamples=3", "lookahead=false", environment=fussy_calls)
     seen: list[str] = []
     for step in range(3):
-        groups, kept, report = trainer.collect(step)
+        groups, kept, report = trainer.collect(trainer.plan(step))
         assert report.seen == len(groups) >= 2
         assert len(kept) <= 2
         assert len(kept) == 2 or len(groups) == 8
@@ -153,7 +153,7 @@ def test_the_draws_of_a_step_are_all_different_and_kept_groups_are_no_more_than_
 
 def test_without_dynamic_sampling_every_group_is_used():
     trainer = small_trainer("policy.max_resamples=-1", environment=partial(Hopeless, levels=(2,)))
-    groups, kept, report = trainer.collect(0)
+    groups, kept, report = trainer.collect(trainer.plan(0))
     assert len(kept) == len(groups) == report.seen == 2
     assert report.all_failed == 2
     rows = policy_rows(kept[0], adapters=("policy",), inline=frozenset())
@@ -178,7 +178,7 @@ def test_blind_rollouts_are_the_asked_share_and_all_in_the_first_steps():
         "exploration.blind_share=0.25", "world_model.schedule=explore_first:1", environment=fussy_calls
     )
     for step, expected in ((0, [True] * 4), (1, [True, False, False, False])):
-        groups, *_ = trainer.collect(step)
+        groups, *_ = trainer.collect(trainer.plan(step))
         assert [rollout.blind for rollout in groups[0].rollouts] == expected
 
 
@@ -194,7 +194,7 @@ class Ringing(PhoneCalls):
 
 def test_the_policy_is_not_blamed_for_what_the_environment_broke_off():
     trainer = small_trainer(environment=partial(Ringing, levels=(2,)))
-    groups, *_ = trainer.collect(0)
+    groups, *_ = trainer.collect(trainer.plan(0))
     broken = [r for group in groups for r in group.rollouts if r.stop == StopReason.ENVIRONMENT_ERROR]
     assert broken
     assert {rollout.error for rollout in broken} == {"step of Ringing raised ConnectionError: the line went dead"}
@@ -241,7 +241,7 @@ class Recorder:
 def test_schedules_decide_which_losses_a_step_has(monkeypatch, settings, expected):
     recorder = Recorder(monkeypatch)
     trainer = small_trainer(*BLIND, *settings, environment=fussy_calls)
-    recorded = trainer.collect(0)  # informative
+    recorded = trainer.collect(trainer.plan(0))  # informative
     assert len(recorded[1]) > 0
     monkeypatch.setattr(trainer, "collect", lambda step: recorded)
     found = []
@@ -281,7 +281,7 @@ def test_replay_fills_each_mini_batch_up_to_the_cap_and_without_it_only_fresh_ex
 def test_inline_every_group_gives_its_observations_once(monkeypatch, same_task):
     recorder = Recorder(monkeypatch)
     trainer = small_trainer(*BLIND, "coupling=stacked", "world_model.input=inline", environment=fussy_calls)
-    groups, kept, report = trainer.collect(0)
+    groups, kept, report = trainer.collect(trainer.plan(0))
     if same_task:  # as in a small environment: one task in two groups of a step, of which one taught nothing
         groups = [dataclasses.replace(group, task_id="again") for group in groups]
     place, learned = next(iter(kept.items()))
@@ -312,7 +312,7 @@ def test_overlong_shaping_takes_reward_from_long_rollouts_only():
     trainer = small_trainer(
         *BLIND, "rollout.max_context=420", "policy.overlong_buffer=120", "rollout.max_turns=16", environment=fussy_calls
     )
-    (group, *_), _, _ = trainer.collect(0)
+    (group, *_), _, _ = trainer.collect(trainer.plan(0))
     shaped = trainer.shaped(group)
     lengths = [len(rollout.tokens) for rollout in group.rollouts]
     expected = [
@@ -383,7 +383,7 @@ def test_where_nobody_can_say_what_a_reply_means_look_ahead_is_not_called_wrong(
 
 def test_a_context_without_room_for_a_whole_state_still_looks_ahead():
     trainer = small_trainer("rollout.max_context=330", "world_model.state_tokens=512", environment=fussy_calls)
-    groups, *_ = trainer.collect(0)
+    groups, *_ = trainer.collect(trainer.plan(0))
     turns = [turn for group in groups for rollout in group.rollouts for turn in rollout.turns]
     assert any(turn.predicted for turn in turns)
     state = WorldModelState(task="Please call the bank. " * 100, step=1, actions=(), collected={})
@@ -395,7 +395,7 @@ def test_a_context_without_room_for_a_whole_state_still_looks_ahead():
 def test_blind_rollouts_take_turns_in_asking_what_look_ahead_asks():
     settings = ("levels=3", "lookahead=environment", "exploration.blind_share=0.5", "policy.max_resamples=-1")
     trainer = small_trainer(*settings, environment=partial(FussyCalls, levels=(3,)))
-    collected = trainer.collect(0)
+    collected = trainer.collect(trainer.plan(0))
     for group in collected.groups:  # two departments, so two questions
         size = len(group.rollouts)
         in_turns = [member < size // 2 and member % 2 == 1 for member in range(size)]
@@ -422,7 +422,7 @@ def test_inline_an_inquiry_teaches_the_world_model_and_not_the_policy():
         "policy.max_resamples=-1",
         environment=partial(FussyCalls, levels=(3,)),
     )
-    collected = trainer.collect(0)
+    collected = trainer.collect(trainer.plan(0))
     plan = trainer.make_update(0, collected, trainer.store_replies(collected.groups))
     rows = [row for mini_batch in plan.mini_batches for row in mini_batch]
     inquired = sum(rollout.inquired for rollout in collected.rollouts)
@@ -454,7 +454,7 @@ def test_the_best_of_bad_rewards_is_kept_and_is_no_loss(tmp_path: Path):
 
 def test_what_is_heard_is_told_group_by_group():
     trainer = small_trainer("rollout.prompts=4")
-    groups = trainer.collect(0).groups
+    groups = trainer.collect(trainer.plan(0)).groups
     heard = trainer.store_replies(groups)
     assert len(groups) > 1
     for group, examples in zip(groups, heard, strict=True):

@@ -41,7 +41,7 @@ def unmarked(things: Iterable[Any]) -> list[Any]:
 )
 def test_what_a_run_wrote_gives_the_same_calls_as_the_rollouts_themselves(tmp_path: Path, lookahead: str, told: Any):
     trainer = small_trainer("rollout.prompts=2", "rollout.group_size=4", f"lookahead={lookahead}")
-    groups, _, _ = trainer.collect(0)
+    groups, _, _ = trainer.collect(trainer.plan(0))
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     assert any(turn.predicted for rollout in rollouts for turn in rollout.turns)
     path = written(tmp_path / "rollouts.jsonl", *map(rollout_record, rollouts))

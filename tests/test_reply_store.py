@@ -232,7 +232,7 @@ def test_it_remembers_calls_that_look_ahead_asks_about_in_training_and_never_eva
 
 def test_groups_that_the_policy_cannot_learn_from_are_remembered_too():
     trainer = small_trainer(*MEMORY_ARM, "levels=2")
-    groups, kept, _ = trainer.collect(0)
+    groups, kept, _ = trainer.collect(trainer.plan(0))
     dropped = [group for place, group in enumerate(groups) if place not in kept]
     assert dropped, "an untrained policy fails at level 2"
     trainer.store_replies(dropped)
@@ -255,10 +255,10 @@ def test_what_was_heard_is_what_look_ahead_shows_next(lookahead: str):
         turns = [(group.task_id, turn) for group in groups for rollout in group.rollouts for turn in rollout.turns]
         return {task: {turn.observation for name, turn in turns if name == task and which(turn)} for task, _ in turns}
 
-    groups, *_ = trainer.collect(0)
+    groups, *_ = trainer.collect(trainer.plan(0))
     trainer.store_replies(groups)
     heard = said(groups, lambda turn: turn.asked)
-    shown = said(trainer.draw(0, 0), lambda turn: turn.predicted)
+    shown = said(trainer.draw(trainer.plan(0), 0), lambda turn: turn.predicted)
     assert any(heard.values())
     if lookahead == "environment":  # the very question again, in every rollout that looks ahead
         assert all(shown[task] == replies for task, replies in heard.items() if replies)
@@ -312,7 +312,7 @@ def test_special_tokens_in_a_memory_never_become_control_ids():
     store = trainer.backend.agent.reply_store
     assert store is not None
     store.add([heard("anything", "<|im_end|>", "1")])
-    rollouts = [rollout for group in trainer.draw(0, 0) for rollout in group.rollouts]
+    rollouts = [rollout for group in trainer.draw(trainer.plan(0), 0) for rollout in group.rollouts]
     shown = [(rollout, turn) for rollout in rollouts for turn in rollout.turns if turn.predicted]
     assert {turn.observation for _, turn in shown} == {"<|im_end|>"}
     assert all(end not in rollout.tokens[turn.observation_start : turn.observation_end] for rollout, turn in shown)

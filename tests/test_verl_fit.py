@@ -15,11 +15,10 @@ import torch
 
 from lfo.checkpoints import latest_checkpoint
 from lfo.rollout.row import RolloutRequest
-from lfo.rollout.tasks import draw_requests
 from lfo.rundir import read_metrics
 from lfo.training import Trainer
 from lfo.types import Rollout
-from small_runs import model_of, small_trainer, tokenizer
+from small_runs import model_of, requests_of, small_trainer, tokenizer
 
 pytest.importorskip("verl", reason="verl is not installed: pip install -e '.[verl]'")
 pytestmark = pytest.mark.verl
@@ -139,7 +138,7 @@ def test_three_steps_are_those_of_the_local_engine(results):
 def test_the_base_acts_and_is_told_what_others_heard_as_in_the_local_engine(results):
     """Greedily, after the policy was trained there and before it is here: its adapter has no part in it."""
     trainer = small_trainer("rollout.group_size=8", "steps=6", "seed=1", environment=TalkativeWorld)
-    requests = told_requests(draw_requests(trainer.config, trainer.make_environment(), 0, 0))
+    requests = told_requests(requests_of(trainer.config, trainer.make_environment()))
     mine = trainer.backend.roll_out(requests, temperature=0.0)
     assert results["told"] == [[list(each.tokens), each.untrained, each.feedback, shown(each)] for each in mine]
     assert [[each.untrained, each.feedback, any(shown(each))] for each in mine] == [[True, False, False], [True] * 3]

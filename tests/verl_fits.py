@@ -23,9 +23,8 @@ from lfo.errors import WorkError
 from lfo.protocol.world_model import WorldModelCodec
 from lfo.rollout.ending_tools import EndingTools
 from lfo.rollout.records import rollout_record
-from lfo.rollout.tasks import draw_requests
 from lfo.types import Rollout
-from small_runs import SMALL, tokenizer
+from small_runs import SMALL, requests_of, tokenizer
 from verl_worlds import TalkativeWorld, ToolWorld, TwoQuestions, shown, told_requests
 
 FOLDER = Path(sys.argv[1])
@@ -81,7 +80,7 @@ def steps_beside_the_local_engine() -> None:
         except WorkError as error:
             RESULTS["stale"] = str(error)
         RESULTS["through_tools"] = rollouts_through_verls_tools(trainer, cluster)
-        requests = draw_requests(trainer.config, trainer.make_environment(), 0, 0)
+        requests = requests_of(trainer.config, trainer.make_environment())
         told = roll_out(told_requests(requests), temperature=0.0)
         RESULTS["told"] = [[each.tokens, each.untrained, each.feedback, shown(each)] for each in told]
         played = roll_out(requests)
@@ -115,7 +114,7 @@ def rollouts_through_verls_tools(trainer: Any, cluster: Any) -> dict[str, list[d
         )
         found[whose] = [
             described(asyncio.run(player.run({"temperature": 1.0}, **fields)).rollout)
-            for request in draw_requests(trainer.config, trainer.make_environment(), 0, 0)[:4]
+            for request in requests_of(trainer.config, trainer.make_environment())[:4]
             for fields in [
                 {
                     "session_id": 0,

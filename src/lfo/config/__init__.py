@@ -6,7 +6,7 @@ Settings override each other in this order: defaults, preset, algorithm, the fil
 OmegaConf parses and merges them, so `output_dir=runs/${algo}-${seed}` works. pydantic checks types and ranges.
 
     knobs      every setting with its default, range and help
-    presets    the settings that `preset=` and `algo=` stand for
+    presets    the settings that `preset=` stands for; those of `algo=` are in `algorithms`
     checks     what must hold between settings
     older      settings of earlier versions
 """
@@ -26,9 +26,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
 
+from lfo.config.algorithms import ALGORITHMS
 from lfo.config.knobs import KNOBS, PARTS, SHIPPED_ENVIRONMENTS, RunConfig, by_name, flatten, marked
 from lfo.config.older import OLD_NAMES, OLDER, modernise, newer_than, refuse_removed
-from lfo.config.presets import ALGORITHMS, PRESETS
+from lfo.config.presets import PRESETS
 from lfo.env.by_name import hold_as_data
 from lfo.errors import ConfigError
 from lfo.settings import Setting, assign, did_you_mean, dotted, nearest, parse, read_yaml
@@ -133,7 +134,8 @@ def _resolve(files: Sequence[Setting], overrides: Sequence[Setting] = ()) -> Run
         files = [setting for setting in files if setting[0] != LEVELS]
     tree = dataclasses.asdict(RunConfig(env_args=dict(arguments)))
     preset, algorithm = (str(given.get(name, KNOBS[name].default)) for name in ("preset", "algo"))
-    tables = (*PRESETS.get(preset, {}).items(), *ALGORITHMS.get(algorithm, {}).items())
+    of_algorithm = ALGORITHMS[algorithm].settings if algorithm in ALGORITHMS else {}
+    tables = (*PRESETS.get(preset, {}).items(), *of_algorithm.items())
     for name, value in (*tables, *_spell_out((*files, *overrides))):
         assign(tree, name, value)
     try:

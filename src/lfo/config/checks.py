@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from lfo.config.algorithms import ALGORITHMS
 from lfo.env.adapters import ADAPTERS, adapter_word
 from lfo.env.shipped import SHIPPED
 from lfo.errors import ConfigError
@@ -29,6 +30,8 @@ def check(config: RunConfig) -> None:
 def _of_texts(c: RunConfig) -> Iterator[Relation]:
     known = c.env in SHIPPED or adapter_word(c.env) is not None or re.fullmatch(r"[\w.]+:\w+", c.env) is not None
     words = f"{', '.join(SHIPPED)}, package.module:Class or one of {', '.join(ADAPTERS)} with a colon and a name"
+    algorithms = f"algo must be one of {', '.join(ALGORITHMS)}, not {c.algo!r}"
+    yield c.algo in ALGORITHMS, f"{algorithms}{did_you_mean(c.algo, tuple(ALGORITHMS))}"
     yield known, f"env must be {words}, not {c.env!r}{did_you_mean(c.env.partition(':')[0], (*SHIPPED, *ADAPTERS))}"
     for name, text in (("model", c.model), ("output_dir", c.output_dir)):  # YAML does not preserve every line break
         yield bool(text.strip()) and text.isprintable(), f"{name} must be printable text, not {text!r}"
@@ -52,6 +55,7 @@ def _of_rollouts(c: RunConfig) -> Iterator[Relation]:
 
 def _of_the_world_model(c: RunConfig) -> Iterator[Relation]:
     w, inline = c.world_model, c.world_model.input == "inline"
+    models = [name for name, algorithm in ALGORITHMS.items() if algorithm.has_world_model]
     couplings = " or ".join(f"coupling={name}" for name in names_where(lambda row: row.reads_inline))
     first = re.fullmatch(r"world_model_first:(\d+)", w.schedule)
     asked = c.looks_ahead and c.lookahead_source in ("world_model", "memory_first")
@@ -63,7 +67,7 @@ def _of_the_world_model(c: RunConfig) -> Iterator[Relation]:
         ("world_model.schedule=adaptive", w.schedule == "adaptive"),
         (f"surprise={c.surprise:g}", c.surprise > 0),
     ):
-        yield c.has_world_model or not used, f"{name} needs algo=dual-lora or algo=internalise"
+        yield c.has_world_model or not used, f"{name} needs algo={' or algo='.join(models)}"
     yield coupling_of(c.coupling).reads_inline or not inline, f"world_model.input=inline needs {couplings}"
     yield not (inline and asked), "world_model.input=inline trains no world model for look-ahead: set lookahead=off"
     yield (

@@ -7,7 +7,7 @@ looks at a model, an environment or a device. The constructor checks types and r
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import ConfigDict, Field
@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
 from lfo.config import checks
+from lfo.config.algorithms import ALGORITHMS
 from lfo.env.shipped import SHIPPED
 from lfo.settings import dotted
 
@@ -39,6 +40,10 @@ def knob(default: Any, text: str, *, main: bool = False, beside: bool = False, *
     seed).
     """
     return Field(default, description=text, json_schema_extra={"main": main, "beside": beside}, **limits)
+
+
+def _words(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
@@ -131,10 +136,6 @@ class InternaliseConfig:
     swap_names: Share = knob(0.0, "chance that a rare word of a success is swapped for another when it is imitated")
     teacher: Literal["base", "policy", "hindsight"] = knob("base", "who gives what is imitated: see Into the weights")
 
-    def over(self, step: int) -> bool:
-        """Whether DAPO alone trains in this step."""
-        return 0 < self.until <= step
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
 class OptimizerConfig:
@@ -161,7 +162,7 @@ class RunConfig:
     """All settings of one run: enough to repeat it with the same code on the same machine."""
 
     preset: Preset = knob("default", "where the values start from: see Presets", main=True, beside=True)
-    algo: Literal["dual-lora", "internalise", "dapo"] = knob("dual-lora", "what is trained: see Presets", main=True)
+    algo: str = knob("dual-lora", f"what is trained: {_words(ALGORITHMS)}; see Presets", main=True)
     engine: Literal["local", "verl"] = knob("local", "who trains: one process, or many (docs/VERL_INTEGRATION.md)")
     model: str = knob("tiny", "the embedded base, a name of `lfo models list`, a folder or a hub id", main=True)
     env: str = knob("phone-calls", "or `oracle-codes`, `package.module:Class`, or docs/ADAPTERS.md", main=True)
@@ -209,7 +210,7 @@ class RunConfig:
 
     @property
     def has_world_model(self) -> bool:
-        return self.algo != "dapo"
+        return ALGORITHMS[self.algo].has_world_model
 
     @property
     def looks_ahead(self) -> bool:

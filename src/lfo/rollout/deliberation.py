@@ -34,8 +34,8 @@ from lfo.protocol.hermes import format_tool_call, read_tool_call
 from lfo.protocol.schemas import listed_words, misfit, words_of
 from lfo.protocol.shown import MARK, ShownForm
 from lfo.protocol.world_model import WorldModelState, state_of
-from lfo.rollout.row import MOST_IMAGINED, Dictated, Mark, Row, SamplerRows, Speech
-from lfo.types import Message, Origin, Rollout, StopReason, ToolCall, Turn
+from lfo.rollout.row import Dictated, Mark, Row, SamplerRows, Speech
+from lfo.types import MOST_IMAGINED, Message, Origin, Rollout, StopReason, ToolCall, Turn
 
 EXPECTED = MARK.text("")  # the text before a predicted reply that is marked
 MAX_IMAGINED = 8  # imagined exchanges before one turn, at most, for environments that never stop asking

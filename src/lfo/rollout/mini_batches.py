@@ -6,15 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lfo.config import RunConfig
-from lfo.objectives.schedule import Phase, active_losses, phase_of, rate_of
 from lfo.protocol.world_model import WorldModelExample
 from lfo.rollout.practice import Practice
 from lfo.rollout.renaming import Renaming
 from lfo.rollout.samples import ReplayBuffer, deal, inline_rows, policy_rows, world_model_sample
 from lfo.rollout.successes import SuccessBuffer, imitation_sample
-from lfo.types import Rollout, RolloutGroup, TrainingSample
-
-FIRST_TASKS = 24  # imitation begins once this many tasks, or half of all, have a success
+from lfo.types import Rollout, RolloutGroup, StepPlan, TrainingSample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +31,6 @@ class MiniBatches:
     policy_adapters: tuple[str, ...]
     world_model_adapters: tuple[str, ...]
     predicted_tools: Collection[str] | None  # None: all
-    train_tasks: int | None  # None: an endless stream
     practice: Practice
     renaming: Renaming
     replay: ReplayBuffer = field(default_factory=ReplayBuffer)
@@ -50,27 +46,9 @@ class MiniBatches:
         if self.config.internalise.teacher == "hindsight":
             self.successes.add_in_hindsight(rollouts, self.predicted_tools)
 
-    def phase(self, step: int) -> Phase:
-        """Return the phase of a step, given the successes stored so far."""
-        internalise = self.config.internalise
-        first = FIRST_TASKS if self.train_tasks is None else min(FIRST_TASKS, -(-self.train_tasks // 2))
-        begun = internalise.rows > 0 and len(self.successes) >= first
-        return phase_of(step, begun=begun, until=internalise.until)
-
-    def learns_by_dapo(self, step: int) -> bool:
-        """Whether the policy learns from its own rollouts in this step.
-
-        It does not while it imitates: with both losses in one step, blind success grew half as fast. It cannot while
-        the base acts: then there are no rollouts of the policy. A schedule does not apply to the last phase.
-        """
-        internalise, phase = self.config.internalise, self.phase(step)
-        taught = phase == "internalise" or (phase == "ask" and internalise.rows > 0 and internalise.teacher != "policy")
-        scheduled = phase == "reinforce" or active_losses(self.config.world_model.schedule, step).policy
-        return scheduled and not self.config.policy.frozen and not taught
-
     def update(
         self,
-        step: int,
+        plan: StepPlan,
         groups: Sequence[RolloutGroup],
         kept: Mapping[int, RolloutGroup],
         new_examples: Sequence[Sequence[WorldModelExample]],
@@ -81,28 +59,20 @@ class MiniBatches:
 
         `new_examples` are those of each group. `world_model_weight` is used in steps that train the world model.
         """
-        config, world, phase = self.config, self.config.world_model, self.phase(step)
-        active = active_losses(world.schedule, step)
         # An inline world model is trained on the rows of the policy.
-        inline = self.predicted_tools if world.input == "inline" and world_model_weight else frozenset()
-        trains_world = active.world_model and world.predict != "none" and phase != "reinforce"
-        world_model_weight = world_model_weight if trains_world else 0.0
-        kept = kept if self.learns_by_dapo(step) else {}
+        inlines = self.config.world_model.input == "inline" and world_model_weight
+        inline = self.predicted_tools if inlines else frozenset()
+        world_model_weight = world_model_weight if plan.predicts else 0.0
+        kept = kept if plan.reinforces else {}
         parts = [
             self._policy_rows(kept, inline),
-            self._world_rows(step, groups, kept, new_examples, inline) if world_model_weight else self._no_rows(),
-            self._imitation_rows(step) if phase == "internalise" and active.policy else self._no_rows(),
+            self._world_rows(plan.step, groups, kept, new_examples, inline) if world_model_weight else self._no_rows(),
+            self._imitation_rows(plan.step) if plan.imitates else self._no_rows(),
         ]
         return Update(
             mini_batches=[[row for part in rows for row in part] for rows in zip(*parts, strict=True)],
             world_model_weight=world_model_weight,
-            rate_factor=rate_of(
-                step,
-                warmup=config.optimizer.warmup_steps,
-                total=config.steps,
-                until=config.internalise.until,
-                constant=config.optimizer.constant,
-            ),
+            rate_factor=plan.rate,
         )
 
     def examples(self, examples: Sequence[WorldModelExample]) -> list[TrainingSample]:

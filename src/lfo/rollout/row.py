@@ -11,7 +11,7 @@ from lfo.env.interface import Environment
 from lfo.env.patience import EnvironmentTimedOut
 from lfo.errors import EnvironmentFailed
 from lfo.protocol.chat import Tokens
-from lfo.types import Message, Origin, Rollout, StopReason, Turn
+from lfo.types import Message, Origin, Rollout, Seat, StopReason, Turn
 
 
 class Speech(Protocol):
@@ -25,7 +25,6 @@ class Speech(Protocol):
     def stopped(self) -> bool: ...
 
 
-MOST_IMAGINED = 2  # exchanges that stay in one rollout
 # A text with more characters than this for each token of the context does not fit into it, by definition: it is cut and
 # never tokenised. Ordinary text has about four.
 CHARS_A_TOKEN = 64
@@ -61,15 +60,11 @@ class Feedback:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RolloutRequest:
+class RolloutRequest(Seat):
     """One rollout to run; `seeds` seed its random numbers: `RolloutRequest(task=task, seeds=(0, 17, 3, 5))`."""
 
     task: Any
     seeds: tuple[int, ...]
-    blind: bool = False  # no look-ahead
-    imagine: int | None = None  # how many exchanges it may imagine; None: the limit of the run
-    picks: bool = False  # the first candidate turn that other rollouts would imagine is made for real
-    by_base: bool = False  # the base acts, without the policy adapter
     feedback: Feedback | None = None
     inquiry: int = 0  # index of the look-ahead question that a blind rollout asks for real, modulo their number
 

@@ -15,10 +15,9 @@ from lfo.model.couplings import POLICY, WORLD_MODEL
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.shown import ShownForm
 from lfo.protocol.world_model import WorldModelState, render_prompt, render_target
-from lfo.rollout.row import MOST_IMAGINED
 from lfo.rundir import run_folder
 from lfo.statistics import wilson
-from lfo.types import ToolCall
+from lfo.types import MOST_IMAGINED, ToolCall
 
 BASE = "base"
 VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # supported by vLLM

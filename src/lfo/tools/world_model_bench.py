@@ -197,7 +197,7 @@ def _learn(trainer: Trainer, step: int, heard: Sequence[Sequence[Heard]]) -> Non
     ]
     for of_task in examples:
         trainer.mini_batches.replay.add(of_task)
-    update = trainer.make_update(step, _NOTHING, examples)
+    update = trainer.make_update(trainer.plan(step), _NOTHING, examples)
     trainer.backend.learn(
         update.mini_batches, world_model_weight=update.world_model_weight, rate_factor=update.rate_factor
     )

@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from threading import Thread
 from typing import Any, cast
@@ -227,14 +228,8 @@ class Cluster:
                 "uid": names,
                 "index": list(range(len(groups))),
                 "task": [group[0].task for group in groups],
-                "seeds": [[list(request.seeds) for request in group] for group in groups],
-                "blind": [[request.blind for request in group] for group in groups],
-                "imagine": [[request.imagine for request in group] for group in groups],
-                "picks": [[request.picks for request in group] for group in groups],
-                "inquiry": [[request.inquiry for request in group] for group in groups],
+                "requests": [[msgspec.to_builtins(replace(each, task=None)) for each in group] for group in groups],
                 "adapter": [[BASE if untrained or each.by_base else POLICY for each in group] for group in groups],
-                "by_base": [[request.by_base for request in group] for group in groups],
-                "feedback": [[msgspec.to_builtins(request.feedback) for request in group] for group in groups],
                 "looks_ahead": [not untrained] * len(groups),
                 "tools": [tools] * len(groups),
                 "temperature": [temperature] * len(groups),
