@@ -36,7 +36,7 @@ from lfo.rollout.predictors import make_lookahead
 from lfo.rollout.records import rollout_record
 from lfo.rollout.row import Feedback, RolloutRequest, Row
 from lfo.rollout.runner import Runner, RunnerConfig
-from lfo.rollout.samples import mark_first_calls, mark_imagined, policy_sample
+from lfo.rollout.samples import Observed, mark_first_calls, mark_imagined, policy_sample
 from lfo.types import Message, Origin, Rollout, RolloutGroup, StepResult, StopReason, ToolCall, Turn
 from small_runs import fussy_calls, model_of, randomised, requests_of, small_config, small_trainer, tokenizer
 from test_sampler import EOS, VOCABULARY, make_model
@@ -539,7 +539,7 @@ def test_a_draft_is_trained_as_it_was_sampled_and_an_expected_reply_never(drafts
     expected = range(imagined.observation_start, imagined.observation_end)
     assert {rollout.origins[place] for place in expected} == {Origin.PREDICTED}
     for advantage in (0.5, None):
-        row = policy_sample(rollout, advantage, adapters=("policy",), inline=None)
+        row = policy_sample(rollout, advantage, adapters=("policy",), observed=Observed(tools=None))
         assert row is not None
         for place in range(len(row.tokens)):
             sampled = advantage is not None and rollout.origins[place] == Origin.SAMPLED

@@ -29,7 +29,7 @@ from lfo.protocol.shown import SHOWN_FORMS
 from lfo.protocol.world_model import WorldModelCodec, render_state, state_of
 from lfo.rollout.records import rollout_record
 from lfo.rollout.row import Feedback
-from lfo.rollout.samples import policy_sample
+from lfo.rollout.samples import Observed, policy_sample
 from lfo.rollout.successes import without_shown
 from lfo.tools.model_card import model_card
 from lfo.training import Trainer
@@ -177,7 +177,7 @@ def check_rows(trainer: Trainer, rollouts: Sequence[Rollout], words: str) -> Non
     model, temperature = model_of(trainer), trainer.config.rollout.temperature
     largest, checked = 0.0, 0
     for rollout in rollouts:
-        row = policy_sample(rollout, 1.0, adapters=("policy",), inline=None)
+        row = policy_sample(rollout, 1.0, adapters=("policy",), observed=Observed(tools=None))
         assert row is not None
         tokens_BT = torch.tensor([row.tokens])
         with torch.no_grad():

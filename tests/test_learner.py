@@ -18,7 +18,7 @@ from lfo.model.adapters import DualAdapterModel
 from lfo.model.learner import Learner, collate, micro_batches
 from lfo.objectives.advantages import group_advantages
 from lfo.protocol.world_model import WorldModelCodec
-from lfo.rollout.samples import policy_sample, world_model_sample
+from lfo.rollout.samples import NOTHING, Observed, policy_sample, world_model_sample
 from lfo.types import RolloutGroup, TrainingSample
 from small_runs import base, fussy_calls, gradient, small_config, small_model, small_trainer, tokenizer, weights
 
@@ -41,7 +41,9 @@ def groups() -> list[RolloutGroup]:
 
 def policy_rows(model: DualAdapterModel, group: RolloutGroup, *, inline: bool = False) -> list[TrainingSample]:
     rows = [
-        policy_sample(rollout, advantage, adapters=model.policy_adapters, inline=PHONE if inline else frozenset())
+        policy_sample(
+            rollout, advantage, adapters=model.policy_adapters, observed=Observed(tools=PHONE) if inline else NOTHING
+        )
         for rollout, advantage in zip(group.rollouts, group_advantages(group.rewards), strict=True)
     ]
     return [row for row in rows if row is not None]
@@ -49,7 +51,10 @@ def policy_rows(model: DualAdapterModel, group: RolloutGroup, *, inline: bool = 
 
 def world_rows(model: DualAdapterModel, group: RolloutGroup, *, inline: bool = False) -> list[TrainingSample]:
     if inline:
-        rows = [policy_sample(r, None, adapters=model.policy_adapters, inline=PHONE) for r in group.rollouts]
+        rows = [
+            policy_sample(r, None, adapters=model.policy_adapters, observed=Observed(tools=PHONE))
+            for r in group.rollouts
+        ]
         return [row for row in rows if row is not None]
     codec = WorldModelCodec(tokenizer())
     examples = {each.key: each for r in group.rollouts for each in codec.examples_of(r, predict=PHONE)}

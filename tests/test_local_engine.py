@@ -109,7 +109,8 @@ def test_a_step_that_does_not_train_the_policy_draws_once():
 
 def test_a_failed_group_is_not_kept_for_the_lengths_of_its_rollouts():
     settings = ("policy.overlong_buffer=400", "rollout.max_context=420", "rollout.max_turns=16")
-    groups, kept, _ = small_trainer(*settings, environment=partial(Hopeless, levels=(2,))).collect(0)
+    trainer = small_trainer(*settings, environment=partial(Hopeless, levels=(2,)))
+    groups, kept, _ = trainer.collect(trainer.plan(0))
     assert any(len({len(rollout.tokens) for rollout in group.rollouts}) > 1 for group in groups)
     assert not kept
 
@@ -156,7 +157,7 @@ def test_without_dynamic_sampling_every_group_is_used():
     groups, kept, report = trainer.collect(trainer.plan(0))
     assert len(kept) == len(groups) == report.seen == 2
     assert report.all_failed == 2
-    rows = policy_rows(kept[0], adapters=("policy",), inline=frozenset())
+    rows = policy_rows(kept[0], adapters=("policy",))
     assert len(rows) == 4
     assert all(sum(row.policy_weights) > 0 and not any(row.advantages) for row in rows)
 
@@ -285,7 +286,7 @@ def test_inline_every_group_gives_its_observations_once(monkeypatch, same_task):
     if same_task:  # as in a small environment: one task in two groups of a step, of which one taught nothing
         groups = [dataclasses.replace(group, task_id="again") for group in groups]
     place, learned = next(iter(kept.items()))
-    monkeypatch.setattr(trainer, "collect", lambda step: Collected(groups, {place: learned}, report))
+    monkeypatch.setattr(trainer, "collect", lambda plan: Collected(groups, {place: learned}, report))
     trainer.step(0)
     rows = [row for rows, _ in recorder.updates for row in rows]
     assert len(rows) == sum(len(group.rollouts) for group in groups)
@@ -296,7 +297,7 @@ def test_inline_every_group_gives_its_observations_once(monkeypatch, same_task):
 def test_surprise_pays_for_what_was_hard_to_predict():
     plain = small_trainer(*BLIND, environment=fussy_calls)
     curious = small_trainer(*BLIND, "surprise=0.5", environment=fussy_calls)
-    (group, *_), _, _ = plain.collect(0)
+    (group, *_), _, _ = plain.collect(plain.plan(0))
     assert plain.own_rollouts(group) == group
     losses = [curious._surprise(rollout) for rollout in group.rollouts]
     assert len(set(losses)) > 1

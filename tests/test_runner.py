@@ -24,7 +24,7 @@ from lfo.rollout.predictors import shuffled_predictor, true_reply_predictor, wor
 from lfo.rollout.records import rollout_record
 from lfo.rollout.row import RolloutRequest
 from lfo.rollout.runner import Runner, RunnerConfig
-from lfo.rollout.samples import policy_sample, world_model_sample
+from lfo.rollout.samples import Observed, policy_sample, world_model_sample
 from lfo.types import Message, Origin, Rollout, StepResult, StopReason, ToolCall
 from small_runs import fussy_calls, small_model, tokenizer
 
@@ -325,7 +325,7 @@ def test_a_reset_that_fails_is_a_rollout_too():
     runner = Runner(lambda: Broken(say_on), codec, config=RunnerConfig(environment_retries=0))
     (rollout,) = runner.run([RolloutRequest(task=Chore(), seeds=(0,))], Script(codec, [CALL]))
     assert (rollout.stop, rollout.tokens) == (StopReason.ENVIRONMENT_ERROR, ())
-    assert policy_sample(rollout, -1.0, adapters=("policy",), inline=None) is None
+    assert policy_sample(rollout, -1.0, adapters=("policy",), observed=Observed(tools=None)) is None
 
 
 class Curious(Parrot):
@@ -600,7 +600,9 @@ def test_spans_decode_to_what_was_said(played: Played):
 def test_predicted_text_has_no_weight_anywhere(played: Played):
     for rollout in played.rollouts:
         for advantage in (1.0, None):
-            row = policy_sample(rollout, advantage, adapters=played.model.policy_adapters, inline=None)
+            row = policy_sample(
+                rollout, advantage, adapters=played.model.policy_adapters, observed=Observed(tools=None)
+            )
             assert row is not None
             for place, origin in enumerate(rollout.origins[: len(row.tokens)]):
                 if origin == Origin.PREDICTED:

@@ -34,5 +34,17 @@ ALGORITHMS: Mapping[str, Algorithm] = {
     ),
     # Half of each group is shown a real reply of the other half; what succeeds is imitated without it.
     "feedback": Algorithm(settings={**_DAPO, "feedback": "own", "internalise.rows": 8}, has_world_model=False),
+    # ECHO (arXiv 2605.24517): one adapter, and an observation loss on the policy's own rows. A weight of 0.2 collapsed.
+    "echo": Algorithm(
+        settings={
+            **_DAPO,
+            "coupling": "shared",
+            "world_model.input": "inline",
+            "world_model.weight": 0.05,
+            "world_model.predict": "all",
+            "world_model.user_turns": 1.0,
+            "world_model.other_replies": 1.0,
+        }
+    ),
     "dapo": Algorithm(settings=_DAPO, has_world_model=False),
 }

@@ -70,6 +70,8 @@ def _of_the_world_model(c: RunConfig) -> Iterator[Relation]:
         yield c.has_world_model or not used, f"{name} needs algo={' or algo='.join(models)}"
     yield coupling_of(c.coupling).reads_inline or not inline, f"world_model.input=inline needs {couplings}"
     yield not (inline and asked), "world_model.input=inline trains no world model for look-ahead: set lookahead=off"
+    for name, factor in (("user_turns", w.user_turns), ("other_replies", w.other_replies)):
+        yield inline or not factor, f"world_model.{name} needs world_model.input=inline (algo=echo)"
     yield (
         first is None or int(first[1]) <= c.steps,
         f"world_model.schedule={w.schedule} needs steps={first and first[1]} or more",

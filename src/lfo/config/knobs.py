@@ -99,6 +99,8 @@ class WorldModelConfig:
     lora_plus: Above0 = knob(1.0, "LoRA+: B matrices of its adapter learn at so many times the rate of A matrices")
     input: Literal["state", "inline"] = knob("state", "rows of their own, or the observation tokens of the rollout")
     predict: str = knob("default", "tools whose replies it learns: as the environment says, `all`, `none`, or names")
+    user_turns: Factor = knob(0.0, "with `input=inline`: weight of answers to messages that call no tool")
+    other_replies: Factor = knob(0.0, "with `input=inline`: weight of replies to other calls and to broken ones")
     state_tokens: int = knob(
         512, "tokens of a state; a longer one is cut to what concerns the call, then further", ge=32
     )

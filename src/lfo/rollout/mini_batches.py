@@ -9,7 +9,15 @@ from lfo.config import RunConfig
 from lfo.protocol.world_model import WorldModelExample
 from lfo.rollout.practice import Practice
 from lfo.rollout.renaming import Renaming
-from lfo.rollout.samples import ReplayBuffer, deal, inline_rows, policy_rows, world_model_sample
+from lfo.rollout.samples import (
+    NOTHING,
+    Observed,
+    ReplayBuffer,
+    deal,
+    inline_rows,
+    policy_rows,
+    world_model_sample,
+)
 from lfo.rollout.successes import SuccessBuffer, imitation_sample
 from lfo.types import Rollout, RolloutGroup, StepPlan, TrainingSample
 
@@ -59,14 +67,12 @@ class MiniBatches:
 
         `new_examples` are those of each group. `world_model_weight` is used in steps that train the world model.
         """
-        # An inline world model is trained on the rows of the policy.
-        inlines = self.config.world_model.input == "inline" and world_model_weight
-        inline = self.predicted_tools if inlines else frozenset()
+        observed = self._observed() if world_model_weight else NOTHING
         world_model_weight = world_model_weight if plan.predicts else 0.0
         kept = kept if plan.reinforces else {}
         parts = [
-            self._policy_rows(kept, inline),
-            self._world_rows(plan.step, groups, kept, new_examples, inline) if world_model_weight else self._no_rows(),
+            self._policy_rows(kept, observed),
+            self._world_rows(plan, groups, kept, new_examples, observed) if world_model_weight else self._no_rows(),
             self._imitation_rows(plan.step) if plan.imitates else self._no_rows(),
         ]
         return Update(
@@ -78,26 +84,31 @@ class MiniBatches:
     def examples(self, examples: Sequence[WorldModelExample]) -> list[TrainingSample]:
         return [world_model_sample(example, adapters=self.world_model_adapters) for example in examples]
 
+    def _observed(self) -> Observed:
+        """Return what an inline world model learns, on the rows of the policy; another one has rows of its own."""
+        world = self.config.world_model
+        if world.input != "inline":
+            return NOTHING
+        return Observed(tools=self.predicted_tools, user_turns=world.user_turns, other=world.other_replies)
+
     def _no_rows(self) -> list[list[TrainingSample]]:
         return [[] for _ in range(self.count)]
 
-    def _policy_rows(
-        self, kept: Mapping[int, RolloutGroup], inline: Collection[str] | None
-    ) -> list[list[TrainingSample]]:
-        rows = [policy_rows(group, adapters=self.policy_adapters, inline=inline) for group in kept.values()]
+    def _policy_rows(self, kept: Mapping[int, RolloutGroup], observed: Observed) -> list[list[TrainingSample]]:
+        rows = [policy_rows(group, adapters=self.policy_adapters, observed=observed) for group in kept.values()]
         return deal(rows, self.count)
 
     def _world_rows(
         self,
-        step: int,
+        plan: StepPlan,
         groups: Sequence[RolloutGroup],
         kept: Mapping[int, RolloutGroup],
         new_examples: Sequence[Sequence[WorldModelExample]],
-        inline: Collection[str] | None,
+        observed: Observed,
     ) -> list[list[TrainingSample]]:
         if self.config.world_model.input == "inline":
-            return deal(inline_rows(groups, without=kept, adapters=self.policy_adapters, inline=inline), self.count)
-        return [self._example_rows(step, index, new) for index, new in enumerate(deal(new_examples, self.count))]
+            return deal(inline_rows(groups, without=kept, adapters=self.policy_adapters, observed=observed), self.count)
+        return [self._example_rows(plan.step, index, new) for index, new in enumerate(deal(new_examples, self.count))]
 
     def _example_rows(self, step: int, index: int, new: Sequence[WorldModelExample]) -> list[TrainingSample]:
         """Return the world-model rows of one mini-batch, from the whole replay buffer or only from new examples."""
