@@ -21,7 +21,7 @@ def test_plain_dapo_is_blind_and_learns_from_its_own_rollouts_alone():
     plan = plan_of(small_config("algo=dapo", "policy.max_resamples=2"), 3)
     assert plan.seats == (BLIND,) * 4
     assert (plan.draws, plan.selects, plan.reinforces) == (3, True, True)
-    assert not (plan.imitates or plan.predicts or plan.first_wave)
+    assert (plan.imitates, plan.predicts, plan.first_wave) == (False, False, 0)
     assert plan.feedback == "off"
 
 
