@@ -39,7 +39,8 @@ for world in ${WORLDS:-level2 level5 level6 oracle-codes lake secretary parcels 
       fi ;;
   esac
   if [ ! -f "$kept/$world.json" ]; then
-    "$LFO" check-env "${chosen[@]}" "model=$base" --json > "$kept/$world.unfinished" || true
+    # Exit code 1 with a report: it has found a problem in the world, such as replies that are all the same.
+    "$LFO" check-env "${chosen[@]}" "model=$base" --json > "$kept/$world.unfinished" || [ -s "$kept/$world.unfinished" ]
     mv "$kept/$world.unfinished" "$kept/$world.json"
   fi
   case $world in

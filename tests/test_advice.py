@@ -11,6 +11,7 @@ from lfo.cli import main
 from lfo.config import load_config, to_yaml
 from lfo.evaluation.advice import MIN_STEPS, Trouble, advise
 from lfo.evaluation.correlation import LOOKAHEAD, VAL
+from lfo.evaluation.runs import read_run
 
 DUAL = load_config(["preset=tiny"])
 SHARED = load_config(["preset=tiny", "coupling=shared"])
@@ -59,6 +60,11 @@ def changed(evaluated: dict[str, Any] | None = None, /, **columns: Any) -> list[
     return rows
 
 
+def rising(done: float) -> float:
+    """Success that is low and rises a little."""
+    return 0.19 * done
+
+
 def without(rows: list[dict[str, Any]], *keys: str) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key not in keys} for row in rows]
 
@@ -93,13 +99,13 @@ def test_a_policy_that_imagines_nothing_is_told_so():
     assert trouble.name == "imagines nothing"
     assert trouble.figure == "rollouts that look ahead imagine 0.01 calls each, at 10% success"
     assert trouble.knob == ("the policy calls no tool that may be imagined; check world_model.predict")
-    assert names(changed({"eval/val/drafts": 0.2, VAL: 0.1})) == [], "one rollout in five does"
+    assert names(changed({"eval/val/drafts": 0.2, VAL: rising})) == [], "one rollout in five does"
     assert names(changed({"eval/val/drafts": 0.0, VAL: 0.9})) == [], "and a policy that succeeds need not"
 
 
 @pytest.mark.parametrize("setting", ["lookahead=environment", "lookahead=off"])
 def test_only_a_policy_that_proposes_what_to_imagine_can_fail_to(setting: str):
-    assert names(changed({"eval/val/drafts": 0.0, VAL: 0.1}), load_config(["preset=tiny", setting])) == []
+    assert names(changed({"eval/val/drafts": 0.0, VAL: rising}), load_config(["preset=tiny", setting])) == []
 
 
 def test_where_nothing_was_evaluated_lately_training_tells():
@@ -113,7 +119,7 @@ def test_drafts_that_are_nearly_always_taken_back_change_nothing():
     assert trouble.name == "takes back what it imagines"
     assert trouble.figure.startswith("of 1.5 calls that a rollout imagines 2% are kept, at 10% success")
     assert "world_model.predict" in trouble.knob
-    assert names(changed({"eval/val/drafts": 1.5, "eval/val/drafts_kept": 0.3, VAL: 0.1})) == []
+    assert names(changed({"eval/val/drafts": 1.5, "eval/val/drafts_kept": 0.3, VAL: rising})) == []
     assert names(changed({"eval/val/drafts": 1.5, "eval/val/drafts_kept": 0.02, VAL: 0.8})) == []
 
 
@@ -150,7 +156,7 @@ def test_groups_that_all_succeed_are_no_trouble_once_val_is_good():
 
 def test_a_world_model_that_learns_alone_needs_no_groups():
     config = load_config(["preset=tiny", "policy.frozen=true"])
-    assert names(changed({VAL: 0.0}, groups_kept=0, groups_all_failed=8), config) == []
+    assert names(changed({VAL: rising}, groups_kept=0, groups_all_failed=8), config) == []
 
 
 # Entropy
@@ -165,7 +171,7 @@ def test_a_policy_that_is_certain_and_wrong_has_collapsed():
 
 def test_a_policy_that_is_certain_and_right_has_not():
     assert names(changed({VAL: 0.85}, entropy=0.004)) == []
-    assert names(changed({VAL: 0.19}, entropy=0.05)) == []
+    assert names(changed({VAL: rising}, entropy=0.05)) == []
 
 
 def test_a_policy_that_is_to_act_alone_is_judged_alone():
@@ -254,7 +260,7 @@ def test_noise_around_a_level_is_flat_and_a_trend_in_either_loss_is_not():
     still = {VAL: 0.0, MEANING: 0.0}
     noise = changed(still, world_model_loss=lambda done: 0.4 + 0.1 * ((int(done * 60) * 7) % 5 - 2), policy_loss=0.0)
     assert names(noise) == ["both losses flat"]
-    assert names(changed(still, policy_loss=0.0)) == []
+    assert names(changed(still, policy_loss=0.0)) == ["val never rises"]
     assert names(changed(still, world_model_loss=0.4)) == ["world model not learning"]
 
 
@@ -277,6 +283,98 @@ def test_look_ahead_that_helps_once_or_hardly_hinders_is_no_trouble():
     assert names(changed({VAL: lambda done: 0.6 * done, BLIND: lambda done: 0.6 * done + 0.04})) == []
     assert names(changed({VAL: lambda done: 0.6 * done, BLIND: lambda done: 0.9 * done if done < 1 else 0.5})) == []
     assert names(changed({VAL: lambda done: 0.6 * done})) == [], "nothing was evaluated without it"
+
+
+# Look-ahead that changes nothing, and success that never rises
+
+
+def test_a_policy_that_is_as_good_without_look_ahead_is_told_that_it_changes_nothing():
+    equal = {VAL: lambda done: 0.3 * done, BLIND: lambda done: 0.3 * done + 0.01}
+    trouble = only(changed(equal))
+    assert trouble.name == "look-ahead changes nothing"
+    assert "is 25% with look-ahead and 26% without" in trouble.figure
+    assert "lfo check-env --run RUN" in trouble.knob
+    assert names(changed(equal | {BLIND: lambda done: 0.3 * done if done < 1 else 0.2})) == [], "it helped once"
+    assert names(changed({VAL: lambda done: 0.9 * done, BLIND: lambda done: 0.9 * done})) == [], "it is good enough"
+    assert names(changed(equal), DAPO) == names(changed(equal), INTERNALISED) == []
+
+
+def test_what_is_taken_back_explains_that_look_ahead_changes_nothing():
+    equal = {VAL: lambda done: 0.3 * done, BLIND: lambda done: 0.3 * done}
+    assert names(changed(equal | {"eval/val/drafts": 1.5, "eval/val/drafts_kept": 0.02})) == [
+        "takes back what it imagines"
+    ]
+
+
+@pytest.mark.parametrize("config", [DUAL, DAPO], ids=["dual", "dapo"])
+def test_success_that_never_rises_above_its_start_is_told(config):
+    trouble = only(changed({VAL: lambda done: 0.2 if done == 0 else 0.21}), config)
+    assert trouble.name == "val never rises"
+    assert trouble.figure == "success on val began at 20% and was at most 21% in 6 evaluations"
+    assert names(changed({VAL: lambda done: 0.23 if done == 0.5 else 0.2}), config) == []
+    assert names(changed({VAL: 0.8}), config) == []
+    rows = [row for row in changed({VAL: 0.0}) if VAL not in row or row["step"] in (0, 20, 40, 60)]
+    assert names(rows, config) == ["val never rises"]
+    assert names([row for row in rows if row["step"] < 60], config) == [], "two evaluations may be bad luck"
+
+
+def test_what_is_known_to_keep_success_down_is_not_told_twice():
+    assert names(changed({VAL: 0.0}, groups_kept=0, groups_all_failed=8)) == ["nothing to learn from"]
+
+
+# Sampling
+
+
+def test_sampled_rollouts_that_fail_where_greedy_ones_succeed_want_a_lower_temperature():
+    rows = [{**row, "success_sighted": 0.05} if row["step"] else row for row in healthy()]
+    trouble = only(rows, load_config(["preset=tiny", "rollout.temperature=1"]))
+    assert trouble.name == "sampled calls break"
+    assert trouble.figure == (
+        "greedy rollouts with look-ahead succeed in 50% of val, those of training, sampled at temperature 1, in 5%"
+    )
+    assert trouble.knob.startswith("lower rollout.temperature, as to 0.5;")
+    assert names([{**row, "success_sighted": 0.3} if row["step"] else row for row in healthy()]) == []
+    assert names(healthy()) == []
+
+
+# The gate
+
+
+def gate(**found: Any) -> dict[str, Any]:
+    return {"helps": False, "verdict": "shown the true reply it succeeds in 1 of 64 tasks, alone in 1: no", **found}
+
+
+def test_a_gate_that_failed_is_told_first_and_explains_the_rest():
+    still = {VAL: 0.0, BLIND: 0.0, "eval/val/drafts": 1.5, "eval/val/drafts_kept": 0.0}
+    rows = changed(still)
+    assert [each.name for each in advise(rows, DUAL)] == ["takes back what it imagines"]
+    (trouble,) = advise(rows, DUAL, gate())
+    assert (trouble.name, trouble.figure) == ("gate failed", gate()["verdict"])
+    assert advise(rows[:5], DUAL, gate()) == [trouble], "it was known before the first step"
+    for helps in (True, None):
+        assert advise(rows, DUAL, gate(helps=helps)) == advise(rows, DUAL)
+    assert advise(healthy(), DAPO, gate()) == [], "plain DAPO looks at nothing"
+    assert advise(changed({VAL: 0.8}), DUAL, gate()) == []
+
+
+# The runs that are kept
+
+KEPT = sorted(path.parent for path in (Path(__file__).parents[1] / "results").rglob("config.yaml"))
+
+
+def test_no_kept_run_that_learned_is_said_to_be_stuck():
+    """Only what really stayed where it began is named."""
+    stuck = {"val never rises": 0, "look-ahead changes nothing": 0, "sampled calls break": 0}
+    for folder in KEPT:
+        run = read_run(folder)
+        assert run.config is not None
+        for trouble in advise(run.rows, run.config):
+            if trouble.name in stuck:
+                stuck[trouble.name] += 1
+                success = [row[VAL] for row in run.rows if isinstance(row.get(VAL), int | float)]
+                assert "shuffled" in folder.name or success[-1] - success[0] < 0.05, folder
+    assert stuck["val never rises"] > 10, "secretary, and controls"
+    assert stuck["sampled calls break"] == 0
 
 
 # Success that was there and is gone
@@ -319,7 +417,7 @@ def test_an_evaluation_without_a_number_does_not_count():
 
 
 def test_what_the_untrained_policy_could_has_no_checkpoint():
-    assert names(changed({VAL: lambda done: 0.75 if done == 0 else 0.2})) == []
+    assert names(changed({VAL: lambda done: 0.75 if done == 0 else 0.2})) == ["val never rises"]
 
 
 @pytest.mark.parametrize("steps", [20, 30, 40, 50, 60])
@@ -342,7 +440,7 @@ def test_a_world_model_that_learns_alone_loses_nothing():
 def test_a_gradient_that_is_small_beside_the_other_is_not_blamed_for_what_was_lost():
     rows = changed({VAL: fallen}, gradient_norm__policy=0.01)
     assert names(rows) == ["success lost"]
-    assert names(changed({VAL: 0.5}, gradient_norm__policy=0.01)) == ["gradient imbalance"]
+    assert names(changed({VAL: rising}, gradient_norm__policy=0.01)) == ["gradient imbalance"]
 
 
 # Gradients

@@ -185,6 +185,19 @@ def test_a_damaged_best_checkpoint_is_named_and_kept_while_the_run_goes_on(run: 
     assert content(folder) == before
 
 
+def test_a_damaged_best_checkpoint_of_the_right_size_is_not_removed_when_another_becomes_the_best(run: Path):
+    folder = run / "checkpoints" / "step-000002"
+    flip_a_bit(folder / "policy" / "weights.bin")
+    before = content(folder)
+    with RunDirectory.create(run, CONFIG, resume=True) as resumed:
+        resumed.rewind()
+        for step in (5, 6):
+            resumed.append_metrics({"step": step})
+        resumed.write_checkpoint(6, write, best=True)
+    assert content(folder) == before
+    assert [path.name for path in checkpoint_folders(run)] == ["step-000002", "step-000006"]
+
+
 @pytest.mark.parametrize("missing", ["one file", "the manifest", "all but an empty folder"])
 def test_without_a_whole_checkpoint_nothing_is_trained_and_nothing_changes(run: Path, missing: str):
     for folder in checkpoint_folders(run):
@@ -203,11 +216,12 @@ def test_without_a_whole_checkpoint_nothing_is_trained_and_nothing_changes(run: 
     assert content(run) == before
 
 
-def test_a_last_checkpoint_that_is_gone_is_missed(run: Path, caplog):
-    (run / "checkpoints" / "step-000004").rename(run.parent / "elsewhere")
+@pytest.mark.parametrize(("gone", "resumed"), [(4, (2, 3)), (2, (4, 5))])
+def test_a_last_or_best_checkpoint_that_is_gone_is_missed(run: Path, caplog, gone: int, resumed: tuple[int, int]):
+    (run / "checkpoints" / f"step-{gone:06d}").rename(run.parent / "elsewhere")
     with caplog.at_level(logging.WARNING):
-        assert resume(run) == (2, 3)
-    assert "step-000004 is missing" in caplog.text
+        assert resume(run) == resumed
+    assert f"step-{gone:06d} is missing" in caplog.text
 
 
 def test_metrics_without_the_checkpoints_that_they_had_are_refused(run: Path):
@@ -264,3 +278,7 @@ def test_rows_after_the_checkpoint_that_cannot_be_read_are_kept_in_another_file(
     assert [row["step"] for row in read_metrics(run)] == [1, 2, 3, 4]
     assert (run / "metrics.damaged.jsonl").read_bytes() == before
     assert "unreadable rows after step 4" in caplog.text
+    file.write_bytes(file.read_bytes() + b"again\n")
+    resume(run)
+    assert (run / "metrics.damaged.jsonl").read_bytes() == before, "the first one is kept too"
+    assert (run / "metrics.damaged.jsonl-2").read_bytes().endswith(b"again\n")

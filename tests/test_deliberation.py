@@ -376,6 +376,34 @@ def test_a_draft_that_does_not_fit_its_tool_is_checked_and_never_imagined():
     assert play(wrong, blind=True).heard == [wrong]
 
 
+WRONG = format_tool_call(ToolCall(name="say", arguments={"word": "a"}))
+REPEATS = "<tool_response>\nReply 1.\n</tool_response>"
+
+
+@pytest.mark.parametrize("form", ["tool", "user"])
+@pytest.mark.parametrize("wrong", [WRONG, "<tool_call>{say}</tool_call>"], ids=["misfit", "unreadable"])
+def test_a_policy_that_only_repeats_the_error_of_a_real_call_is_told_to_make_another(form: str, wrong: str):
+    insisted = (wrong, wrong) if wrong == WRONG else (wrong,)  # what cannot be read is made at once
+    played = play(*insisted, REPEATS, B, B, turns=2, form=form)
+    assert played.turns == [(wrong, False), (REPEATS, True), (B, False)]
+    assert played.heard == [wrong, B]
+    told = played.rollout.turns[1]
+    assert (told.checked, told.call, told.observation) == (True, None, "Reply 1.")
+    told_ids = played.rollout.tokens[told.observation_start : told.observation_end]
+    assert ChatCodec(tokenizer(), TOOLS).decode(told_ids) == "The last call failed: Reply 1. Make the right call now."
+    assert not any(
+        played.rollout.origins[place] == Origin.SAMPLED for place in range(told.observation_start, told.observation_end)
+    )
+    assert play(*insisted, REPEATS, REPEATS, turns=2, form=form).heard == [wrong, REPEATS], "it may insist"
+
+
+def test_what_repeats_a_reply_that_is_no_error_is_an_answer_and_nobody_else_is_told():
+    assert play(A, A, REPEATS, turns=2, form="user").heard == [A, REPEATS]
+    assert play(WRONG, WRONG, f"{REPEATS} So I stop.", turns=2, form="user").heard == [WRONG, f"{REPEATS} So I stop."]
+    assert play(WRONG, WRONG, REPEATS, turns=2).heard == [WRONG, REPEATS], "a base with the mark"
+    assert play(WRONG, REPEATS, turns=2, form="user", blind=True).heard == [WRONG, REPEATS]
+
+
 def test_a_flaw_that_names_a_word_is_no_prediction_that_a_call_uses():
     wrong = format_tool_call(ToolCall(name="say", arguments={}))  # "say needs the argument words."
     right = say("argument")

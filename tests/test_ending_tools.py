@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -12,6 +13,7 @@ from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
 from lfo.rollout import ending_tools
 from lfo.rollout.ending_tools import EndingTools, guess_ending_tools, learns_tools
+from lfo.rundir import read_metrics
 from lfo.types import Rollout, StopReason, ToolCall, Turn
 from small_runs import small_config, small_trainer
 
@@ -96,11 +98,36 @@ def test_an_environment_that_fails_in_random_play_guesses_nothing():
     assert guess_ending_tools(Broken, Nameless().tasks("train")[:2], small_config("env=oracle-codes")).names == []
 
 
+class Endless(Nameless):
+    """Its first reply is longer than any context; it counts the games and the messages that it gets."""
+
+    games: ClassVar[int] = 0
+    messages: ClassVar[int] = 0
+
+    def reset(self, task: Any) -> Any:
+        Endless.games += 1
+        return super().reset(task)
+
+    def step(self, message: str) -> Any:
+        Endless.messages += 1
+        return replace(super().step(message), observation="Go on. " * 100_000, done=False)
+
+
+def test_random_play_reads_no_more_than_a_context_holds():
+    tasks = Nameless().tasks("train")[:2]
+    guess_ending_tools(Endless, tasks, small_config("env=oracle-codes", "rollout.max_context=1024"))
+    assert Endless.games == ending_tools.GUESSES * len(tasks)
+    assert Endless.messages == Endless.games, "each game ends with its first reply"
+
+
 def test_an_environment_that_names_no_tools_imagines_from_the_first_evaluation_on(tmp_path: Path):
     settings = ("env=oracle-codes", "steps=1", "eval.every=1", "eval.tasks=4", f"output_dir={tmp_path / 'run'}")
     trainer = small_trainer(*settings, environment=Nameless)
     trainer.fit()
     assert trainer.backend.ending_tools.first_guess.names == ["open_door"]
+    before_training = read_metrics(tmp_path / "run")[0]
+    assert before_training["step"] == 0
+    assert before_training["eval/val/drafts"] > 0
 
 
 def test_it_is_kept_and_an_older_run_may_imagine_every_call(tmp_path: Path):

@@ -116,6 +116,23 @@ def test_where_nothing_can_be_probed_the_stored_form_is_taken_or_the_usual_one(t
     assert stored_form(config.model) is None, "a guess is not stored"
 
 
+def test_a_stored_form_that_the_template_refuses_with_thoughts_gives_way(tmp_path: Path):
+    model = random_base(tmp_path, family_tokenizer("thinking"), "user")
+    codecs = {thinking: ChatCodec(family_tokenizer("thinking"), TOOLS, thinking=thinking) for thinking in (False, True)}
+    found = {thinking: with_stored_form(small_config(f"model={model}"), codec) for thinking, codec in codecs.items()}
+    assert {thinking: config.imagine.form for thinking, config in found.items()} == {False: "user", True: "tool"}
+    with pytest.raises(ConfigError, match=r"set imagine\.form=tool"):
+        with_stored_form(small_config(f"model={model}", "imagine.form=user"), codecs[True])
+
+
+@pytest.mark.parametrize("notes", ["[]", '"mark"', '{"form": "shout"}', '{"form": ["mark"]}'])
+def test_notes_that_hold_no_known_form_are_refused_in_one_sentence(tmp_path: Path, notes: str):
+    model = random_base(tmp_path, small_tokenizer(CHATML_WITH_TOOLS))
+    (tmp_path / PROVENANCE).write_text(notes)
+    with pytest.raises(ConfigError, match="must be"):
+        stored_form(model)
+
+
 def old_run(folder: Path, *overrides: str) -> Path:
     """The folder of a run that was trained before there were forms, on a base that has words today."""
     base = random_base(folder / "base", small_tokenizer(CHATML_WITH_TOOLS), "user")
@@ -150,12 +167,15 @@ def test_a_child_that_has_found_its_form_is_the_run_that_is_wanted(tmp_path: Pat
         ChildRun.wanted("run", tmp_path, (*overrides, "imagine.form=user"))
 
 
-def test_after_kill_9_a_run_with_words_goes_on_as_if_undisturbed_although_its_base_has_changed(tmp_path: Path):
+@pytest.mark.parametrize("form", ["tool", "user"])
+def test_after_kill_9_a_run_with_words_goes_on_as_if_undisturbed_although_its_base_has_changed(
+    form: str, tmp_path: Path
+):
     base = tmp_path / "base"
     shutil.copytree(model_source("tiny"), base)
 
     def settings(run: str) -> list[str]:
-        (base / PROVENANCE).write_text('{"form": "user"}')
+        (base / PROVENANCE).write_text(json.dumps({"form": form}))
         return [*SETTINGS, f"model={base}", f"output_dir={tmp_path / run}"]
 
     assert lfo("train", *settings("whole")) == 0
@@ -164,7 +184,7 @@ def test_after_kill_9_a_run_with_words_goes_on_as_if_undisturbed_although_its_ba
     (base / PROVENANCE).write_text('{"form": "mark"}')
     assert lfo("train", "--resume", str(tmp_path / "run")) == 0
     whole, run = tmp_path / "whole", tmp_path / "run"
-    assert from_yaml(whole / "config.yaml").imagine.form == from_yaml(run / "config.yaml").imagine.form == "user"
+    assert from_yaml(whole / "config.yaml").imagine.form == from_yaml(run / "config.yaml").imagine.form == form
     assert rows(run) == rows(whole)
     assert adapters(run) == adapters(whole)
 

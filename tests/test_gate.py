@@ -7,17 +7,20 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lfo.cli import main
-from lfo.config import load_config
+from lfo.config import load_config, to_yaml
 from lfo.env.oracle import OracleCodes
 from lfo.evaluation.foretelling import FEWEST, foretelling
-from lfo.evaluation.gate import judged, measure_gate
+from lfo.evaluation.gate import judged, measure_gate, read_gate, write_gate
+from lfo.evaluation.runs import read_run
 from lfo.loading import load_tokenizer
 from lfo.protocol.hermes import format_tool_call
+from lfo.report.live import warnings
 from lfo.rollout.row import RolloutRequest
 from lfo.statistics import paired_difference, wilson
 from lfo.tools.gate import gate_of
@@ -253,3 +256,55 @@ def test_check_env_shows_it(monkeypatch, capsys):
     assert "shown the true reply it succeeds in 6 of 6 tasks, alone in 0" in shown
     assert json.loads(lfo("--gate", "6", "--json"))["gate"]["helps"] is True
     assert "gate" not in json.loads(lfo("--gate", "0", "--json"))
+
+
+# --- of a run ------------------------------------------------------------------------------------------------------
+
+
+def test_the_gate_of_a_run_is_kept_in_its_folder_for_advise(tmp_path: Path, monkeypatch, capsys):
+    def lfo(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["lfo", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        shown = capsys.readouterr()
+        assert not exit_.value.code, shown.err
+        return shown.out
+
+    run = tmp_path / "run"
+    run.mkdir()
+    config = load_config(["preset=tiny", "env=oracle-codes", f"output_dir={run}"])
+    (run / "config.yaml").write_text(to_yaml(config))
+    (run / "metrics.jsonl").write_text('{"step": 1, "tasks_seen": 8}\n')
+    measured = json.loads(lfo("check-env", "--run", str(run), "--episodes", "4", "--gate", "6", "--json"))["gate"]
+    assert read_gate(run) == {"helps": True, "verdict": measured["verdict"]}
+    assert "gate failed" not in lfo("advise", str(run))
+    write_gate(run, figures(1, 1, drafts_kept=0.0))
+    assert "gate failed: shown the true reply it succeeds in 1 of 20 tasks, alone in 1: look-ahead cannot" in lfo(
+        "advise", str(run)
+    )
+    assert warnings(read_run(run))[0]["words"].startswith("gate failed: "), "the page of lfo watch"
+    monkeypatch.setattr(sys, "argv", ["lfo", "check-env", "--run", str(run), "env=oracle-codes"])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert exit_.value.code == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[]", "null", "[" * 10_000, '{"alone": 1}'),
+        json.dumps(figures(1, 1, gain={"difference": "much", "interval": []})),
+        json.dumps(figures(1, 1) | {"alone": {"success": 0.1, "n": "\x1b[2J"}}),
+        json.dumps(figures(1, 1) | {"alone": {"success": float("nan"), "n": 4}}),
+    ],
+)
+def test_a_damaged_gate_is_none(tmp_path: Path, text: str):
+    (tmp_path / "gate.json").write_text(text)
+    assert read_gate(tmp_path) is None
+    assert read_gate(tmp_path / "nowhere") is None
+
+
+def test_the_words_of_a_gate_are_never_those_of_its_file(tmp_path: Path):
+    found = figures(1, 1, drafts_kept=0.0)
+    write_gate(tmp_path, {**found, "helps": True, "verdict": "\x1b[2J", "warnings": ["\x1b"]})
+    assert read_gate(tmp_path) == {name: judged(found)[name] for name in ("helps", "verdict")}

@@ -17,6 +17,7 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
+import yaml
 
 from lfo.agent import load_agent, load_models, saved_config
 from lfo.cli import main
@@ -29,6 +30,7 @@ from lfo.errors import ConfigError, UsageError
 from lfo.loading import environment_factory, load_base, load_tokenizer, model_source, naming_environment
 from lfo.model.adapters import DualAdapterModel
 from lfo.rundir import RunDirectory
+from lfo.serving.speaker import upstream_speaker
 from lfo.settings import MOST_CHARACTERS, read_yaml
 from lfo.types import ReplyFacts
 
@@ -248,6 +250,39 @@ def test_a_verl_project_in_a_run_or_around_it_gives_no_code_of_the_run(run: Path
     (tmp_path / "score.py").write_text("def compute_score(**_): return 0\n")
     with pytest.raises(ConfigError, match="lies in the run folder"):
         made_by("lfo.env.adapters.verl_project:LibraryEnvironment", name=".", reward="runs/hostile/evil.py")
+    assert not called
+
+
+@pytest.mark.parametrize(
+    ("env", "env_args"),
+    [
+        ("verl:PROJECT", {}),
+        ("verl:.", {"reward": "PROJECT/score.py"}),
+        ("lfo.env.adapters.verl_project:LibraryEnvironment", {"name": "PROJECT"}),
+    ],
+)
+def test_a_run_names_no_verl_project_outside_of_the_current_folder(
+    env: str, env_args: dict[str, str], tmp_path: Path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    project = tmp_path.with_name(f"{tmp_path.name}-beside")
+    project.mkdir()
+    (project / "score.py").write_text(EVIL + "# @function_tool\ndef compute_score(**_): return 0\n")
+    env = env.replace("PROJECT", str(project))
+    env_args = {name: value.replace("PROJECT", str(project)) for name, value in env_args.items()}
+    run = write_run(tmp_path / "runs" / "hostile", "oracle-codes")
+    tree = {**yaml.safe_load((run / "config.yaml").read_text()), "env": env, "env_args": env_args}
+    (run / "config.yaml").write_text(json.dumps(tree))
+    words = rf"of a run names {project}.*, which is code outside of the current folder"
+    for load in (
+        lambda: load_agent(run, device="cpu"),
+        lambda: upstream_speaker(run, "http://127.0.0.1:9/v1"),
+        lambda: load_config([], run=run),
+        lambda: load_config([f"config={run / 'config.yaml'}"]),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            load()
+    assert load_config([f"env={env}"], run=run).env == env, "typed again"
     assert not called
 
 

@@ -352,10 +352,36 @@ def evaluated(step: int, sighted: float, blind: float, **more: Any) -> dict[str,
 def test_a_policy_suffices_alone_where_it_comes_near_its_look_ahead():
     alone = evaluated(30, 0.7, 0.7, phase="reinforce")
     history = [evaluated(10, 0.8, 0.2), {"step": 11}, evaluated(20, 0.8, 0.76), alone]
-    assert policy_alone(history) == Alone(blind=0.7, sighted=0.8), "look-ahead had its last evaluation at step 20"
-    assert policy_alone(history, step=20) == Alone(blind=0.76, sighted=0.8)
-    assert [policy_alone(history, step=step).suffices for step in (10, 20, 30)] == [False, True, False]  # type: ignore[union-attr]
-    assert policy_alone([{"step": 1, "eval/val/success": 0.5}]) is None
+    last, second = (policy_alone(history, at_most=100, step=step) for step in (None, 20))
+    assert last == Alone(blind=0.7, sighted=0.8, tasks=100), "look-ahead had its last evaluation at step 20"
+    assert second == Alone(blind=0.76, sighted=0.8, tasks=100)
+    found = [policy_alone(history, at_most=100, step=step) for step in (10, 20, 30)]
+    assert [each is not None and each.suffices for each in found] == [False, True, False]
+    assert policy_alone([{"step": 1, "eval/val/success": 0.5}], at_most=100) is None
+
+
+@pytest.mark.parametrize(
+    ("start", "blind", "sighted", "stops", "suffices"),
+    [
+        (0.033, 0.067, 0.07, {}, False),  # of 100 tasks
+        (0.0, 0.067, 0.07, {}, False),  # random calls may succeed where the untrained base calls nothing
+        (0.22, 0.24, 0.2, {}, False),
+        (0.22, 0.4, 0.4, {}, True),
+        (0.22, 0.4, 0.4, {"done": 12}, False),  # too few tasks to tell
+        (0.0, 0.8, 0.9, {}, False),  # no chance, but look-ahead is better
+        (None, 0.3, 0.3, {}, False),
+    ],
+)
+def test_chance_never_suffices(
+    start: float | None, blind: float, sighted: float, stops: dict[str, int], suffices: bool
+):
+    more: dict[str, Any] = {"eval/val/stops": stops} if stops else {}
+    history = [] if start is None else [evaluated(0, start, start)]
+    found = policy_alone([*history, evaluated(10, sighted, blind, **more)], at_most=100)
+    assert found is not None
+    assert found.suffices == suffices
+    assert ("better than chance" in found.words) == (not suffices and blind != 0.8)
+    assert (f"{start:.1%} before any training" in found.words) if start and not suffices else True
 
 
 def test_the_baseline_is_dapo_without_feedback_and_imitation():

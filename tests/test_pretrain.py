@@ -215,4 +215,6 @@ def test_the_check_command_ends_with_1_when_a_promise_is_broken(monkeypatch, cap
     with pytest.raises(SystemExit) as exit_:
         main()
     assert exit_.value.code == 1
-    assert json.loads(capsys.readouterr().out)["ok"] is False
+    said = json.loads(capsys.readouterr().out)
+    assert said["ok"] is False
+    assert (said["gate"]["helps"], said["gate"]["alone"]["n"]) == (True, 64), "what it can use is measured all the same"

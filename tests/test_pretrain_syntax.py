@@ -13,12 +13,14 @@ import pytest
 import torch
 
 from lfo.cli import main
+from lfo.config import RunConfig
 from lfo.env.oracle import OracleCodes
 from lfo.errors import ConfigError, WorkError
 from lfo.evaluation.environment_check import Playthrough
 from lfo.loading import load_base, load_tokenizer
 from lfo.model.catalog import PROVENANCE
 from lfo.protocol.hermes import parse_tool_call
+from lfo.tools.gate import gate_of
 from lfo.tools.pretrain.recipe import PretrainConfig, end_of, train_model
 from lfo.tools.pretrain.syntax import _verdict, check_syntax, drill, teach_syntax
 from lfo.types import Rollout, StopReason, ToolCall, Turn
@@ -171,3 +173,21 @@ def test_the_command_to_check_a_base_names_the_same_environment(tmp_path: Path, 
         main()
     _, _, command = capsys.readouterr().out.strip().partition("check it with: ")
     assert shlex.split(command) == ["lfo", "pretrain", *options, "--check", "--model", "base"]
+
+
+def test_the_check_contains_the_gate_in_rows_of_the_same_length(monkeypatch, capsys):
+    contexts: list[int] = []
+
+    def measured(config: RunConfig, *given: object) -> dict[str, object]:
+        contexts.append(config.rollout.max_context)
+        return gate_of(config, *given[:2], tasks=4)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("lfo.cli.pretrain.measured_gate", measured)
+    for row in ((), ("--row", "600")):
+        arguments = ["--env", "oracle-codes", "--check", "--tasks", "8", *row, "--json"]
+        monkeypatch.setattr(sys, "argv", ["lfo", "pretrain", *arguments])
+        with pytest.raises(SystemExit):
+            main()
+        gate = json.loads(capsys.readouterr().out)["gate"]
+        assert (gate["true_replies"]["success"], gate["model"]) == (1.0, "tiny")
+    assert contexts == [1024, 600]

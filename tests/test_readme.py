@@ -15,6 +15,7 @@ from lfo.types import ToolCall
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+SECURITY = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
 ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
 (WORLD,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
@@ -48,7 +49,7 @@ def test_the_settings_of_the_readme_exist():
 
 
 def test_links_lead_somewhere():
-    for text, folder in ((README, ROOT), (ARCHITECTURE, ROOT / "docs")):
+    for text, folder in ((README, ROOT), (SECURITY, ROOT), (ARCHITECTURE, ROOT / "docs")):
         for target in re.findall(r"\]\(([^)#]+)\)", text):
             assert (folder / target).exists(), target
 

@@ -21,7 +21,6 @@ import torch
 from children import start_as_in_a_terminal
 from lfo.checkpoints import latest_checkpoint
 from lfo.cli import main
-from lfo.config import load_config
 from lfo.engines.local import LocalBackend
 from lfo.env.phone_calls import PhoneCalls
 from lfo.evaluation.success import BROKEN_ROLLOUTS, NO_CALLS
@@ -248,11 +247,10 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed_and_exit_code_130(whole: Path, 
 
 
 def test_a_first_row_torn_by_the_kill_is_written_again(whole: Path, tmp_path: Path):
-    # A trainer writes the form of the base that it has found.
-    config = load_config([*SETTINGS, f"output_dir={tmp_path}", "imagine.form=mark"])
-    RunDirectory.create(tmp_path, config).close()
+    trainer = small_trainer(*SETTINGS, f"output_dir={tmp_path}")
+    RunDirectory.create(tmp_path, trainer.config).close()
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "tas')
-    small_trainer(*SETTINGS, f"output_dir={tmp_path}").fit(resume=True)
+    trainer.fit(resume=True)
     assert rows(tmp_path) == rows(whole)
 
 

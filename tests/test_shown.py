@@ -63,3 +63,4 @@ def test_an_empty_prediction_is_not_quoted():
 def test_braces_in_a_reply_are_text():
     assert '"{reply} {0}"' in USER.text("{reply} {0}")
     assert "{flaw} {x}" in USER.refused("{flaw} {x}")
+    assert "{error} {x}" in USER.failed("{error} {x}")

@@ -14,6 +14,9 @@ import pytest
 import torch
 
 from lfo.checkpoints import latest_checkpoint
+from lfo.config import from_yaml
+from lfo.protocol.shown import SHOWN_FORMS
+from lfo.rollout.records import rollout_record
 from lfo.rollout.row import RolloutRequest
 from lfo.rundir import read_metrics
 from lfo.training import Trainer
@@ -24,7 +27,7 @@ pytest.importorskip("verl", reason="verl is not installed: pip install -e '.[ver
 pytestmark = pytest.mark.verl
 
 from lfo.engines.verl.backend import LARGEST_GAP  # noqa: E402
-from verl_worlds import LONG, TalkativeWorld, shown, told_requests  # noqa: E402
+from verl_worlds import LONG, TalkativeWorld, form_requests, shown, told_requests  # noqa: E402
 
 HERE = Path(__file__).parent
 CLOSE = 1e-4
@@ -144,6 +147,20 @@ def test_the_base_acts_and_is_told_what_others_heard_as_in_the_local_engine(resu
     assert [[each.untrained, each.feedback, any(shown(each))] for each in mine] == [[True, False, False], [True] * 3]
 
 
+@pytest.mark.parametrize("form", list(SHOWN_FORMS))
+def test_an_agent_loop_plays_the_rows_of_the_local_runner_in_every_form(results, form: str):
+    settings = ("coupling=stacked", "rollout.group_size=8", "steps=6", "seed=1")
+    trainer = small_trainer(*settings, f"imagine.form={form}", environment=TalkativeWorld)
+    requests = form_requests(requests_of(trainer.config, trainer.make_environment()))
+    mine = trainer.backend.roll_out(requests, temperature=0.0)
+    theirs = results["forms"][form]
+    assert [[list(each.tokens), list(each.origins), rollout_record(each)] for each in mine] == theirs
+    turns = [turn for each in mine for turn in (*each.turns, *each.taken_back) if turn.predicted]
+    assert {turn.feedback for turn in turns} == {True, False}, "feedback and look-ahead"
+    words = "(expected) " if form == "mark" else "That call has not been made."
+    assert sum(words in tokenizer().decode(each.tokens) for each in mine) >= 2
+
+
 def test_rollouts_are_sampled_with_the_weights_that_are_trained(results, folder: Path):
     """After every weight sync, for each coupling; `separate` is in tests/test_verl_resume.py.
 
@@ -199,6 +216,13 @@ def test_an_inquiry_reaches_the_agent_loop_and_comes_back(results):
     for inquiry, inquired, asked in results["inquiries"]:
         assert inquired == bool(inquiry)
         assert not inquired or asked[0]
+
+
+def test_a_run_with_words_tells_them_on_all_ranks(results, folder: Path):
+    assert from_yaml(folder / "oracle" / "config.yaml").imagine.form == "user"
+    told = [text for shown, text in results["words"] if shown]
+    assert len(told) > 4
+    assert all("Its expected reply is: " in text and "(expected) " not in text for text in told)
 
 
 def test_what_an_explorer_may_imagine_reaches_the_agent_loop_and_comes_back(results):

@@ -11,7 +11,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -20,12 +20,14 @@ from lfo.config import RunConfig, load_config
 from lfo.engines import create_trainer
 from lfo.engines.verl import config as engine_config
 from lfo.errors import WorkError
+from lfo.protocol.shown import SHOWN_FORMS
 from lfo.protocol.world_model import WorldModelCodec
 from lfo.rollout.ending_tools import EndingTools
 from lfo.rollout.records import rollout_record
+from lfo.rollout.row import RolloutRequest
 from lfo.types import Rollout
 from small_runs import SMALL, requests_of, tokenizer
-from verl_worlds import TalkativeWorld, ToolWorld, TwoQuestions, shown, told_requests
+from verl_worlds import TalkativeWorld, ToolWorld, TwoQuestions, form_requests, shown, told_requests
 
 FOLDER = Path(sys.argv[1])
 RESULTS: dict[str, Any] = {}
@@ -59,6 +61,7 @@ def steps_beside_the_local_engine() -> None:
     backend: Any = trainer.backend
     with backend.running(FOLDER):
         cluster = backend.cluster
+        RESULTS["forms"] = rollouts_in_every_form(trainer, cluster)
         RESULTS["tokenizer"] = cluster._config.actor_rollout_ref.model.tokenizer_path
         rollouts: list[Any] = []
         roll_out = backend.roll_out
@@ -93,10 +96,53 @@ def drafts_in(rollouts: Sequence[Rollout]) -> int:
     return sum(turn.predicted for rollout in rollouts for turn in (*rollout.turns, *rollout.taken_back))
 
 
-def rollouts_through_verls_tools(trainer: Any, cluster: Any) -> dict[str, list[dict[str, Any]]]:
-    """The same agent loop in a world that answers by way of verl's tools: with our limit, and with verl's own."""
+def looped(trainer: Any, cluster: Any, parts: Any, requests: Sequence[RolloutRequest], **more: Any) -> list[Rollout]:
+    """The rollouts of an agent loop in this process that shares these parts."""
     from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 
+    from lfo.engines.verl import agent_loop
+
+    tree = cluster._config
+    agent_loop._parts[_server_of(tree)] = parts
+    player = cast(Any, agent_loop.RunnerLoop)(
+        DictConfigWrap(tree), cluster._client, tokenizer(), None, None, DictConfigWrap(tree.data)
+    )
+    found = []
+    for request in requests:
+        fields = {
+            "session_id": 0,
+            "uid": "loop",
+            "adapter": ["policy"],
+            "looks_ahead": True,
+            "temperature": None,
+            "task": request.task,
+            "requests": [asdict(replace(request, task=None))],
+            "tools": None,
+        }
+        found.append(asyncio.run(player.run({"temperature": 1.0}, **(fields | more))).rollout)
+    return found
+
+
+def _server_of(tree: Any) -> str:
+    return tree.actor_rollout_ref.rollout.engine_kwargs[engine_config.SAMPLER].servers
+
+
+def rollouts_in_every_form(trainer: Any, cluster: Any) -> dict[str, list[list[Any]]]:
+    """Greedily, before anything is trained; some requests are told what another rollout has heard."""
+    from lfo.engines.verl import agent_loop
+
+    parts, found = agent_loop._parts_of(cluster._config, tokenizer()), {}
+    requests = form_requests(requests_of(trainer.config, trainer.make_environment()))
+    for form in SHOWN_FORMS:
+        told = replace(parts, runner_config=replace(parts.runner_config, form=form))
+        rollouts = looped(trainer, cluster, told, requests, temperature=0.0)
+        found[form] = [[each.tokens, each.origins, rollout_record(each)] for each in rollouts]
+    agent_loop._parts[_server_of(cluster._config)] = parts
+    return found
+
+
+def rollouts_through_verls_tools(trainer: Any, cluster: Any) -> dict[str, list[dict[str, Any]]]:
+    """The same agent loop in a world that answers by way of verl's tools: with our limit, and with verl's own."""
     from lfo.engines.verl import agent_loop
 
     tree = cluster._config
@@ -105,42 +151,19 @@ def rollouts_through_verls_tools(trainer: Any, cluster: Any) -> dict[str, list[d
         "verl's": engine_config._defaults().actor_rollout_ref.rollout.multi_turn,
     }
     parts = agent_loop._parts_of(tree, tokenizer())
-    name = tree.actor_rollout_ref.rollout.engine_kwargs[engine_config.SAMPLER].servers
+    requests = requests_of(trainer.config, trainer.make_environment())[:4]
     found = {}
     for whose, limit in limits.items():
-        agent_loop._parts[name] = replace(parts, make_environment=partial(ToolWorld, limit=limit))
-        player = cast(Any, agent_loop.RunnerLoop)(
-            DictConfigWrap(tree), cluster._client, tokenizer(), None, None, DictConfigWrap(tree.data)
-        )
-        found[whose] = [
-            described(asyncio.run(player.run({"temperature": 1.0}, **fields)).rollout)
-            for request in requests_of(trainer.config, trainer.make_environment())[:4]
-            for fields in [
-                {
-                    "session_id": 0,
-                    "uid": "tools",
-                    "adapter": ["policy"],
-                    "by_base": [False],
-                    "feedback": [None],
-                    "looks_ahead": True,
-                    "temperature": None,
-                    "task": request.task,
-                    "seeds": [request.seeds],
-                    "blind": [request.blind],
-                    "imagine": [request.imagine],
-                    "picks": [request.picks],
-                    "inquiry": [request.inquiry],
-                    "tools": None,
-                }
-            ]
-        ]
+        through = replace(parts, make_environment=partial(ToolWorld, limit=limit))
+        found[whose] = [described(each) for each in looped(trainer, cluster, through, requests)]
     return found
 
 
 def two_ranks_in_another_world() -> None:
-    """With the environment's own questions, some of which are asked for real."""
+    """With the environment's own questions, some of which are asked for real, and their replies told in words."""
     chosen = config(
         "lookahead=environment",
+        "imagine.form=user",
         "coupling=shared",
         "world_model.predict=all",
         "policy.max_resamples=-1",  # every group trains, so that log-probs are compared in every step
@@ -159,6 +182,9 @@ def two_ranks_in_another_world() -> None:
 
     trainer.backend.roll_out = noting  # type: ignore[method-assign]
     RESULTS["oracle"] = trainer.fit()
+    RESULTS["words"] = [
+        [any(turn.predicted for turn in rollout.turns), tokenizer().decode(rollout.tokens)] for _, rollout in rollouts
+    ]
     RESULTS["inquiries"] = [
         [request.inquiry, rollout.inquired, [turn.asked for turn in rollout.turns]] for request, rollout in rollouts
     ]

@@ -55,6 +55,13 @@ def told_requests(requests: Sequence[RolloutRequest]) -> list[RolloutRequest]:
     return [base[0], replace(base[1], feedback=told)]
 
 
+def form_requests(requests: Sequence[RolloutRequest]) -> list[RolloutRequest]:
+    """Four rollouts that look ahead, two of them also told what another has heard."""
+    sighted = [replace(request, blind=False, imagine=None, picks=False) for request in requests[::4][:4]]
+    told = Feedback(after=1, action=format_tool_call(ToolCall(name="make_phone_call", arguments={})), observation="No.")
+    return [*sighted[:2], *(replace(request, feedback=told) for request in sighted[2:])]
+
+
 def shown(rollout: Rollout) -> list[bool]:
     return [turn.feedback for turn in rollout.turns]
 

@@ -27,7 +27,7 @@ from lfo.env.by_name import hold_as_data
 from lfo.env.interface import Environment, EnvironmentFactory, tasks_of
 from lfo.env.patience import name_of
 from lfo.errors import ConfigError, DamageError, DataError, UsageError
-from lfo.loading import environment_factory, limit_threads, load_base, load_tokenizer, pick_device
+from lfo.loading import environment_of_run, limit_threads, load_base, load_tokenizer, pick_device
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.couplings import POLICY, coupling_of
 from lfo.model.lora_folder import CONFIG_FILE
@@ -223,7 +223,7 @@ def load_agent(
     config, folder = _opened(Path(run), adapter)
     if levels is not None and "levels" in config.env_args:
         config = dataclasses.replace(config, env_args={**config.env_args, "levels": list(levels)})
-    environment = environment_factory(config) if environment is None else environment
+    environment = environment_of_run(config) if environment is None else environment
     return _loaded(build_agent(config, environment, load_tokenizer(config.model), _base_of(config, device)), folder)
 
 

@@ -75,10 +75,11 @@ def with_probed_form(
 def _with_form(config: RunConfig, codec: ChatCodec, otherwise: Callable[[], FormName]) -> RunConfig:
     if not config.shows_replies:
         return config
-    form = config.imagine.form
+    form, allowed = config.imagine.form, forms_of(codec)
     if form == "auto":
         form = stored_form(config.model) or otherwise()
-    if form not in forms_of(codec):
+        form = form if form in allowed else allowed[0]  # it may have been found without thoughts
+    if form not in allowed:
         raise ConfigError(
             f"imagine.form={form}: the chat template of model={config.model} does not allow a user message after a "
             "call without a reply; set imagine.form=tool"
@@ -102,9 +103,11 @@ def forms_of(codec: ChatCodec) -> list[FormName]:
 
 def stored_form(model: str) -> FormName | None:
     """Return the form that is stored with a base, if any."""
-    notes: dict[str, Any] = {}
+    notes: Any = {}
     with suppress(OSError, ValueError, ConfigError):
         notes = json.loads(_notes_of(model).read_bytes())
+    if not isinstance(notes, dict):
+        raise ConfigError(f"{_notes_of(model)}: must be a JSON object")
     # Bases that were warmed up before forms had names practised on dialogues with marks.
     form = notes.get("form", "mark" if "practice" in notes else None)
     if form not in (None, *get_args(FormName)):

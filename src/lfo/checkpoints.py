@@ -19,6 +19,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -133,19 +134,22 @@ def survey(run: Path) -> tuple[list[Checkpoint], dict[Path, str]]:
             whole.append(_checkpoint(path, _verify(path)))
         except DamageError as error:
             damaged[path] = str(error)
-    last = named_checkpoint(run, "last")
-    if last is not None and not last.exists():
-        damaged[last] = f"{last} is missing, although {last.parent / 'last'} names it"
+    for name in ("last", "best"):
+        path = named_checkpoint(run, name)
+        if path is not None and not path.exists():
+            damaged[path] = f"{path} is missing, although {path.parent / name} names it"
     return whole, damaged
 
 
 def put_aside(folder: Path) -> Path:
     """Rename a damaged checkpoint, so that the resumed run can write one of this step; return its new path."""
-    target, number = folder.with_name(folder.name + _DAMAGED), 1
-    while target.exists():
-        number += 1
-        target = folder.with_name(f"{folder.name}{_DAMAGED}-{number}")
-    return folder.rename(target)
+    return folder.rename(free_path(folder.with_name(folder.name + _DAMAGED)))
+
+
+def free_path(path: Path) -> Path:
+    """Return this path, or, if something is there already, the first one with a number that is free."""
+    names = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    return path if not path.exists() else next(each for each in names if not each.exists())
 
 
 @contextmanager

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
-from functools import partial
+from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils.hub import cached_file
 from transformers.utils.logging import disable_progress_bar
 
 from lfo.config import SHIPPED_ENVIRONMENTS, RunConfig
-from lfo.env.adapters import ADAPTERS, adapter_class, adapter_word
+from lfo.env.adapters import ADAPTERS, adapter_class, adapter_word, refuse_code_elsewhere
 from lfo.env.by_name import environment_named
 from lfo.env.interface import Environment, EnvironmentFactory
 from lfo.env.output import redirected_stdout
@@ -23,7 +25,10 @@ from lfo.env.process_state import kept_process_state
 from lfo.env.shipped import SHIPPED
 from lfo.errors import ConfigError, EnvironmentFailed
 from lfo.model import catalog
+from lfo.model.untrained_tags import untrained_tags, write_as_text
 from lfo.settings import did_you_mean
+
+logger = logging.getLogger(__name__)
 
 EMBEDDED = "tiny"
 ONE_THREAD_BELOW = 20_000_000  # parameters: for smaller bases more threads cost more than they save
@@ -46,7 +51,28 @@ def model_source(name: str) -> str:
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    return _from_hub_or_folder(partial(AutoTokenizer.from_pretrained, trust_remote_code=False), name)
+    """Load the tokenizer of a base; tags on which the base was never trained are ordinary text."""
+    tokenizer = _from_hub_or_folder(partial(AutoTokenizer.from_pretrained, trust_remote_code=False), name)
+    if tags := untrained_tags(tokenizer, partial(_file_of, model_source(name))):
+        write_as_text(tokenizer, tags)
+        _say_untrained(name, tuple(tags))
+    return tokenizer
+
+
+@cache  # once in a process
+def _say_untrained(name: str, tags: tuple[str, ...]) -> None:
+    logger.warning(
+        "model=%s was never trained on the tokens %s; they are written as ordinary text", name, ", ".join(tags)
+    )
+
+
+def _file_of(source: str, name: str) -> Path | None:
+    """Return where a file of a model is, after fetching it from the hub if need be; None if there is none."""
+    if os.path.isdir(source):
+        path = Path(source) / name
+        return path if path.is_file() else None
+    found = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
+    return None if found is None else Path(found)
 
 
 def load_base(name: str, device: torch.device) -> Any:
@@ -98,6 +124,12 @@ def environment_factory(config: RunConfig) -> EnvironmentFactory:
     if not isinstance(environment, Environment):
         raise ConfigError(f"env={config.env} is not an environment: it needs the methods tasks, tools, reset and step")
     return cast(EnvironmentFactory, make_environment)
+
+
+def environment_of_run(config: RunConfig) -> EnvironmentFactory:
+    """`environment_factory` for the config of a run folder, which may be a stranger's."""
+    refuse_code_elsewhere(config.env, config.env_args)
+    return environment_factory(config)
 
 
 def naming_environment(config: RunConfig, make_environment: EnvironmentFactory) -> RunConfig:

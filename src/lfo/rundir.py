@@ -39,6 +39,7 @@ from lfo.checkpoints import (
     best_checkpoint,
     complete_checkpoints,
     fingerprint,
+    free_path,
     is_checkpoint,
     latest_checkpoint,
     put_aside,
@@ -68,6 +69,7 @@ class RunDirectory:
         self.path = path
         self._lock = lock
         self._resumed_from: Checkpoint | None = None
+        self._damaged: frozenset[Path] = frozenset()  # checkpoints that could not be read: never removed
 
     @classmethod
     def create(cls, path: str | Path, config: RunConfig, resume: bool = False) -> RunDirectory:
@@ -145,6 +147,7 @@ class RunDirectory:
             raise UsageError(f"{self.path} has ended and has no checkpoint left to resume from; start a new run")
         self._resumed_from = checkpoint = whole[-1] if whole else None
         self._refuse_other_metrics(checkpoint)
+        self._damaged = frozenset(damaged)
         for path, flaw in damaged.items():
             newer = checkpoint is not None and step_of(path) > checkpoint.step
             kept = put_aside(path) if newer and path.exists() else path
@@ -202,7 +205,7 @@ class RunDirectory:
         torn = lines[-1:] and not lines[-1].endswith(b"\n")  # by a kill while it was written
         with self._writing("the metrics"):
             if any(row is None for row in read[: -1 if torn else None]):
-                copy = self.metrics.with_suffix(".damaged.jsonl")
+                copy = free_path(self.metrics.with_suffix(".damaged.jsonl"))
                 shutil.copyfile(self.metrics, copy)
                 logger.warning(f"{self.metrics} has unreadable rows after step {step}; all of it is kept in {copy}")
             os.truncate(self.metrics, sum(map(len, lines[:count])))
@@ -271,6 +274,7 @@ class RunDirectory:
     def _remove_old_checkpoints(self) -> None:
         """Remove complete checkpoints that are neither the last nor the best; keep what is damaged."""
         kept = {checkpoint.path for checkpoint in (self.latest_checkpoint(), self.best_checkpoint()) if checkpoint}
+        kept |= self._damaged  # which may be complete by their sizes
         for path in [checkpoint.path for checkpoint in complete_checkpoints(self.path)]:
             if path not in kept:
                 with suppress(OSError):

@@ -21,13 +21,14 @@ def advise(
 
     from lfo.evaluation.advice import MIN_STEPS
     from lfo.evaluation.advice import advise as look
+    from lfo.evaluation.gate import read_gate
     from lfo.evaluation.runs import read_run
 
     record = read_run(run)
     if record.problem or record.config is None:
         raise DataError(record.problem)
     steps = record.rows[-1]["step"]
-    troubles = look(record.rows, record.config)
+    troubles = look(record.rows, record.config, read_gate(run))
     if as_json:
         enough = steps >= MIN_STEPS
         answer = {"run": str(run), "steps": steps, "enough": enough, "troubles": [asdict(each) for each in troubles]}

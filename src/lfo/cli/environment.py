@@ -71,6 +71,12 @@ def check_env(
     logs: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Recorded rollouts, to measure how predictable the replies are.")
     ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            "--run", metavar="RUN", help="Check environment and base of this run, and keep the gate in its folder."
+        ),
+    ] = None,
     gate: Annotated[
         int | None,
         typer.Option(
@@ -81,11 +87,11 @@ def check_env(
 ) -> None:
     """Check any environment, and whether look-ahead can help a base in it; or check the phone-call world's bounds.
 
-    lfo check-env env=my_world:Safes model=base; lfo check-env env=my_world:Safes --logs rollouts.jsonl;
-    lfo check-env --data data
+    lfo check-env env=my_world:Safes model=base; lfo check-env --run runs/x;
+    lfo check-env env=my_world:Safes --logs rollouts.jsonl; lfo check-env --data data
     """
-    if overrides:
-        _check_any(overrides, episodes, logs, gate, as_json)
+    if overrides or run is not None:
+        _check_any(overrides or [], run, episodes, logs, gate, as_json)
         return
     if logs is not None:
         raise UsageError("--logs needs the environment of the rollouts: lfo check-env env=NAME --logs FILE")
@@ -100,7 +106,11 @@ def check_env(
         raise typer.Exit(1)
 
 
-def _check_any(overrides: list[str], episodes: int, logs: Path | None, gate: int | None, as_json: bool) -> None:
+def _check_any(
+    overrides: list[str], run: Path | None, episodes: int, logs: Path | None, gate: int | None, as_json: bool
+) -> None:
+    if overrides and run is not None:
+        raise UsageError(f"--run takes all settings from {run}; leave out {overrides[0]}")
     with working("checking"):
         from lfo.config import load_config
         from lfo.env.answers import tools_of
@@ -110,7 +120,7 @@ def _check_any(overrides: list[str], episodes: int, logs: Path | None, gate: int
         from lfo.protocol.chat import ChatCodec
         from lfo.rollout.records import read_rollouts
 
-        config = load_config(overrides)
+        config = load_config(overrides) if run is None else _config_of(run)
         make_environment, tokenizer = environment_factory(config), load_tokenizer(config.model)
 
         def length_of(text: str) -> int:
@@ -135,9 +145,25 @@ def _check_any(overrides: list[str], episodes: int, logs: Path | None, gate: int
             )
     if logs is None and result["ok"] and gate != 0:
         result["gate"] = measured_gate(config, make_environment, tokenizer, gate, as_json)
+        if run is not None:
+            _keep_gate(run, result["gate"])
     answer(result, lambda: (_show_replies if logs else _show_any)(config.env, result), as_json=as_json)
     if not result["ok"]:
         raise typer.Exit(1)
+
+
+def _config_of(run: Path) -> RunConfig:
+    from lfo.agent import saved_config
+    from lfo.rundir import run_folder
+
+    return saved_config(run_folder(run))
+
+
+def _keep_gate(run: Path, gate: dict[str, Any]) -> None:
+    from lfo.evaluation.gate import write_gate
+    from lfo.rundir import run_folder
+
+    write_gate(run_folder(run), gate)
 
 
 def measured_gate(

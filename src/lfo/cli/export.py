@@ -30,8 +30,8 @@ def export(
     """Write adapters or a merged model for serving: lfo export runs/x --out served/x
 
     By default, write only the policy as one plain LoRA if its success without
-    look-ahead is within 5 points of that with it; else write policy and world
-    model as two PEFT folders. The README.md in the folder shows how to serve
+    look-ahead is within 5 points of that with it and more than chance; else
+    write policy and world model as two PEFT folders. The README.md in the folder shows how to serve
     them with vLLM or PEFT, and how look-ahead works.
     """
     if sum((merged, stacked, both)) > 1:

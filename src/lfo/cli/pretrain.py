@@ -157,7 +157,8 @@ def _check_syntax(model: str, overrides: list[str], tasks: int, row: int | None,
         make_environment = environment_factory(load_config(overrides))
         room = {} if row is None else {"max_context": row}
         result = check_syntax(model, make_environment, episodes=tasks, device=pick_device(device), **room)
-    result["gate"] = _gate([*overrides, f"model={model}", f"device={device}"], as_json)
+    context = [] if row is None else [f"rollout.max_context={row}"]
+    result["gate"] = _gate([*overrides, *context, f"model={model}", f"device={device}"], as_json)
 
     def show() -> None:
         for name in ("base", "random"):

@@ -30,6 +30,7 @@ from lfo.config.algorithms import ALGORITHMS
 from lfo.config.knobs import KNOBS, PARTS, SHIPPED_ENVIRONMENTS, RunConfig, by_name, flatten, marked
 from lfo.config.older import OLD_NAMES, OLDER, modernise, newer_than, refuse_removed
 from lfo.config.presets import PRESETS
+from lfo.env.adapters import refuse_code_elsewhere
 from lfo.env.by_name import hold_as_data
 from lfo.errors import ConfigError
 from lfo.settings import Setting, assign, did_you_mean, dotted, nearest, parse, read_yaml
@@ -177,11 +178,14 @@ def _read(path: Path, *, known_only: bool = False, saved: bool = False) -> list[
     return [*newer_than(tree, {name for name, _ in settings}), *sorted(settings, key=lambda each: each[0] != LEVELS)]
 
 
-def _refuse_code(path: Path, saved: Iterable[Setting], typed: Collection[str]) -> None:
-    """Raise a `ConfigError` for settings of verl by which the config of a run could have its own code run.
+def _refuse_code(path: Path, saved: Sequence[Setting], typed: Collection[str]) -> None:
+    """Raise a `ConfigError` for settings by which the config of a run could have its own code run.
 
     verl has dozens of them: classes, files, addresses, commands. The usual settings are numbers and single words.
     """
+    if "env" not in typed:
+        named = dict(saved)
+        refuse_code_elsewhere(str(named.get("env", "")), named.get("env_args") or {}, ", or type env=... again")
     for name, value in saved:
         values = value if isinstance(value, list) else [value]
         plain = all(isinstance(each, int | float | None) or re.fullmatch(r"[\w-]*", str(each)) for each in values)

@@ -29,11 +29,16 @@ def random_message(tools: Sequence[Mapping[str, Any]], seed: int, transcript: st
     return format_tool_call(_random_move(tools, seed, transcript, environment))
 
 
-def play_randomly(environment: Environment, task: Any, *, seed: int, max_turns: int) -> tuple[list[str], bool]:
-    """Play one task; return the names of the tools that were called, and whether the last call ended the task."""
+def play_randomly(
+    environment: Environment, task: Any, *, seed: int, max_turns: int, most_chars: int
+) -> tuple[list[str], bool]:
+    """Play one task; return the names of the tools that were called, and whether the last call ended the task.
+
+    Like a rollout, it ends when its texts have more than `most_chars` characters: no context has room for them.
+    """
     tools, names = tools_of(environment), []
     texts = [message.content for message in opening_of(environment, task)]
-    for _ in range(max_turns):
+    while len(names) < max_turns and sum(map(len, texts)) <= most_chars:
         call = _random_move(tools, seed, "\n".join(texts), environment)
         names.append(call.name)
         result = checked_step(environment, format_tool_call(call))

@@ -10,15 +10,17 @@ model that predicts well may have a flat loss. The result is not a proof, but sa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, variance
+from typing import Any
 
 from lfo.config import RunConfig
 from lfo.evaluation.balance import MOST
 from lfo.evaluation.correlation import ACCURACY_KEYS, LOOKAHEAD, VAL
 from lfo.evaluation.costs import MetricsRows
 from lfo.evaluation.success import FAR, evaluated_tasks, far_below
+from lfo.evaluation.trends import GAIN, LATELY, Trends, numbers
 from lfo.model.couplings import coupling_of, names_where
 from lfo.rollout.runner import ENVIRONMENT_FAILURES
 from lfo.types import StopReason
@@ -26,7 +28,6 @@ from lfo.types import StopReason
 MIN_STEPS = 20  # steps before anything is reported: with fewer, a third is a few noisy rows
 # With a higher success, no problem of the policy is reported: most of any ceiling of the shipped levels.
 SOLVED = 0.7
-GAIN = 0.02  # in success on val: the least that 100 tasks can show
 # Groups with equal rewards teach nothing. Below one informative group in ten, most steps of 8 tasks update the policy
 # from one task or not at all.
 FEW_GROUPS = 0.1
@@ -41,7 +42,6 @@ POOR_TOKENS = 0.9
 # If both losses train one adapter, a weight of 0.2 was seen to destroy the policy; lower weights were not.
 HIGH_WEIGHT = 0.1
 LOST = 0.1  # below the best success on val; well outside the noise of 100 tasks
-LATELY = 3  # evaluations that must all be far below the best one (`success.far_below`): one may be bad luck
 HINDERS = 0.05  # how much higher success without look-ahead is, on the same tasks, over the last `LATELY` evaluations
 LOW_RATE = 3e-5  # LoRA hardly learns below
 BROKEN = 0.05  # share of rollouts in which the environment failed
@@ -49,6 +49,10 @@ BROKEN = 0.05  # share of rollouts in which the environment failed
 ENDLESS = 0.2
 FEW_DRAFTS = 0.05  # imagined calls per rollout with look-ahead: fewer are as good as none
 FEW_KEPT = 0.1  # share of imagined calls that were kept: below, predictions hardly ever change the calls
+# Sampled rollouts of every kept run have more than half of the success of greedy ones; those of small instruct models
+# at temperature 1 have a tenth.
+BREAKS, NOTABLE = 1 / 3, 0.2
+MEASURE_GATE = "lfo check-env --run RUN"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,70 +64,31 @@ class Trouble:
     knob: str  # the option to change
 
 
-def advise(rows: MetricsRows, config: RunConfig) -> list[Trouble]:
-    """Return all problems in the rows, causes before consequences; none for a run that is too short."""
+def advise(rows: MetricsRows, config: RunConfig, gate: Mapping[str, Any] | None = None) -> list[Trouble]:
+    """Return all problems in the rows, causes before consequences; a short run can only have a failed `gate`."""
     training = [row for row in rows if row["step"] > 0]
+    run = Trends(rows=rows, training=training, config=config, gate=gate)
     if len(training) < MIN_STEPS:
-        return []
-    run = _Run(rows=rows, training=training, config=config)
+        return [trouble for trouble in (_gate_failed(run),) if trouble is not None]
     found = [trouble for look in _LOOKS if (trouble := look(run)) is not None]
     names = {trouble.name for trouble in found}
     return [trouble for trouble in found if not names & _EXPLAINED_BY.get(trouble.name, set())]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Run:
-    rows: MetricsRows
-    training: MetricsRows
-    config: RunConfig
-
-    def early(self, key: str) -> list[float]:
-        return _numbers(self.training[: len(self.training) // 3], key)
-
-    def lately(self, key: str) -> list[float]:
-        return _numbers(self.training[-(len(self.training) // 3) :], key)
-
-    def stopped_lately(self, reasons: Collection[str]) -> tuple[int, int]:
-        """Return how many recent rollouts ended for one of these reasons, and for any."""
-        rows = self.training[-(len(self.training) // 3) :]
-        stops = [row["stops"] for row in rows if isinstance(row.get("stops"), Mapping)]
-        return sum(each.get(name, 0) for each in stops for name in reasons), sum(sum(each.values()) for each in stops)
-
-    @property
-    def judged_by(self) -> str:
-        """The metric of success on val, as the trained policy acts: with look-ahead or alone."""
-        return f"{VAL}_blind" if self.config.leaves_policy_alone else VAL
-
-    @property
-    def val(self) -> list[float]:
-        return _numbers(self.rows, self.judged_by)
-
-    @property
-    def success(self) -> float:
-        """The success of the policy now: on val, or in training if nothing was evaluated."""
-        lately = self.lately("success")
-        return self.val[-1] if self.val else fmean(lately) if lately else 0.0
-
-    @property
-    def gains(self) -> bool:
-        """Whether success rises from the first third to the last."""
-        values = self.val if len(self.val) >= 3 else _numbers(self.training, "success")
-        third = max(1, len(values) // 3)
-        return len(values) >= 2 and fmean(values[-third:]) - fmean(values[:third]) >= GAIN
-
-    @property
-    def learns_policy(self) -> bool:
-        return not self.config.policy.frozen
-
-    @property
-    def learns_world_model(self) -> bool:
-        return self.config.world_model.weight > 0 and self.config.world_model.predict != "none"
-
-
 # The problems
 
 
-def _environment_fails(run: _Run) -> Trouble | None:
+def _gate_failed(run: Trends) -> Trouble | None:
+    if run.gate is None or run.gate["helps"] is not False or not run.config.looks_ahead or run.success >= SOLVED:
+        return None
+    return Trouble(
+        name="gate failed",
+        figure=run.gate["verdict"],
+        knob="take a base that acts on what it reads, or train without look-ahead (lookahead=off); docs/YOUR_MODEL.md",
+    )
+
+
+def _environment_fails(run: Trends) -> Trouble | None:
     broken, count = run.stopped_lately(ENVIRONMENT_FAILURES)
     if not count or broken / count < BROKEN:
         return None
@@ -134,7 +99,7 @@ def _environment_fails(run: _Run) -> Trouble | None:
     )
 
 
-def _endless_turns(run: _Run) -> Trouble | None:
+def _endless_turns(run: Trends) -> Trouble | None:
     endless, count = run.stopped_lately([StopReason.TURN_OVERFLOW])
     if not count or endless / count < ENDLESS or run.success >= SOLVED:
         return None
@@ -148,7 +113,7 @@ def _endless_turns(run: _Run) -> Trouble | None:
     )
 
 
-def _nothing_to_learn_from(run: _Run) -> Trouble | None:
+def _nothing_to_learn_from(run: Trends) -> Trouble | None:
     kept, failed, succeeded = (sum(run.lately(f"groups_{name}")) for name in ("kept", "all_failed", "all_succeeded"))
     groups = kept + failed + succeeded
     if not run.learns_policy or not groups or kept / groups >= FEW_GROUPS or run.success >= SOLVED:
@@ -168,7 +133,7 @@ def _nothing_to_learn_from(run: _Run) -> Trouble | None:
     )
 
 
-def _entropy_collapse(run: _Run) -> Trouble | None:
+def _entropy_collapse(run: Trends) -> Trouble | None:
     early, lately = run.early("entropy"), run.lately("entropy")
     if not run.learns_policy or not lately or fmean(lately) >= COLLAPSED or run.success >= SOLVED:
         return None
@@ -181,7 +146,7 @@ def _entropy_collapse(run: _Run) -> Trouble | None:
     )
 
 
-def _world_model_not_learning(run: _Run) -> Trouble | None:
+def _world_model_not_learning(run: Trends) -> Trouble | None:
     config = run.config
     if not run.learns_world_model:
         if not config.looks_ahead or config.lookahead_source != "world_model":
@@ -211,7 +176,7 @@ def _world_model_not_learning(run: _Run) -> Trouble | None:
     )
 
 
-def _imagines_nothing(run: _Run) -> Trouble | None:
+def _imagines_nothing(run: Trends) -> Trouble | None:
     drafts, _ = _drafts(run)
     if not drafts or fmean(drafts) >= FEW_DRAFTS or run.success >= SOLVED:
         return None
@@ -222,7 +187,7 @@ def _imagines_nothing(run: _Run) -> Trouble | None:
     )
 
 
-def _takes_back(run: _Run) -> Trouble | None:
+def _takes_back(run: Trends) -> Trouble | None:
     drafts, kept = _drafts(run)
     if not drafts or fmean(drafts) < FEW_DRAFTS or not kept or fmean(kept) >= FEW_KEPT or run.success >= SOLVED:
         return None
@@ -230,12 +195,13 @@ def _takes_back(run: _Run) -> Trouble | None:
         name="takes back what it imagines",
         figure=f"of {fmean(drafts):.1f} calls that a rollout imagines {fmean(kept):.0%} are kept, at {run.success:.0%} "
         "success: what the world model predicts does not change what the policy does",
-        knob="read some with lfo rollouts; name in world_model.predict only tools whose replies matter, raise "
-        "imagine.drafts, or let more rollouts explore (exploration.blind_share) where predicted replies are wrong",
+        knob=f"measure whether true replies help this base here ({MEASURE_GATE}), also with another imagine.form; read "
+        "some with lfo rollouts; name in world_model.predict only tools whose replies matter, raise imagine.drafts, or "
+        "let more rollouts explore (exploration.blind_share) where predicted replies are wrong",
     )
 
 
-def _drafts(run: _Run) -> tuple[list[float], list[float]]:
+def _drafts(run: Trends) -> tuple[list[float], list[float]]:
     """Return recent imagined calls per rollout and the share kept; nothing if the environment proposes them."""
     if run.config.lookahead != "policy":
         return [], []
@@ -243,7 +209,7 @@ def _drafts(run: _Run) -> tuple[list[float], list[float]]:
     return run.lately(f"{where}drafts"), run.lately(f"{where}drafts_kept")
 
 
-def _weight_too_high(run: _Run) -> Trouble | None:
+def _weight_too_high(run: Trends) -> Trouble | None:
     weights, tokens = run.lately("world_model_weight"), run.lately("world_model_accuracy")
     # If the adapters do not meet, the world-model loss cannot affect the policy.
     if not coupling_of(run.config.coupling).meets or not run.learns_policy or not weights or not tokens or not run.val:
@@ -260,16 +226,16 @@ def _weight_too_high(run: _Run) -> Trouble | None:
     )
 
 
-def _success_lost(run: _Run) -> Trouble | None:
-    evaluations = [row for row in run.training if _numbers([row], run.judged_by)]
-    before, lately = (_numbers(rows, run.judged_by) for rows in (evaluations[:-LATELY], evaluations[-LATELY:]))
+def _success_lost(run: Trends) -> Trouble | None:
+    evaluations = [row for row in run.training if numbers([row], run.judged_by)]
+    before, lately = (numbers(rows, run.judged_by) for rows in (evaluations[:-LATELY], evaluations[-LATELY:]))
     if not run.learns_policy or not before:
         return None
     best, tasks = max(before), evaluated_tasks(evaluations[-1], at_most=run.config.eval.tasks)
     if not far_below(best, max(lately), tasks=tasks):
         return None
     figure = f"success on val was {best:.0%} and is {fmean(lately):.0%} over the last {LATELY} evaluations"
-    right = _numbers(evaluations, LOOKAHEAD) or [math.nan]
+    right = numbers(evaluations, LOOKAHEAD) or [math.nan]
     best_right, now_right = max(right), fmean(right[-LATELY:])
     # A shared adapter has the learning rate of the policy.
     has_own_rate = run.learns_world_model and not coupling_of(run.config.coupling).is_shared
@@ -284,13 +250,12 @@ def _success_lost(run: _Run) -> Trouble | None:
     )
 
 
-def _lookahead_hinders(run: _Run) -> Trouble | None:
+def _lookahead_hinders(run: Trends) -> Trouble | None:
     if run.config.leaves_policy_alone or run.config.lookahead_source != "world_model":
         return None
-    evaluated = [row for row in run.training if _numbers([row], VAL) and _numbers([row], f"{VAL}_blind")][-LATELY:]
-    sighted, blind = _numbers(evaluated, VAL), _numbers(evaluated, f"{VAL}_blind")
+    sighted, blind = run.both_ways()
     helped = any(with_it > without for with_it, without in zip(sighted, blind, strict=True))
-    if len(evaluated) < LATELY or helped or fmean(blind) - fmean(sighted) < HINDERS:
+    if len(sighted) < LATELY or helped or fmean(blind) - fmean(sighted) < HINDERS:
         return None
     return Trouble(
         name="look-ahead hinders",
@@ -301,7 +266,48 @@ def _lookahead_hinders(run: _Run) -> Trouble | None:
     )
 
 
-def _losses_flat(run: _Run) -> Trouble | None:
+def _changes_nothing(run: Trends) -> Trouble | None:
+    """Look-ahead whose predictions the policy does not use: it succeeds as often without, at a success that is low."""
+    if run.config.leaves_policy_alone or not run.config.looks_ahead or run.success >= SOLVED:
+        return None
+    sighted, blind = run.both_ways()
+    differ = any(abs(one - other) >= GAIN for one, other in zip(sighted, blind, strict=True))
+    if len(sighted) < LATELY or differ:
+        return None
+    return Trouble(
+        name="look-ahead changes nothing",
+        figure=f"over the last {LATELY} evaluations success on val is {fmean(sighted):.0%} with look-ahead and "
+        f"{fmean(blind):.0%} without",
+        knob=f"measure whether true replies help this base here ({MEASURE_GATE}); if they do, predictions are wrong or "
+        "come too late: read some with lfo inspect",
+    )
+
+
+def _sampled_calls_break(run: Trends) -> Trouble | None:
+    sampled, greedy = run.lately("success_sighted"), numbers(run.rows, VAL)[-LATELY:]
+    if not sampled or len(greedy) < LATELY or fmean(greedy) < NOTABLE or fmean(sampled) > fmean(greedy) * BREAKS:
+        return None
+    temperature = run.config.rollout.temperature
+    return Trouble(
+        name="sampled calls break",
+        figure=f"greedy rollouts with look-ahead succeed in {fmean(greedy):.0%} of val, those of training, sampled at "
+        f"temperature {temperature:g}, in {fmean(sampled):.0%}",
+        knob=f"lower rollout.temperature, as to {temperature / 2:g}; {MEASURE_GATE} measures how many calls are valid",
+    )
+
+
+def _never_rises(run: Trends) -> Trouble | None:
+    if len(run.val) <= LATELY or run.success >= SOLVED or max(run.val[1:]) - run.val[0] >= GAIN:
+        return None
+    return Trouble(
+        name="val never rises",
+        figure=f"success on val began at {run.val[0]:.0%} and was at most {max(run.val[1:]):.0%} in "
+        f"{len(run.val) - 1} evaluations",
+        knob=f"measure what this base can do here ({MEASURE_GATE}): alone, with true replies, with feedback",
+    )
+
+
+def _losses_flat(run: Trends) -> Trouble | None:
     policy = run.early("policy_loss"), run.lately("policy_loss")
     world = run.early("world_model_loss"), run.lately("world_model_loss")
     if not all((*policy, *world)) or not (_flat(*policy) and _flat(*world)):
@@ -325,13 +331,13 @@ def _losses_flat(run: _Run) -> Trouble | None:
     )
 
 
-def _gradient_imbalance(run: _Run) -> Trouble | None:
+def _gradient_imbalance(run: Trends) -> Trouble | None:
     pairs = [
         (row["gradient_norm/policy"], row["gradient_norm/world_model"])
         for row in run.training[-(len(run.training) // 3) :]
         if "imitation_loss" not in row  # imitation has another learning rate
-        and _numbers([row], "gradient_norm/policy")
-        and _numbers([row], "gradient_norm/world_model")
+        and numbers([row], "gradient_norm/policy")
+        and numbers([row], "gradient_norm/world_model")
     ]
     ratios = [policy / world for policy, world in pairs if policy > 0 and world > 0]
     if not ratios or run.success >= SOLVED:
@@ -353,7 +359,8 @@ def _gradient_imbalance(run: _Run) -> Trouble | None:
     )
 
 
-_LOOKS: Sequence[Callable[[_Run], Trouble | None]] = (
+_LOOKS: Sequence[Callable[[Trends], Trouble | None]] = (
+    _gate_failed,
     _environment_fails,
     _endless_turns,
     _nothing_to_learn_from,
@@ -365,13 +372,24 @@ _LOOKS: Sequence[Callable[[_Run], Trouble | None]] = (
     _weight_too_high,
     _success_lost,
     _lookahead_hinders,
+    _changes_nothing,
+    _sampled_calls_break,
+    _never_rises,
     _gradient_imbalance,
 )
 
 # A problem hides its consequences.
 _EXPLAINED_BY: Mapping[str, set[str]] = {
     "world model not learning": {"both losses flat"},
-    "takes back what it imagines": {"world model not learning"},
+    "takes back what it imagines": {"world model not learning", "gate failed"},
+    "look-ahead changes nothing": {
+        *("gate failed", "world model not learning", "imagines nothing", "takes back what it imagines")
+    },
+    "val never rises": {
+        *("gate failed", "environment errors", "endless turns", "nothing to learn from", "entropy collapse"),
+        *("world model not learning", "weight too high", "imagines nothing", "takes back what it imagines"),
+        "success lost",
+    },
     "success lost": {"environment errors", "endless turns", "entropy collapse", "weight too high"},
     "gradient imbalance": {"nothing to learn from", "success lost"},
 }
@@ -380,10 +398,10 @@ _EXPLAINED_BY: Mapping[str, set[str]] = {
 # Figures
 
 
-def _meaning(run: _Run) -> float | None:
+def _meaning(run: Trends) -> float | None:
     """Return the share of replies that the world model understands at the last evaluation; None if not measured."""
     for key in ACCURACY_KEYS:
-        values = _numbers(run.rows, key)
+        values = numbers(run.rows, key)
         honest = key.startswith("world_model_eval/") or run.config.lookahead_source == "world_model"
         if values and honest:
             return values[-1]
@@ -399,8 +417,3 @@ def _flat(early: Sequence[float], lately: Sequence[float]) -> bool:
 
 def _over(values: Sequence[float]) -> str:
     return f"in the median of {len(values)} steps"
-
-
-def _numbers(rows: MetricsRows, key: str) -> list[float]:
-    """Return the values of a metric, in order, of the rows that have it."""
-    return [row[key] for row in rows if isinstance(row.get(key), int | float) and math.isfinite(row[key])]

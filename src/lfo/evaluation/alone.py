@@ -7,8 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lfo.evaluation.runs import RunRecord
+from lfo.evaluation.success import evaluated_tasks
+from lfo.statistics import wilson
 
 NEAR = 0.05  # how much lower the success without look-ahead may be
+LUCK = 0.1  # random calls may have as much success, even if the untrained policy had none
+NO_LUCK = 0.5  # success that is more than chance where nobody measured the untrained policy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,33 +21,54 @@ class Alone:
 
     blind: float
     sighted: float
+    start: float | None = None  # without look-ahead, before any training; None: not measured
+    tasks: int = 0  # that were evaluated
+
+    @property
+    def is_chance(self) -> bool:
+        """Whether the policy alone is not shown to succeed more often than before any training, or than by luck.
+
+        >>> Alone(blind=0.067, sighted=0.07, start=0.033, tasks=30).is_chance, Alone(blind=0.2, sighted=0.2).is_chance
+        (True, True)
+        """
+        if self.start is None:
+            return self.blind < NO_LUCK
+        return wilson(self.blind, self.tasks)[0] <= max(self.start, LUCK)
 
     @property
     def suffices(self) -> bool:
-        """Whether the policy alone is good enough; never if it has no success.
+        """Whether the policy alone is good enough; never if its success may be chance.
 
-        >>> [Alone(blind=blind, sighted=0.8).suffices for blind in (0.7, 0.75, 0.9)], Alone(blind=0, sighted=0).suffices
+        >>> given = {"sighted": 0.8, "start": 0.1, "tasks": 100}
+        >>> [Alone(blind=blind, **given).suffices for blind in (0.7, 0.75, 0.9)], Alone(blind=0, sighted=0).suffices
         ([False, True, True], False)
         """
-        return self.blind > 0 and self.blind >= round(self.sighted - NEAR, 9)
+        return not self.is_chance and self.blind >= round(self.sighted - NEAR, 9)
 
     @property
     def words(self) -> str:
-        verdict = "suffices" if self.suffices else "does not suffice"
-        return f"The policy alone {verdict}: {self.blind:.1%} of val without look-ahead, {self.sighted:.1%} with it" + (
-            "." if self.suffices else "; serve it with look-ahead."
-        )
+        figures = f"{self.blind:.1%} of val without look-ahead, {self.sighted:.1%} with it"
+        if self.suffices:
+            return f"The policy alone suffices: {figures}."
+        if self.is_chance:
+            before = "" if self.start is None else f", {self.start:.1%} before any training"
+            return f"The policy alone does not suffice, it is not shown to be better than chance: {figures}{before}."
+        return f"The policy alone does not suffice: {figures}; serve it with look-ahead."
 
 
-def policy_alone(rows: Sequence[Mapping[str, Any]], *, step: int | None = None) -> Alone | None:
+def policy_alone(rows: Sequence[Mapping[str, Any]], *, at_most: int, step: int | None = None) -> Alone | None:
     """Return the result of the evaluation at this step, or of the last one; None if there was none with both.
 
-    If look-ahead had ended by then, use its last evaluation before.
+    If look-ahead had ended by then, use its last evaluation before. `at_most`: `eval.tasks` of the run.
     """
     judged = [row for row in rows if isinstance(row.get("eval/val/success_blind"), int | float)]
+    start = next((row["eval/val/success_blind"] for row in judged if row["step"] == 0), None)
     judged = [row for row in judged if step is None or row["step"] <= step]
     sighted = [row["eval/val/success"] for row in judged if row.get("phase") != "reinforce"]
-    return Alone(blind=judged[-1]["eval/val/success_blind"], sighted=sighted[-1]) if sighted else None
+    if not sighted:
+        return None
+    tasks = evaluated_tasks(judged[-1], at_most=at_most)
+    return Alone(blind=judged[-1]["eval/val/success_blind"], sighted=sighted[-1], start=start, tasks=tasks)
 
 
 def without_lookahead(run: RunRecord) -> RunRecord:

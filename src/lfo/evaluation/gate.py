@@ -12,10 +12,13 @@ A world model can at best predict the true reply. Where the true reply does not 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from lfo.atomic import write_json_atomic
 from lfo.config import RunConfig
 from lfo.evaluation.foretelling import foretelling
 from lfo.evaluation.success import draft_metrics
@@ -26,6 +29,7 @@ from lfo.rollout.runner import refuse_dead_environment
 from lfo.statistics import paired_difference, wilson
 from lfo.types import Rollout
 
+GATE_FILE = "gate.json"  # in the folder of a run
 SAMPLED_SEED = 1
 GAIN = 0.1  # least gain in success that counts as help, if its interval is above 0
 SOLVED = 0.9  # success alone from which little is left to learn
@@ -113,6 +117,26 @@ def _player(rollouts: Sequence[Rollout]) -> dict[str, float]:
 def _gain(with_help: Sequence[Rollout], alone: Sequence[Rollout]) -> dict[str, Any]:
     found = paired_difference([each.succeeded for each in with_help], [each.succeeded for each in alone])
     return {name: found[name] for name in ("difference", "interval")}
+
+
+# --- of a run ----------------------------------------------------------------------------------------------------
+
+
+def write_gate(run: Path, gate: Mapping[str, Any]) -> None:
+    """Keep the gate of the base and the environment of a run in its folder, for `lfo advise`."""
+    write_json_atomic(run / GATE_FILE, dict(gate))
+
+
+def read_gate(run: Path) -> dict[str, Any] | None:
+    """Return `helps` and `verdict` of what `write_gate` wrote; None if nobody measured it, or if the file is damaged.
+
+    They are judged anew from the numbers, whatever words the file has.
+    """
+    try:
+        found = judged(json.loads((run / GATE_FILE).read_bytes()))
+        return {name: found[name] for name in ("helps", "verdict")}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
+        return None
 
 
 # --- the verdict -------------------------------------------------------------------------------------------------

@@ -40,9 +40,9 @@ class Unreadable(str):
 
 
 UNREADABLE = "<tool_call>(unreadable) "  # marks such a message in plain text; no JSON follows the tag
-_OPEN = "<tool_call>"
+OPENING = "<tool_call>"
 _CLOSE = "</tool_call>"
-_CALL_STARTS = re.compile(_OPEN + r"\s*")
+_CALL_STARTS = re.compile(OPENING + r"\s*")
 _CALL_ENDS = re.compile(r"\s*" + _CLOSE)
 
 
@@ -142,7 +142,7 @@ def read_tool_call(message: str) -> ToolCall | None:
 def format_tool_call(call: ToolCall) -> str:
     """Return a call as text; the inverse of `parse_tool_call`."""
     body = {"name": call.name, "arguments": dict(call.arguments)}
-    return f"{_OPEN}\n{json.dumps(body, ensure_ascii=False, allow_nan=False)}\n{_CLOSE}"
+    return f"{OPENING}\n{json.dumps(body, ensure_ascii=False, allow_nan=False)}\n{_CLOSE}"
 
 
 def quote(text: str, limit: int = MAX_QUOTE_CHARS) -> str:

@@ -11,7 +11,7 @@ Which form a base acts on belongs to the base (`lfo.base_form`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 FormName = Literal["mark", "tool", "user"]
@@ -30,10 +30,14 @@ class ShownForm:
     words: str  # with {reply}
     unknown: str  # for an empty reply: nobody can predict yet
     refusal: str  # with {flaw}: what does not fit the schema of the tool
+    failure: str = ""  # with {error}: for a message that only repeats the error of the last call; "": nothing is said
     by_user: bool = False
 
     def text(self, reply: str) -> str:
         return self.words.replace("{reply}", reply) if reply.strip() else self.unknown
+
+    def failed(self, error: str) -> str:
+        return self.failure.replace("{error}", error)
 
     def refused(self, flaw: str) -> str:
         return self.refusal.replace("{flaw}", flaw)
@@ -43,7 +47,8 @@ _MARK = "(expected) "
 _WORDS = 'That call has not been made. Its expected reply is: "{reply}" Make the right call now.'
 _UNKNOWN = "That call has not been made, and nobody knows its reply yet. Make the call that you think is right now."
 _REFUSAL = "That call has not been made, because it does not fit its tool: {flaw} Make the right call now."
+_FAILURE = "The last call failed: {error} Make the right call now."
 MARK = ShownForm(name="mark", words=_MARK + "{reply}", unknown=_MARK, refusal=_MARK + "{flaw}")
-TOOL = ShownForm(name="tool", words=_WORDS, unknown=_UNKNOWN, refusal=_REFUSAL)
-USER = ShownForm(name="user", words=_WORDS, unknown=_UNKNOWN, refusal=_REFUSAL, by_user=True)
+TOOL = ShownForm(name="tool", words=_WORDS, unknown=_UNKNOWN, refusal=_REFUSAL, failure=_FAILURE)
+USER = replace(TOOL, name="user", by_user=True)
 SHOWN_FORMS: Mapping[str, ShownForm] = {form.name: form for form in (MARK, TOOL, USER)}

@@ -8,6 +8,7 @@ from typing import Any
 
 from lfo.evaluation.advice import advise
 from lfo.evaluation.costs import MetricsRows, number
+from lfo.evaluation.gate import read_gate
 from lfo.evaluation.runs import RunRecord
 from lfo.report.text import shown
 
@@ -80,7 +81,8 @@ def warnings(record: RunRecord) -> list[dict[str, Any]]:
             latest.pop(str(words), None)
             latest[str(words)] = row["step"]
     found: list[dict[str, Any]] = [{"step": step, "words": shown(words, 400)} for words, step in latest.items()]
-    troubles = advise(record.rows, record.config) if record.config and record.rows else ()
+    gate = read_gate(record.path)
+    troubles = advise(record.rows, record.config, gate) if record.config and record.rows else ()
     found = found[-WARNINGS:]
     return found + [
         {"step": None, "words": shown(f"{each.name}: {each.figure}. {each.knob}.", 600)} for each in troubles

@@ -4,7 +4,8 @@ policy        The policy drafts its turn. If the draft calls a tool that may be 
               reply, and the policy speaks again after it. If it now makes a different call, the imagined exchange stays
               and the new call is the next draft. Otherwise the exchange is taken back and the first draft is the turn.
               A call that uses what was imagined before is made for real and not imagined again. A draft that does
-              not fit the schema of its tool needs no prediction: the policy is told what does not fit.
+              not fit the schema of its tool needs no prediction: the policy is told what does not fit. Small
+              instruct models repeat the error of a real call instead of making another one: they are told so.
 environment   The environment names calls (`lookahead_query`, a function of the transcript). Each is shown with its
               predicted reply before the policy speaks. This is a control, and an option for users who know what to ask.
 
@@ -18,6 +19,7 @@ words around them; drafts are sampled by the policy and trained like its other m
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,7 +32,7 @@ from lfo.env.interface import Environment, OffersLookahead
 from lfo.env.patience import name_of
 from lfo.errors import EnvironmentFailed
 from lfo.protocol.chat import ChatCodec, Tokens
-from lfo.protocol.hermes import format_tool_call, read_tool_call
+from lfo.protocol.hermes import OPENING, format_tool_call, read_tool_call
 from lfo.protocol.schemas import listed_words, misfit, words_of
 from lfo.protocol.shown import MARK, ShownForm
 from lfo.protocol.world_model import WorldModelState, state_of
@@ -38,6 +40,7 @@ from lfo.rollout.row import Dictated, Mark, Row, SamplerRows, Speech
 from lfo.types import MOST_IMAGINED, Message, Origin, Rollout, StopReason, ToolCall, Turn
 
 EXPECTED = MARK.text("")  # the text before a predicted reply that is marked
+_TAG = re.compile(r"</?\w+>")
 MAX_IMAGINED = 8  # imagined exchanges before one turn, at most, for environments that never stop asking
 
 
@@ -80,6 +83,15 @@ class LookAhead:
     drafts: int = 1  # candidates for a turn; try the next until one is worth imagining
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Draft:
+    """A message that is answered before it counts; `call` is None if it only repeats an error."""
+
+    call: ToolCall | None
+    flaw: str | None  # what is wrong with it; None: its reply is predicted
+    told: str | None  # the flaw in the form of the base
+
+
 class Deliberation:
     """Runs look-ahead in one batch of rollouts."""
 
@@ -100,7 +112,8 @@ class Deliberation:
 
     def reconsider(self, batch: Sequence[Row], turn: int, temperature: float) -> None:
         """Let rows imagine the reply to the turn that they just said, and say another turn."""
-        looking = [row for row in batch if not row.request.blind and self._allowance(row) > 0]
+        sighted = [row for row in batch if not row.request.blind]
+        looking = [row for row in sighted if self._allowance(row) > 0 or self._repeats_error(row)]
         tried: dict[int, list[ToolCall | None]] = {row.index: [] for row in looking}
         self._imagine_drafts(looking, tried, (turn, 0), temperature)
         picking = [row for row in batch if row.request.picks and self._may_pick(row)]
@@ -154,19 +167,19 @@ class Deliberation:
         """Imagine the drafts of these rows while different calls follow."""
         turn, first = numbers
         for look in range(1, MAX_IMAGINED):
-            asking = [(row, call) for row in batch if (call := self._imaginable(row)) not in (None, *tried[row.index])]
+            drafts = [(row, draft) for row in batch if (draft := self._draft(row)) is not None]
+            asking = [(row, draft) for row, draft in drafts if draft.call not in tried[row.index]]
             if not asking:
                 break
-            for row, call in asking:
-                tried[row.index].append(call)
-            drafts = [(row, call, misfit(call, self._codec.tools)) for row, call in asking if call is not None]
+            for row, draft in asking:
+                tried[row.index].append(draft.call)
             marks = {row.index: row.mark() for row, _ in asking}
-            questions = [_question(row, call) for row, call, flaw in drafts if flaw is None]
+            questions = [_question(row, draft.call) for row, draft in asking if draft.call and draft.flaw is None]
             replies = iter(self._lookahead.predictor(questions) if questions else ())
             shown = [
-                (row, call)
-                for row, call, flaw in drafts
-                if self._show(row, call, next(replies) if flaw is None else flaw, checked=flaw is not None)
+                (row, draft.call)
+                for row, draft in asking
+                if self._show(row, draft, next(replies) if draft.flaw is None else draft.flaw)
             ]
             speeches = self._decode([row for row, _ in shown], (turn, first + look), temperature)
             batch = []
@@ -178,6 +191,26 @@ class Deliberation:
                 batch.append(row)
                 if row.on_turn is not None:
                     row.on_turn(row.turns[-1])
+
+    def _draft(self, row: Row) -> _Draft | None:
+        """Return the message of a row if its reply may be imagined, or if something is wrong with it; else None."""
+        call = self._imaginable(row)
+        if call is not None:
+            flaw = misfit(call, self._codec.tools)
+            return _Draft(call=call, flaw=flaw, told=None if flaw is None else self._form.refused(flaw))
+        if self._repeats_error(row):
+            error = row.turns[-1].observation
+            return _Draft(call=None, flaw=error, told=self._form.failed(error))
+        return None
+
+    def _repeats_error(self, row: Row) -> bool:
+        """Whether a message makes no call, but only repeats the reply to a call that did not fit its tool."""
+        last = row.turns[-1] if row.turns else None
+        if not self._form.failure or last is None or last.predicted or row.speech is None or not row.speech.stopped:
+            return False
+        said = self._codec.read(row.speech.tokens)
+        failed = OPENING in last.action if last.call is None else misfit(last.call, self._codec.tools) is not None
+        return failed and not said.calls and _without_tags(said.text) == _without_tags(last.observation)
 
     def _imaginable(self, row: Row) -> ToolCall | None:
         """Return the drafted call of a row if it may be imagined, else None."""
@@ -224,30 +257,30 @@ class Deliberation:
     def _calls(self, speech: Speech | None) -> tuple[ToolCall, ...]:
         return self._codec.read(speech.tokens).calls if speech is not None and speech.stopped else ()
 
-    def _show(self, row: Row, call: ToolCall, reply: str, *, checked: bool) -> bool:
-        """Append a predicted reply to a row after its draft, or what does not fit the tool (`checked`).
+    def _show(self, row: Row, draft: _Draft, reply: str) -> bool:
+        """Append a predicted reply to a row after its draft, or what is wrong with the draft.
 
         Return False, without a change, if there is no room.
         """
         assert row.speech is not None
-        said, told = self._codec.read(row.speech.tokens), (self._form.refused if checked else self._form.text)(reply)
+        said, told = self._codec.read(row.speech.tokens), draft.told or self._form.text(reply)
         piece = self._codec.shown(told, self._form)
         end = len(row.tokens)
         start = row.write(piece)
         if start is None:
             return False
-        row.transcript += _not_made(said.message, reply, call)
+        row.transcript += _not_made(said.message, reply, draft.call)
         row.turns.append(
             Turn(
                 action=said.message,
                 observation=reply,
-                call=call,
+                call=draft.call,
                 action_start=end - len(row.speech.tokens),
                 action_end=end - 1,
                 observation_start=start + piece.content_start,
                 observation_end=start + piece.content_end,
                 predicted=True,
-                checked=checked,
+                checked=draft.flaw is not None,
                 thought=said.thought,
             )
         )
@@ -328,6 +361,14 @@ class Deliberation:
                     row.speech = Dictated(tokens=message)
                     inquiring.add(row.index)
         return inquiring
+
+
+def _without_tags(text: str) -> list[str]:
+    """
+    >>> _without_tags("<tool_response>\\nNo such  tool.\\n</tool_response>")
+    ['No', 'such', 'tool.']
+    """
+    return _TAG.sub(" ", text).split()
 
 
 def _not_made(action: str, reply: str, call: ToolCall | None) -> tuple[Message, Message]:

@@ -34,7 +34,8 @@ def guess_ending_tools(make_environment: EnvironmentFactory, tasks: Sequence[Any
     found, runner = EndingTools(), RunnerConfig.of_run(config)
 
     def play(task: Any, seed: int) -> tuple[list[str], bool]:
-        return play_randomly(make_environment(), task, seed=seed, max_turns=runner.max_turns)
+        limits = {"max_turns": runner.max_turns, "most_chars": runner.most_chars}
+        return play_randomly(make_environment(), task, seed=seed, **limits)
 
     games = [partial(play, task, seed) for task in tasks for seed in range(GUESSES)]
     for outcome in runner.call_all(games, what="random play"):

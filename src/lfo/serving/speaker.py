@@ -14,7 +14,7 @@ from lfo.base_form import with_stored_form
 from lfo.config import RunConfig
 from lfo.env.interface import EnvironmentFactory
 from lfo.errors import UsageError
-from lfo.loading import environment_factory, load_tokenizer
+from lfo.loading import environment_of_run, load_tokenizer
 from lfo.model.couplings import POLICY, WORLD_MODEL, coupling_of
 from lfo.protocol.chat import ChatCodec
 from lfo.rollout import ending_tools
@@ -73,7 +73,7 @@ def upstream_speaker(
         """Return a file beside the adapters; a run that needs none may be its config alone."""
         return adapters_of(run, adapter) / name
 
-    make_environment, tokenizer = environment_factory(config), load_tokenizer(config.model)
+    make_environment, tokenizer = environment_of_run(config), load_tokenizer(config.model)
     codec = ChatCodec(tokenizer, make_environment().tools(), thinking=config.rollout.thinking)
     config = with_stored_form(config, codec)  # of a config that no run has written
     world = world_model_codec(config, tokenizer)

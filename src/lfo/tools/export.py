@@ -19,6 +19,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -41,7 +42,10 @@ Form = Literal["alone", "adapters", "merged", "stacked"]
 def alone(agent: Agent, run: str | Path) -> Alone | None:
     """Return the success of these adapters without and with look-ahead; None if it was not measured."""
     step = re.fullmatch(r"step-(\d+)", agent.adapters_folder.name if agent.adapters_folder else "")
-    return policy_alone(read_run(run_folder(Path(run))).rows, step=int(step[1]) if step else None)
+    rows, tasks = read_run(run_folder(Path(run))).rows, agent.config.eval.tasks
+    found = policy_alone(rows, at_most=tasks, step=int(step[1]) if step else None)
+    # A run that went on from another did not begin with what chance gives.
+    return replace(found, start=None) if found is not None and agent.config.init_from else found
 
 
 def export(agent: Agent, out: str | Path, *, run: str | Path, form: Form = "adapters") -> list[str]:

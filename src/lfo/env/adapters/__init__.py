@@ -7,7 +7,8 @@ and the run's `env_args`. This module imports none of them, so that a config can
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from lfo.errors import ConfigError
@@ -43,3 +44,27 @@ def adapter_class(env: str) -> Any:
         raise ConfigError(
             f"env={env} needs {missing}, which is not installed: pip install 'learn-from-observation[{word}]'"
         ) from error
+
+
+def refuse_code_elsewhere(env: str, env_args: Mapping[str, Any], remedy: str = "") -> None:
+    """Raise a `ConfigError` if an `env` of a run's config names a verl project that is not in the current folder.
+
+    Such a project is code that is found by its path. The config may be a stranger's, who has put both on this machine.
+    """
+    for path in _code_of_project(env, env_args):
+        here, there = Path.cwd().resolve(), path.resolve()
+        if here != there and here not in there.parents:
+            raise ConfigError(
+                f"env={env} of a run names {path}, which is code outside of the current folder; if you trust it, run "
+                f"this command in a folder that holds it{remedy}"
+            )
+
+
+def _code_of_project(env: str, env_args: Mapping[str, Any]) -> Iterator[Path]:
+    """Yield the folder of a verl project and the files in it that are named; nothing for other environments."""
+    named = env.partition(":")[2] if adapter_word(env) == "verl" else env_args.get("name")
+    if adapter_word(env) == "verl" or env.startswith(f"{__name__}.{ADAPTERS['verl']}:"):
+        folder = Path(str(named)).expanduser()
+        yield folder
+        for part in ("tool_config", "function_tools", "reward"):
+            yield folder / str(env_args.get(part) or "")
