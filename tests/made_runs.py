@@ -145,7 +145,7 @@ def write_large_set(folder: Path, *, runs: int = 20, steps: int = 500, rollouts:
         files = {
             step: [record(step * 100 + each) for each in range(4)] for step in range(10, rollouts * 10 // 4 + 1, 10)
         }
-        algo = ("algo=dapo", "algo=dual-lora", "coupling=shared", "coupling=stacked")[number % 4]
+        algo = ("algo=dapo", "algo=dual-lora", "coupling=shared", "policy.frozen=true")[number % 4]
         settings = (algo, f"seed={number // 4}", f"output_dir={folder / str(number)}")
         write_run(folder / f"run-{number:02d}", *settings, steps=steps, extra=extra, rollouts=files)
 

@@ -21,9 +21,11 @@ from lfo.config import (
     to_yaml,
 )
 from lfo.config.knobs import KNOBS, LoraConfig
-from lfo.config.older import REPLACED
+from lfo.config.older import RETIRED
 from lfo.config.presets import ALGORITHMS, PRESETS
 from lfo.errors import ConfigError
+from lfo.evaluation.grouping import group_names
+from lfo.evaluation.runs import read_run
 from lfo.settings import assign, dotted
 
 
@@ -116,7 +118,7 @@ def test_values_are_read_by_the_type_of_their_setting():
         ("surprise=.inf", "surprise must be a finite number, not inf"),
         ("lookahead=2", "lookahead must be 'policy', 'environment' or 'off', not '2'"),
         ("env_args=3", "env_args must be a mapping"),
-        ("coupling=shard", "coupling must be one of separate, shared, stacked, not 'shard'; did you mean shared?"),
+        ("coupling=shard", "coupling must be one of separate, shared, not 'shard'; did you mean shared?"),
         ("preset=tyni", "not 'tyni'; did you mean tiny?"),
         (
             "trackers=[tensorbord]",
@@ -149,7 +151,7 @@ def test_a_bad_setting_is_refused_in_one_sentence(override, words):
         (["world_model.predict=open_door,"], "world_model.predict must be a word or names with commas"),
         (["world_model.weight=2.1"], "world_model.weight must be less than or equal to 2, not 2.1"),
         (["policy.learning_rate=0"], "policy.learning_rate must be greater than 0, not 0"),
-        (["world_model.input=inline"], "needs coupling=shared or coupling=stacked"),
+        (["world_model.input=inline"], "needs coupling=shared"),
         (["world_model.input=inline", "coupling=shared"], "trains no world model for look-ahead"),
         (["rollout.group_size=2"], "leaves one rollout with look-ahead"),
         (["rollout.group_size=3"], "leaves one rollout with look-ahead"),
@@ -416,14 +418,29 @@ def older_run(tmp_path: Path, **changed: str) -> Path:
     return path
 
 
+STACKED = [
+    f"{study}/stacked{rest}-{seed}"
+    for study, rest, seeds in (
+        ("level2", "", 3),
+        ("level2", "-lookahead", 3),
+        ("levels234", "", 3),
+        ("levels234", "-lookahead", 3),
+        ("smollm2-levels234", "-lookahead", 2),
+        ("smollm2-repeated", "-lookahead", 3),
+    )
+    for seed in range(seeds)
+]
+
+
 def test_every_committed_run_opens_and_says_only_what_no_run_has_today(caplog):
     told = {}
     for path in sorted(RESULTS.glob("**/config.yaml")):
         caplog.clear()
         config = from_yaml(path)
-        assert len(caplog.messages) == len(dict(dotted(config.older)))
-        if config.older:
-            told[str(path.parent.relative_to(RESULTS))] = dict(dotted(config.older))
+        kept = dict(dotted(config.older))
+        assert len(caplog.messages) == len(kept.keys() - RETIRED.keys())
+        if kept:
+            told[str(path.parent.relative_to(RESULTS))] = kept
     assert told == {
         "certainty-in-words/true-0": {"imagine.certainty": True},
         "knobs/entropy-0": {"policy.entropy": 0.01},
@@ -431,7 +448,40 @@ def test_every_committed_run_opens_and_says_only_what_no_run_has_today(caplog):
         "knobs/no-inquiries-0": {"exploration.inquiries": False},
         "knobs/scale-free-0": {"policy.scale_by_std": False},
         "levels234/no-inquiries-1": {"exploration.inquiries": False},
+        **{run: {"coupling": "stacked"} for run in STACKED},
     }
+
+
+def test_a_study_with_retired_arms_names_them():
+    seeds = RESULTS / "level2"
+    runs = [read_run(seeds / f"{arm}-0") for arm in ("dual", "shared", "stacked", "stacked-lookahead")]
+    assert not any(run.problem for run in runs)
+    assert group_names([run.config for run in runs if run.config]) == [
+        "dual-lora lookahead=environment",
+        "dual-lora coupling=shared lookahead=off blind_share=0",
+        "dual-lora coupling=stacked lookahead=off blind_share=0",
+        "dual-lora coupling=stacked lookahead=environment",
+    ]
+
+
+def test_a_retired_setting_can_be_read_and_neither_trained_nor_resumed(tmp_path: Path):
+    path = RESULTS / "level2" / "stacked-0" / "config.yaml"
+    words = (
+        "coupling=stacked is retired and can only be read (docs/LOG.md has its figures); its code is in commit 836ca30"
+    )
+    assert refused("coupling=stacked") == words
+    (tmp_path / "metrics.jsonl").touch()
+    for text in (path.read_text(), to_yaml(from_yaml(path))):
+        (tmp_path / "config.yaml").write_text(text)
+        assert flatten(from_yaml(tmp_path / "config.yaml"))["coupling"] == "stacked"
+        for load in (
+            lambda: load_config(run=tmp_path),
+            lambda: load_config([f"config={tmp_path / 'config.yaml'}"]),
+        ):
+            with pytest.raises(ConfigError) as error:
+                load()
+            assert str(error.value) == f"{tmp_path / 'config.yaml'}: {words}"
+        assert load_config([f"config={tmp_path / 'config.yaml'}", "coupling=shared"]).coupling == "shared"
 
 
 def test_an_older_run_with_a_knob_that_is_gone_stays_an_experiment_of_its_own(tmp_path: Path, caplog):
@@ -447,8 +497,9 @@ def test_an_older_run_with_a_knob_that_is_gone_stays_an_experiment_of_its_own(tm
 
 
 def test_a_removed_setting_cannot_be_typed():
-    assert refused("policy.kl=0.1") == "policy.kl is no longer a setting; it is 0.0 in every run"
-    assert "lora.alpha is no longer a setting" in refused("lora.alpha=8")
+    for typed in ("policy.kl=0.1", "lora.alpha=8", "exploration.blind_steps=3"):
+        words = "is no longer a setting: docs/TRAINING.md has those of today"
+        assert refused(typed) == f"{typed.partition('=')[0]} {words}"
 
 
 @pytest.mark.parametrize(
@@ -461,22 +512,17 @@ def test_a_removed_setting_cannot_be_typed():
             ["world_model.schedule=world_model_first", "world_model.first_steps=3"],
             ["world_model.schedule=world_model_first:3"],
         ),
-        (["internalise.rows=2", "internalise.hindsight=true"], ["internalise.rows=2", "internalise.teacher=hindsight"]),
-        (["policy.dynamic_sampling=false"], ["policy.max_resamples=-1"]),
-        (["world_model.adaptive_weight=true"], ["world_model.schedule=adaptive"]),
         (["exploration.blind_steps=3"], ["world_model.schedule=explore_first:3"]),
     ],
 )
 def test_knobs_that_became_part_of_others(older: list[str], today: list[str], tmp_path: Path):
-    """A file of an older version is read as what it meant; who types such a name is told what to set."""
+    """A file of an older version is read as what it meant."""
     tree: dict[str, typing.Any] = {}
     for name, value in (setting.split("=") for setting in older):
         assign(tree, name, yaml.safe_load(value))
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(tree))
     read = load_config([f"config={tmp_path / 'config.yaml'}"])
     assert read == load_config(today) != load_config([])
-    typed = [setting for setting in older if setting.split("=")[0] in REPLACED]
-    assert all("is no longer a setting: " in refused(setting) for setting in typed)
 
 
 def test_settings_that_changed_no_weights_are_dropped_without_a_word(tmp_path: Path, caplog):
@@ -494,14 +540,8 @@ def test_an_old_run_with_two_schedules_keeps_the_second_apart(tmp_path: Path):
     assert config.older == {"world_model": {"adaptive_weight": True}, "exploration": {"blind_steps": 3}}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "world_model: {schedule: adaptive, adaptive_weight: true}",
-        "world_model: {schedule: 'explore_first:3'}\nexploration: {blind_steps: 3}",
-    ],
-)
-def test_a_schedule_under_its_old_and_its_new_name_is_one_schedule(text: str, tmp_path: Path, caplog):
+def test_a_schedule_under_its_old_and_its_new_name_is_one_schedule(tmp_path: Path, caplog):
+    text = "world_model: {schedule: 'explore_first:3'}\nexploration: {blind_steps: 3}"
     (tmp_path / "config.yaml").write_text(text)
     assert from_yaml(tmp_path / "config.yaml").older == {}
     assert caplog.messages == []
@@ -511,8 +551,6 @@ def test_a_bad_value_beside_a_removed_setting_is_one_sentence(tmp_path: Path):
     (tmp_path / "config.yaml").write_text("lora: {rank: null, alpha: 32}\n")
     with pytest.raises(ConfigError, match=r"lora\.rank must be a valid integer"):
         from_yaml(tmp_path / "config.yaml")
-    (tmp_path / "config.yaml").write_text("policy: {dynamic_sampling: false, max_resamples: many}\n")
-    assert from_yaml(tmp_path / "config.yaml").policy.max_resamples == -1
 
 
 def test_levels_of_another_environment_may_be_anything():
@@ -523,9 +561,3 @@ def test_levels_of_another_environment_may_be_anything():
 def test_what_only_older_runs_have_cannot_be_typed():
     assert "only saved runs of earlier versions" in refused("older.policy.kl=0.1")
     assert "there is no setting 'olderly'; the nearest is" in refused("olderly=3")
-
-
-def test_an_old_run_whose_policy_acted_in_hindsight_keeps_that_apart(tmp_path: Path):
-    file = tmp_path / "config.yaml"
-    file.write_text("internalise: {rows: 2, hindsight: true, teacher: policy}")
-    assert from_yaml(file).older == {"internalise": {"teacher": "policy"}}

@@ -563,7 +563,7 @@ def test_sampled_log_probs_are_the_trainers_with_drafts_in_the_row(drafts: int):
     for rollout in rollouts:
         tokens_BT = torch.tensor([rollout.tokens])
         with torch.no_grad():
-            hidden_BTD = model.hidden(tokens_BT, model.policy_adapters, model.policy_detached)
+            hidden_BTD = model.hidden(tokens_BT, model.policy_adapters)
             logprobs_BT, _ = fused_token_logprobs(hidden_BTD, model.head, tokens_BT, temperature=1.0)
         sampled = torch.tensor(rollout.origins) == Origin.SAMPLED
         recorded = torch.tensor(rollout.logprobs)

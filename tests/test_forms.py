@@ -172,7 +172,7 @@ def check_rows(trainer: Trainer, rollouts: Sequence[Rollout], words: str) -> Non
         assert row is not None
         tokens_BT = torch.tensor([row.tokens])
         with torch.no_grad():
-            hidden_BTD = model.hidden(tokens_BT, model.policy_adapters, model.policy_detached)
+            hidden_BTD = model.hidden(tokens_BT, model.policy_adapters)
             logprobs_BT, _ = fused_token_logprobs(hidden_BTD, model.head, tokens_BT, temperature=temperature)
         sampled = torch.tensor(row.policy_weights) > 0
         largest = max(largest, float((logprobs_BT[0] - torch.tensor(row.logprobs))[sampled].abs().max()))

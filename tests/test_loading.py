@@ -123,7 +123,7 @@ class Lost(OracleCodes):
         (["env=test_loading:Empty"], "the environment Empty has no tasks in its split 'train'"),
         (["eval.splits=exam"], "There is no split 'exam'"),
         (["init_from=nowhere"], "nowhere has no adapters"),
-        (["world_model.input=inline", "coupling=separate"], "needs coupling=shared or coupling=stacked"),
+        (["world_model.input=inline", "coupling=separate"], "needs coupling=shared"),
         (["lora.targets=w_proj"], "do not fit this model"),
     ],
 )

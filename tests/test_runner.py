@@ -535,10 +535,10 @@ class Played:
         ("separate", 1.0, "policy"),
         ("separate", 1.0, "environment"),
         ("shared", 1.0, "environment"),
-        ("stacked", 1.3, "policy"),
-        ("stacked", 1.3, "environment"),
+        ("separate", 1.3, "policy"),
+        ("separate", 1.3, "environment"),
     ],
-    ids=lambda p: f"{p[0]}-{p[2]}",
+    ids=lambda p: f"{p[0]}-{p[1]}-{p[2]}",
 )
 def played(request) -> Played:
     return Played(*request.param)
@@ -549,7 +549,7 @@ def test_sampled_log_probs_are_those_of_the_trainer(played: Played):
     for rollout in played.rollouts:
         tokens_BT = torch.tensor([rollout.tokens])
         with torch.no_grad():
-            hidden_BTD = played.model.hidden(tokens_BT, played.model.policy_adapters, played.model.policy_detached)
+            hidden_BTD = played.model.hidden(tokens_BT, played.model.policy_adapters)
             logprobs_BT, _ = fused_token_logprobs(
                 hidden_BTD, played.model.head, tokens_BT, temperature=played.temperature
             )

@@ -220,15 +220,6 @@ def test_imitation_leaves_the_world_model_alone_and_is_no_world_model_loss():
     assert not torch.equal(weights(mine.model, "policy"), weights(learner().model, "policy"))
 
 
-def test_stacked_imitation_spares_the_world_model():
-    mine = learner(coupling="stacked")
-    mine.update(
-        [replace(row(imitation=True), adapters=mine.model.policy_adapters)], world_model_weight=1.0, rate_factor=1.0
-    )
-    assert gradient(mine.model, "world_model") is None
-    assert gradient(mine.model, "policy") is not None
-
-
 def test_updates_that_imitate_have_a_rate_of_their_own(monkeypatch):
     """AdamW's first step is the rate, whatever the gradient."""
     monkeypatch.setattr("lfo.model.learner.WEIGHT_DECAY", 0.0)

@@ -93,7 +93,6 @@ def test_three_steps_are_those_of_the_local_engine(results):
     All but a rollout at most that goes another way from a draw on the very boundary of two tokens.
     """
     trainer = small_trainer(
-        "coupling=stacked",
         "rollout.group_size=8",
         "policy.max_resamples=1",
         "steps=6",

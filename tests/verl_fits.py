@@ -53,7 +53,7 @@ def described(rollout: Rollout) -> dict[str, Any]:
 def steps_beside_the_local_engine() -> None:
     """Three steps, rows and rollouts as they are; then servers that are not told of the new weights."""
     trainer = create_trainer(
-        config("coupling=stacked", "rollout.group_size=8", "policy.max_resamples=1", "steps=6", "seed=1"),
+        config("rollout.group_size=8", "policy.max_resamples=1", "steps=6", "seed=1"),
         TalkativeWorld,
         tokenizer(),
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from lfo.env.adapters import ADAPTERS, adapter_word
 from lfo.env.shipped import SHIPPED
 from lfo.errors import ConfigError
-from lfo.model.couplings import coupling_of, names_where
+from lfo.model.couplings import coupling_of
 from lfo.settings import did_you_mean
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ def _of_rollouts(c: RunConfig) -> Iterator[Relation]:
 
 def _of_the_world_model(c: RunConfig) -> Iterator[Relation]:
     w, inline = c.world_model, c.world_model.input == "inline"
-    couplings = " or ".join(f"coupling={name}" for name in names_where(lambda row: row.reads_inline))
     first = re.fullmatch(r"world_model_first:(\d+)", w.schedule)
     asked = c.looks_ahead and c.lookahead_source in ("world_model", "memory_first")
     learns = w.weight > 0 and not inline and w.predict != "none"
@@ -64,7 +63,7 @@ def _of_the_world_model(c: RunConfig) -> Iterator[Relation]:
         (f"surprise={c.surprise:g}", c.surprise > 0),
     ):
         yield c.has_world_model or not used, f"{name} needs algo=dual-lora or algo=internalise"
-    yield coupling_of(c.coupling).reads_inline or not inline, f"world_model.input=inline needs {couplings}"
+    yield coupling_of(c.coupling).is_shared or not inline, "world_model.input=inline needs coupling=shared"
     yield not (inline and asked), "world_model.input=inline trains no world model for look-ahead: set lookahead=off"
     yield (
         first is None or int(first[1]) <= c.steps,
