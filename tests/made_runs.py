@@ -114,11 +114,6 @@ def world_model_row(step: int, accuracy: float) -> dict[str, Any]:
     figures = {"token_accuracy": accuracy, "perplexity": 2.0, "bleu": 100 * accuracy, "semantic_accuracy": accuracy}
     return {
         **{f"world_model_eval/{name}": value for name, value in figures.items()},
-        "world_model_eval/calibration_error": 0.1,
-        "world_model_eval/reliability": [
-            {"certainty": 0.25, "right": 0.25, "count": 4},
-            {"certainty": 1.0, "right": 0.8, "count": 5},
-        ],
         "world_model_eval/by_category": {name: {"count": 10 + len(name), **figures} for name in CATEGORIES},
     }
 

@@ -144,16 +144,13 @@ class Agent:
         prompts = [self.world_model_codec.question_ids(state, call) for state, call in questions]
         return [self.world_model_codec.decode(answer) for answer in self.complete(prompts)]
 
-    def complete(
-        self, prompts: Sequence[Sequence[int]], uniforms: Sequence[Sequence[float]] | None = None
-    ) -> list[tuple[int, ...]]:
-        """Return what the world model writes after each prompt: greedy, or sampled at temperature 1 with `uniforms`."""
+    def complete(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+        """Return what the world model writes after each prompt, greedily."""
         answers = self.sampler.generate(
             prompts,
             adapters=self.model.world_model_adapters,
             max_new_tokens=self.config.world_model.reply_tokens,
-            temperature=0.0 if uniforms is None else 1.0,
-            uniforms=uniforms,
+            temperature=0.0,
         )
         return [answer.tokens for answer in answers]
 

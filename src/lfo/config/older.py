@@ -12,7 +12,7 @@ from lfo.settings import Setting, dotted
 
 OLDER = "older"  # the part of a config for what no present setting can say
 # Retired values, each with the present one that is nearest, for reading a run, and the last commit that has its code.
-RETIRED = {"coupling": ("stacked", "shared", "836ca30")}
+RETIRED = {"coupling": ("stacked", "shared", "836ca30"), "imagine.certainty": (True, False, "2cf7692")}
 _REMOVED = {  # settings, each with the value that sets no run apart
     "rollout": {"environment_retries": 2, "environment_workers": 16},
     "policy": {"clip_low": 0.2, "clip_high": 0.28, "entropy": 0.0, "entropy_share": 1.0, "kl": 0.0},
