@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import typing
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,7 @@ def test_plain_dapo_has_no_world_model_and_no_lookahead_unless_asked_and_then_re
     config = load_config(["preset=tiny", "algo=dapo"])
     assert (config.lookahead, config.looks_ahead) == ("off", False)
     assert config.world_model.weight == 0
-    for value, name in (("true", "policy"), ("policy", "policy"), ("environment", "environment")):
+    for value, name in (("true", "policy"), ("policy", "policy")):
         assert f"lookahead={name} needs algo=dual-lora" in refused("algo=dapo", f"lookahead={value}")
     assert "world_model.weight=0.5 needs algo=dual-lora" in refused("algo=dapo", "world_model.weight=0.5")
 
@@ -116,7 +117,7 @@ def test_values_are_read_by_the_type_of_their_setting():
         ("surprise=[1]", "surprise must be a valid number, not [1]"),
         ("surprise=.nan", "surprise must be a finite number, not nan"),
         ("surprise=.inf", "surprise must be a finite number, not inf"),
-        ("lookahead=2", "lookahead must be 'policy', 'environment' or 'off', not '2'"),
+        ("lookahead=2", "lookahead must be 'policy' or 'off', not '2'"),
         ("env_args=3", "env_args must be a mapping"),
         ("coupling=shard", "coupling must be one of separate, shared, not 'shard'; did you mean shared?"),
         ("preset=tyni", "not 'tyni'; did you mean tiny?"),
@@ -162,7 +163,7 @@ def test_a_bad_setting_is_refused_in_one_sentence(override, words):
         (["policy.overlong_buffer=1024"], "must be below rollout.max_context=1024"),
         (["world_model.schedule=world_model_first:101"], "world_model_first:101 needs steps=101 or more"),
         (["world_model.schedule=hierarchical"], "world_model.schedule must be joint, alternating"),
-        (["lookahead=false", "lookahead_source=truth"], "lookahead_source=truth needs lookahead=policy or"),
+        (["lookahead=false", "lookahead_source=truth"], "lookahead_source=truth needs lookahead=policy"),
         (["algo=dapo", "surprise=0.1"], "surprise=0.1 needs algo=dual-lora"),
         (["policy.frozen=true", "world_model.weight=0"], "needs world_model.weight above 0"),
         (["policy.frozen=true", "world_model.predict=none", "lookahead=off"], "has nothing to learn"),
@@ -381,7 +382,11 @@ RESULTS = Path(__file__).parent.parent / "results"
 
 @pytest.mark.parametrize(
     ("run", "typed"),
-    [("level2/dual-0", ["levels=2"]), ("levels234/dual-0", ["levels=2,3,4"]), ("level2/dapo-0", ["algo=dapo"])],
+    [
+        ("own-questions/policy-0", ["levels=2"]),
+        ("own-questions-levels234/policy-0", ["levels=2,3,4"]),
+        ("level2/dapo-0", ["algo=dapo"]),
+    ],
 )
 def test_a_committed_run_is_one_experiment_with_a_new_run_of_its_settings(run: str, typed: list[str]):
     old = from_yaml(RESULTS / run / "config.yaml", known_only=True)
@@ -409,7 +414,7 @@ def test_a_saved_run_does_not_take_on_what_its_preset_says_of_newer_settings(tmp
 
 def older_run(tmp_path: Path, **changed: str) -> Path:
     """A run as it was saved before knobs were dropped, with some of its lines changed."""
-    text = (RESULTS / "level2" / "dual-0" / "config.yaml").read_text()
+    text = (RESULTS / "own-questions" / "policy-0" / "config.yaml").read_text()
     for line, value in changed.items():
         text, count = re.subn(rf"(?m)^(\s*{line}): .*$", rf"\1: {value}", text)
         assert count == 1, line
@@ -430,15 +435,28 @@ STACKED = [
     )
     for seed in range(seeds)
 ]
+ASKED_BY_ENVIRONMENT = {
+    "few-replies": 5,
+    "knobs": 23,
+    "level2": 20,
+    "levels234": 19,
+    "own-questions": 5,
+    "smollm2-level2": 5,
+    "smollm2-levels234": 20,
+    "smollm2-repeated": 7,
+    "verl-tiny": 2,
+}
 
 
 def test_every_committed_run_opens_and_says_only_what_no_run_has_today(caplog):
-    told = {}
+    told: dict[str, dict[str, typing.Any]] = {}
+    asked: Counter[str] = Counter()
     for path in sorted(RESULTS.glob("**/config.yaml")):
         caplog.clear()
         config = from_yaml(path)
         kept = dict(dotted(config.older))
         assert len(caplog.messages) == len(kept.keys() - RETIRED.keys())
+        asked[path.relative_to(RESULTS).parts[0]] += kept.pop("lookahead", "") == "environment"
         if kept:
             told[str(path.parent.relative_to(RESULTS))] = kept
     assert told == {
@@ -450,6 +468,7 @@ def test_every_committed_run_opens_and_says_only_what_no_run_has_today(caplog):
         "levels234/no-inquiries-1": {"exploration.inquiries": False},
         **{run: {"coupling": "stacked"} for run in STACKED},
     }
+    assert +asked == ASKED_BY_ENVIRONMENT
 
 
 def test_a_study_with_retired_arms_names_them():
@@ -464,16 +483,24 @@ def test_a_study_with_retired_arms_names_them():
     ]
 
 
-def test_a_retired_setting_can_be_read_and_neither_trained_nor_resumed(tmp_path: Path):
-    path = RESULTS / "level2" / "stacked-0" / "config.yaml"
-    words = (
-        "coupling=stacked is retired and can only be read (docs/LOG.md has its figures); its code is in commit 836ca30"
-    )
-    assert refused("coupling=stacked") == words
+@pytest.mark.parametrize(
+    ("run", "setting", "commit"),
+    [
+        ("level2/stacked-0", "coupling=stacked", "836ca30"),
+        ("level2/dual-0", "lookahead=environment", "836ca30"),
+        ("certainty-in-words/true-0", "imagine.certainty=True", "2cf7692"),
+    ],
+)
+def test_a_retired_setting_can_be_read_and_neither_trained_nor_resumed(
+    tmp_path: Path, run: str, setting: str, commit: str
+):
+    path, (name, _, value) = RESULTS / run / "config.yaml", setting.partition("=")
+    words = f"{setting} is retired and can only be read (docs/LOG.md has its figures); its code is in commit {commit}"
+    assert refused(setting) == words
     (tmp_path / "metrics.jsonl").touch()
     for text in (path.read_text(), to_yaml(from_yaml(path))):
         (tmp_path / "config.yaml").write_text(text)
-        assert flatten(from_yaml(tmp_path / "config.yaml"))["coupling"] == "stacked"
+        assert str(flatten(from_yaml(tmp_path / "config.yaml"))[name]) == value
         for load in (
             lambda: load_config(run=tmp_path),
             lambda: load_config([f"config={tmp_path / 'config.yaml'}"]),
@@ -481,14 +508,13 @@ def test_a_retired_setting_can_be_read_and_neither_trained_nor_resumed(tmp_path:
             with pytest.raises(ConfigError) as error:
                 load()
             assert str(error.value) == f"{tmp_path / 'config.yaml'}: {words}"
-        assert load_config([f"config={tmp_path / 'config.yaml'}", "coupling=shared"]).coupling == "shared"
 
 
 def test_an_older_run_with_a_knob_that_is_gone_stays_an_experiment_of_its_own(tmp_path: Path, caplog):
     path = older_run(tmp_path, kl="0.01")
     config = from_yaml(path)
     assert caplog.messages == [f"{path}: policy.kl=0.01 is no longer a setting; new runs ignore it"]
-    plain = from_yaml(RESULTS / "level2" / "dual-0" / "config.yaml")
+    plain = from_yaml(RESULTS / "own-questions" / "policy-0" / "config.yaml")
     assert experiment(config) != experiment(plain)
     assert differences(config, plain) == {"policy.kl": (0.01, None)}
     path.write_text(to_yaml(config))

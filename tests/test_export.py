@@ -155,8 +155,6 @@ def test_rewards_beyond_one_are_no_share_of_the_tasks(run_of, tmp_path: Path):
             ["draft its turn", "take the exchange back", "lookahead_source=world_model"],
             ["lookahead_query", "phone"],
         ),
-        (("lookahead=environment",), ["lookahead_query", "It stays there", "the department"], ["draft its turn"]),
-        (("lookahead=environment", "env=oracle-codes"), ["lookahead_query"], ["the department"]),
         (("lookahead_source=memory",), ["A memory of real replies predicts", "lfo serve"], ["world model predicts"]),
         (("lookahead_source=truth",), ["The environment tells its real replies", "lfo run"], ["lfo serve"]),
         (("lookahead=off",), ["trained without look-ahead"], ["lfo run", "lfo serve"]),

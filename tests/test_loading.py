@@ -111,10 +111,6 @@ class Lost(OracleCodes):
             "OracleCodes has no tool 'phone'",
         ),
         (["env=test_loading:Mistaken"], "world_model.predict=default: the environment Mistaken has no tool 'door'"),
-        (
-            ["env=test_loading:Unimaginative", "lookahead=environment"],
-            "has no method lookahead_query, which lookahead=environment needs; write one, or set lookahead=policy",
-        ),
         (["env=test_loading:Nameless"], "each task needs an attribute id, which dict does not have"),
         (["env=test_loading:Generous"], "tasks() must return a sequence, such as a list"),
         (["env=test_loading:Terse"], "must return a list of Message"),

@@ -332,10 +332,9 @@ def test_an_evaluation_sets_the_weight_and_only_when_asked(tmp_path: Path, monke
         assert trainer.state.weight == expected
 
 
-@pytest.mark.parametrize("lookahead", ["policy", "environment"])
 @pytest.mark.parametrize("source", ["world_model", "truth", "shuffled"])
-def test_every_source_of_look_ahead_is_heard_and_evaluated(source: str, lookahead: str):
-    trainer = small_trainer(f"lookahead={lookahead}", f"lookahead_source={source}", "eval.tasks=3")
+def test_every_source_of_look_ahead_is_heard_and_evaluated(source: str):
+    trainer = small_trainer(f"lookahead_source={source}", "eval.tasks=3")
     row = trainer.evaluate()
     assert 0.0 <= row["eval/val/success"] <= 1.0
     assert ("eval/val/lookahead_accuracy" in row) == (source != "truth")
@@ -389,45 +388,6 @@ def test_a_context_without_room_for_a_whole_state_still_looks_ahead():
     question = trainer.codec.question_ids(state, ToolCall(name="make_phone_call", arguments={}))
     assert len(question) == 330 - trainer.config.world_model.reply_tokens
     assert len(trainer.backend.complete([question])) == 1
-
-
-def test_blind_rollouts_take_turns_in_asking_what_look_ahead_asks():
-    settings = ("levels=3", "lookahead=environment", "exploration.blind_share=0.5", "policy.max_resamples=-1")
-    trainer = small_trainer(*settings, environment=partial(FussyCalls, levels=(3,)))
-    collected = trainer.collect(0)
-    for group in collected.groups:  # two departments, so two questions
-        size = len(group.rollouts)
-        in_turns = [member < size // 2 and member % 2 == 1 for member in range(size)]
-        assert [rollout.inquired for rollout in group.rollouts] == in_turns
-        inquired = [each for each in group.rollouts if each.inquired]
-        asked = {str(next(turn.call for turn in each.turns if turn.asked)) for each in inquired}
-        second = {str(turns[1].call) for each in group.rollouts if (turns := [t for t in each.turns if t.predicted])}
-        assert asked == second, "the very call that the others imagine second"
-    own = [rollout for rollout in collected.rollouts if not rollout.inquired]
-    assert [len(group.rollouts) for group in collected.kept.values()] == [len(own) // len(collected.groups)] * 2
-    assert not any(rollout.inquired for group in collected.kept.values() for rollout in group.rollouts)
-    row = trainer.rollout_metrics(0, collected)
-    assert row["success"] == pytest.approx(sum(rollout.reward for rollout in own) / len(own)), "of the policy's own"
-    assert sum(row["stops"].values()) == len(collected.rollouts), "all of them ended somehow"
-
-
-def test_inline_an_inquiry_teaches_the_world_model_and_not_the_policy():
-    trainer = small_trainer(
-        "levels=3",
-        "coupling=shared",
-        "world_model.input=inline",
-        "lookahead=environment",
-        "lookahead_source=truth",
-        "policy.max_resamples=-1",
-        environment=partial(FussyCalls, levels=(3,)),
-    )
-    collected = trainer.collect(0)
-    plan = trainer.make_update(0, collected, trainer.store_replies(collected.groups))
-    rows = [row for mini_batch in plan.mini_batches for row in mini_batch]
-    inquired = sum(rollout.inquired for rollout in collected.rollouts)
-    assert inquired > 0
-    assert len(rows) == len(collected.rollouts)
-    assert sum(not any(row.policy_weights) and any(row.world_model_weights) for row in rows) == inquired
 
 
 def test_a_predicted_reply_ends_at_its_limit():

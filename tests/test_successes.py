@@ -142,7 +142,7 @@ def won(task: str, words: str = "a", **changes: Any) -> Rollout:
 
 def test_the_newest_success_of_each_task_is_kept_and_nothing_else():
     buffer = SuccessBuffer()
-    buffer.add([won("1"), won("2", reward=0.9), won("3", inquired=True), won("1", "b"), won("1", "c", reward=0.0)])
+    buffer.add([won("1"), won("2", reward=0.9), won("1", "b"), won("1", "c", reward=0.0)])
     assert buffer.successes == {"1": without_shown(won("1", "b"))}
 
 

@@ -194,13 +194,6 @@ def test_verls_tools_would_cut_replies_and_that_shows(results):
     assert cut == long > 0
 
 
-def test_an_inquiry_reaches_the_agent_loop_and_comes_back(results):
-    assert {inquiry for inquiry, _, _ in results["inquiries"]} == {0, 1}
-    for inquiry, inquired, asked in results["inquiries"]:
-        assert inquired == bool(inquiry)
-        assert not inquired or asked[0]
-
-
 def test_what_an_explorer_may_imagine_reaches_the_agent_loop_and_comes_back(results):
     sent, came_back = results["imagine"]
     assert sent == came_back

@@ -19,6 +19,7 @@ from typing import Any, cast
 from lfo.config import RunConfig, load_config
 from lfo.engines import create_trainer
 from lfo.engines.verl import config as engine_config
+from lfo.env.oracle import OracleCodes
 from lfo.errors import WorkError
 from lfo.protocol.world_model import WorldModelCodec
 from lfo.rollout.ending_tools import EndingTools
@@ -26,7 +27,7 @@ from lfo.rollout.records import rollout_record
 from lfo.rollout.tasks import draw_requests
 from lfo.types import Rollout
 from small_runs import SMALL, tokenizer
-from verl_worlds import TalkativeWorld, ToolWorld, TwoQuestions, shown, told_requests
+from verl_worlds import TalkativeWorld, ToolWorld, shown, told_requests
 
 FOLDER = Path(sys.argv[1])
 RESULTS: dict[str, Any] = {}
@@ -130,7 +131,6 @@ def rollouts_through_verls_tools(trainer: Any, cluster: Any) -> dict[str, list[d
                     "blind": [request.blind],
                     "imagine": [request.imagine],
                     "picks": [request.picks],
-                    "inquiry": [request.inquiry],
                     "tools": None,
                 }
             ]
@@ -139,9 +139,7 @@ def rollouts_through_verls_tools(trainer: Any, cluster: Any) -> dict[str, list[d
 
 
 def two_ranks_in_another_world() -> None:
-    """With the environment's own questions, some of which are asked for real."""
     chosen = config(
-        "lookahead=environment",
         "coupling=shared",
         "world_model.predict=all",
         "policy.max_resamples=-1",  # every group trains, so that log-probs are compared in every step
@@ -150,19 +148,7 @@ def two_ranks_in_another_world() -> None:
         "verl.trainer.n_gpus_per_node=2",
         f"output_dir={FOLDER / 'oracle'}",
     )
-    trainer = create_trainer(chosen, TwoQuestions, tokenizer())
-    roll_out, rollouts = trainer.backend.roll_out, []
-
-    def noting(requests: Sequence[Any], **options: Any) -> list[Any]:
-        found = roll_out(requests, **options)
-        rollouts.extend(zip(requests, found, strict=True))
-        return found
-
-    trainer.backend.roll_out = noting  # type: ignore[method-assign]
-    RESULTS["oracle"] = trainer.fit()
-    RESULTS["inquiries"] = [
-        [request.inquiry, rollout.inquired, [turn.asked for turn in rollout.turns]] for request, rollout in rollouts
-    ]
+    RESULTS["oracle"] = create_trainer(chosen, OracleCodes, tokenizer()).fit()
 
 
 if __name__ == "__main__":

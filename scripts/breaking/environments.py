@@ -162,7 +162,8 @@ def play(variation: Variation, folder: Path) -> Outcome:
         said = ""
     except LfoError as error:
         said = str(error)
-    rows = read_metrics(folder) if (folder / "metrics.jsonl").exists() else []
+    written = read_metrics(folder) if (folder / "metrics.jsonl").exists() else []
+    rows = [row for row in written if "stops" in row]  # the first may be an evaluation before training
     stops = [row["stops"] for row in rows]
     failed = sum(count for each in stops for name, count in each.items() if name in FAILURES)
     whole = sum(sum(each.values()) for each in stops) - failed

@@ -89,7 +89,7 @@ def _of_lookahead(c: RunConfig) -> Iterator[Relation]:
         f"rollout.group_size={group} with exploration.blind_share={share:g} leaves one rollout with look-ahead, "
         "which has no other to compare with; use a larger group or a smaller share",
     )
-    source = f"lookahead_source={c.lookahead_source} needs lookahead=policy or lookahead=environment"
+    source = f"lookahead_source={c.lookahead_source} needs lookahead=policy"
     yield c.looks_ahead or c.lookahead_source == "world_model", source
     untrained = "lookahead_source=memory_first needs a world model that is trained: world_model.weight above 0"
     yield c.lookahead_source != "memory_first" or c.world_model.weight > 0, untrained

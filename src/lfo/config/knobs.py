@@ -108,7 +108,7 @@ class WorldModelConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
 class ImagineConfig:
-    """Look-ahead that the policy proposes."""
+    """What is imagined, and how it is shown."""
 
     form: Literal["auto", "mark", "tool", "user"] = knob(
         "auto", "how the policy is told of a predicted reply; `auto`: as this base acts on it (docs/YOUR_MODEL.md)"
@@ -173,7 +173,7 @@ class RunConfig:
     coupling: str = knob(
         "separate", "how many adapters there are: two `separate` ones, or one `shared` by both jobs", main=True
     )
-    lookahead: Literal["policy", "environment", "off"] = knob("policy", "who proposes what to imagine", main=True)
+    lookahead: Literal["policy", "off"] = knob("policy", "who proposes what to imagine; `off`: nothing is", main=True)
     lookahead_source: Source = knob(
         "world_model", "who predicts replies; the last three are controls: docs/EVALUATION.md"
     )

@@ -11,8 +11,9 @@ from lfo.errors import ConfigError
 from lfo.settings import Setting, dotted
 
 OLDER = "older"  # the part of a config for what no present setting can say
-# Retired values, each with the present one that is nearest, for reading a run, and the last commit that has its code.
-RETIRED = {"coupling": ("stacked", "shared", "836ca30"), "imagine.certainty": (True, False, "2cf7692")}
+# Retired values, and the last commits that have their code.
+RETIRED = {"coupling": "stacked", "lookahead": "environment", "imagine.certainty": True}
+COMMITS = {"coupling": "836ca30", "lookahead": "836ca30", "imagine.certainty": "2cf7692"}
 _REMOVED = {  # settings, each with the value that sets no run apart
     "rollout": {"environment_retries": 2, "environment_workers": 16},
     "policy": {"clip_low": 0.2, "clip_high": 0.28, "entropy": 0.0, "entropy_share": 1.0, "kl": 0.0},
@@ -37,9 +38,9 @@ OLD_VALUES: Mapping[str, Mapping[str, str]] = {
 def refuse_retired(settings: Iterable[Setting], where: str = "") -> None:
     """Raise a `ConfigError` for a retired value, and without a file that has it (`where`) for a removed name too."""
     for name, value in settings:
-        if name in RETIRED and value == RETIRED[name][0]:
+        if name in RETIRED and value == RETIRED[name]:
             words = "is retired and can only be read (docs/LOG.md has its figures); its code is in commit"
-            raise ConfigError(f"{where}{name}={value} {words} {RETIRED[name][2]}")
+            raise ConfigError(f"{where}{name}={value} {words} {COMMITS[name]}")
         if name in OLD_NAMES and name not in RENAMED and not where:
             raise ConfigError(f"{name} is no longer a setting: docs/TRAINING.md has those of today")
 
@@ -64,9 +65,9 @@ def modernise(settings: Iterable[Setting], *, complete: bool = False) -> tuple[l
     if not str(found.get(SCHEDULE)).startswith(NUMBERS[BLIND]):
         usual[BLIND] = 0  # one run has one schedule now
     lost = {name: found[name] for name, value in usual.items() if name in found and found[name] != value}
-    for name, (value, nearest, _) in RETIRED.items():
+    for name, value in RETIRED.items():
         if found.get(name) == value:
-            lost[name], found[name] = value, nearest
+            lost[name], found[name] = value, {"coupling": "shared", "lookahead": "policy"}.get(name)  # the nearest
     return [(name, value) for name, value in found.items() if name not in OLD_NAMES], lost
 
 

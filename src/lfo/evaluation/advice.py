@@ -236,8 +236,8 @@ def _takes_back(run: _Run) -> Trouble | None:
 
 
 def _drafts(run: _Run) -> tuple[list[float], list[float]]:
-    """Return recent imagined calls per rollout and the share kept; nothing if the environment proposes them."""
-    if run.config.lookahead != "policy":
+    """Return recent imagined calls per rollout and the share kept; nothing without look-ahead."""
+    if not run.config.looks_ahead:
         return [], []
     where = "eval/val/" if run.lately("eval/val/drafts") else ""
     return run.lately(f"{where}drafts"), run.lately(f"{where}drafts_kept")

@@ -49,7 +49,6 @@ def make_lookahead(
         tools = asks(lambda: imagined_tools(make_environment(), config.world_model.predict))
     return LookAhead(
         predictor=_predictor(config, make_environment, codec, complete, store),
-        proposed_by=config.lookahead,
         tools=tools,
         drafts=config.imagine.drafts,
     )

@@ -33,7 +33,7 @@ CHARS_A_TOKEN = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dictated:
-    """A message that was not sampled just now: written for the policy, restored from a draft, or from a server."""
+    """A message that was not sampled just now: restored from a draft, or from a server."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...] = ()
@@ -71,7 +71,6 @@ class RolloutRequest:
     picks: bool = False  # the first candidate turn that other rollouts would imagine is made for real
     by_base: bool = False  # the base acts, without the policy adapter
     feedback: Feedback | None = None
-    inquiry: int = 0  # index of the look-ahead question that a blind rollout asks for real, modulo their number
 
 
 class Mark(NamedTuple):
@@ -104,7 +103,6 @@ class Row:
     stop: StopReason | None = None
     error: str = ""
     speech: Speech | None = None
-    inquired: bool | None = None  # whether a look-ahead question was asked for real; None: there was no question yet
     taken_back: list[Turn] = field(default_factory=list)
     discarded_tokens: int = 0
     cut: int = 0  # replies that are longer than `most_chars`; an opening counts as one
@@ -179,7 +177,6 @@ class Row:
             error=self.error,
             blind=self.request.blind,
             imagine=self.request.imagine,
-            inquired=bool(self.inquired),
             untrained=self.request.by_base,
             feedback=self.request.feedback is not None,
             cut=self.cut,

@@ -40,7 +40,7 @@ def draw_requests(config: RunConfig, environment: Environment, step: int, draw: 
     size = config.rollout.group_size
     explorers, in_turns = round(size * config.exploration.blind_share), True
     if step < exploring_steps(config.world_model.schedule):  # all are blind; explorers that imagine would look ahead
-        explorers, in_turns = size, config.lookahead == "environment"
+        explorers, in_turns = size, False
     sights = [_sight(config, member, explorers=explorers, in_turns=in_turns) for member in range(size)]
     return [
         RolloutRequest(
@@ -71,13 +71,10 @@ def _sight(config: RunConfig, member: int, *, explorers: int, in_turns: bool) ->
     """Return how many exchanges one rollout of a group may imagine.
 
     A blind policy that fails after its first call only ever gets the reply to the first call that others imagine. So
-    explorers differ: they imagine 0, 1, ... calls and make the next one for real. If the policy proposes calls, they
-    sample it themselves; if the environment proposes calls, the runner makes it for them.
+    explorers differ: they imagine 0, 1, ... calls and make the next one for real.
     """
     if not config.looks_ahead or member >= explorers:
         return {"blind": not config.looks_ahead}
-    if config.lookahead == "environment":
-        return {"blind": True, "inquiry": member if in_turns else 0}
     # Advantages need peers with the same condition, so there are at least two of each kind.
     kinds = max(1, min(MOST_IMAGINED, explorers // 2))
     imagined = member % kinds if in_turns else 0

@@ -251,13 +251,6 @@ def _written_as(form: ShownForm) -> str:
 
 def _propose_and_decide(agent: Agent) -> tuple[str, str]:
     """Return who proposes the call of step 1, and what happens to the exchange after step 3."""
-    if agent.config.lookahead == "environment":
-        before = "Choose the call that the environment names (its `lookahead_query`), from what the policy has seen."
-        if agent.config.env == "phone-calls":
-            before += """
-   In the phone-call world this is a call without details to the department whose service the user named, after the
-   directory was seen and before the form is used."""
-        return before, "It stays there. Then let the policy write its turn."
     before = f"""Let the policy draft its turn. If the draft is not one call of a tool that the run imagines
    (`world_model.predict={agent.config.world_model.predict}`), or uses what was imagined before, it is the turn."""
     after = f"""Let the policy write again. If it now makes a different call, the

@@ -163,7 +163,6 @@ class RunnerLoop(AgentLoopBase):
             blind=bool(fields["blind"][member]),
             imagine=fields["imagine"][member],
             picks=bool(fields["picks"][member]),
-            inquiry=int(fields["inquiry"][member]),
             by_base=bool(fields["by_base"][member]),
             feedback=None if feedback is None else Feedback(**feedback),
         )

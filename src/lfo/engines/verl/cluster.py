@@ -231,7 +231,6 @@ class Cluster:
                 "blind": [[request.blind for request in group] for group in groups],
                 "imagine": [[request.imagine for request in group] for group in groups],
                 "picks": [[request.picks for request in group] for group in groups],
-                "inquiry": [[request.inquiry for request in group] for group in groups],
                 "adapter": [[BASE if untrained or each.by_base else POLICY for each in group] for group in groups],
                 "by_base": [[request.by_base for request in group] for group in groups],
                 "feedback": [[msgspec.to_builtins(request.feedback) for request in group] for group in groups],
