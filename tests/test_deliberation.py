@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from lfo.config import from_yaml, load_config, to_yaml
+from lfo.config import flatten, from_yaml, load_config, to_yaml
 from lfo.env.interface import NamesPredictedTools, OffersLookahead
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
@@ -426,19 +426,17 @@ def test_a_reply_that_lists_every_allowed_value_is_not_used_by_a_call_with_one_o
     assert len(played.asked) == (2 if imagined else 1)
 
 
-def sights(*settings: str, step: int = 5) -> list[tuple[bool, int | None, int]]:
+def sights(*settings: str, step: int = 5) -> list[tuple[bool, int | None]]:
     config = small_config("rollout.group_size=8", "rollout.prompts=1", *settings)
     requests = requests_of(config, PhoneCalls(), step)
-    return [(request.blind, request.imagine, request.inquiry) for request in requests]
+    return [(request.blind, request.imagine) for request in requests]
 
 
 def test_explorers_stand_on_the_rungs_of_a_ladder():
-    sighted, blind = (False, None, 0), (True, None, 0)
-    assert sights() == [blind, (False, 1, 0), blind, (False, 1, 0), *[sighted] * 4]
+    sighted, blind = (False, None), (True, None)
+    assert sights() == [blind, (False, 1), blind, (False, 1), *[sighted] * 4]
     assert sights("exploration.blind_share=0.25") == [blind] * 2 + [sighted] * 6, "one alone has no peers"
     assert sights("lookahead=off") == [blind] * 8
-    named = [(True, None, number) for number in range(4)]
-    assert sights("lookahead=environment") == named + [sighted] * 4
     assert sights("world_model.schedule=explore_first:6") == [blind] * 8
 
 
@@ -507,7 +505,6 @@ def test_blind_explorers_pick_among_candidates_where_there_are_several():
 
     assert picking("imagine.drafts=2") == [True, False] * 2 + [False] * 4
     assert not any(picking())
-    assert not any(picking("imagine.drafts=2", "lookahead=environment"))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -590,7 +587,7 @@ def test_sampled_log_probs_are_the_trainers_with_drafts_in_the_row(drafts: int):
     for rollout in rollouts:
         tokens_BT = torch.tensor([rollout.tokens])
         with torch.no_grad():
-            hidden_BTD = model.hidden(tokens_BT, model.policy_adapters, model.policy_detached)
+            hidden_BTD = model.hidden(tokens_BT, model.policy_adapters)
             logprobs_BT, _ = fused_token_logprobs(hidden_BTD, model.head, tokens_BT, temperature=1.0)
         sampled = torch.tensor(rollout.origins) == Origin.SAMPLED
         recorded = torch.tensor(rollout.logprobs)
@@ -899,7 +896,10 @@ def older(tmp_path: Path, *, lookahead: str, only: str = "false") -> Path:
 @pytest.mark.parametrize("known_only", [False, True])
 def test_a_run_of_an_older_version_is_read_as_what_it_was(tmp_path: Path, known_only: bool):
     read = partial(from_yaml, known_only=known_only)
-    assert (read(older(tmp_path, lookahead="true")).lookahead, read(tmp_path / "config.yaml").steps) == (
+    first = read(older(tmp_path, lookahead="true"))
+    assert (first.lookahead, first.older, flatten(first)["lookahead"], first.steps) == (
+        "policy",
+        {"lookahead": "environment"},
         "environment",
         7,
     )
@@ -907,7 +907,7 @@ def test_a_run_of_an_older_version_is_read_as_what_it_was(tmp_path: Path, known_
     assert read(tmp_path / "config.yaml").policy.frozen is False
     assert read(older(tmp_path, lookahead="true", only="true")).policy.frozen is True
     path = tmp_path / "now.yaml"
-    for value in ("policy", "environment", "off"):
+    for value in ("policy", "off"):
         path.write_text(to_yaml(load_config(["preset=tiny", f"lookahead={value}"])))
         assert read(path).lookahead == value
     for rest in ("", "lookahead_source: world_model\nimagine: {most: 1}\n"):
@@ -921,7 +921,6 @@ def test_a_run_of_an_older_version_is_read_as_what_it_was(tmp_path: Path, known_
         ("true", "policy"),
         ("True", "policy"),
         ("policy", "policy"),
-        ("environment", "environment"),
         ("false", "off"),
         ("off", "off"),
     ],
@@ -991,9 +990,6 @@ def test_evaluation_tells_what_the_policy_does_sighted_and_blind_and_what_it_ima
     off = evaluated(Eager, "lookahead=off")
     assert off["success"] == 0.5
     assert {"success_blind", "drafts", "drafts_informative"}.isdisjoint(off)
-    named = evaluated(Eager, "lookahead=environment")
-    assert named["success_blind"] == 0.5
-    assert "drafts_informative" not in named
 
 
 def test_a_real_evaluation_tells_it_too():

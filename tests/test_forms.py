@@ -21,6 +21,7 @@ from lfo.config import experiment, from_yaml, load_config, to_yaml
 from lfo.engines import create_trainer
 from lfo.env.oracle import OracleCodes
 from lfo.errors import ConfigError
+from lfo.evaluation.fixed_tasks import on_written_queries
 from lfo.loading import load_tokenizer, model_source
 from lfo.model.catalog import PROVENANCE
 from lfo.objectives.losses import fused_token_logprobs
@@ -95,7 +96,7 @@ def test_a_template_that_refuses_a_user_after_a_call_falls_back_to_the_tool(tmp_
     model = random_base(tmp_path / "base", family_tokenizer("mistral"))
     assert trainer_on(model, "algo=dapo").config.imagine.form == "auto", "nothing is shown"
     assert stored_form(model) is None
-    trainer = trainer_on(model, "lookahead=environment", f"output_dir={tmp_path / 'run'}")
+    trainer = trainer_on(model, f"output_dir={tmp_path / 'run'}")
     assert trainer.config.imagine.form == "tool"
     assert trainer.fit()["steps"] == 1
     with pytest.raises(ConfigError, match=r"does not allow a user message after a call.*set imagine\.form=tool"):
@@ -201,7 +202,7 @@ def check_rows(trainer: Trainer, rollouts: Sequence[Rollout], words: str) -> Non
         assert row is not None
         tokens_BT = torch.tensor([row.tokens])
         with torch.no_grad():
-            hidden_BTD = model.hidden(tokens_BT, model.policy_adapters, model.policy_detached)
+            hidden_BTD = model.hidden(tokens_BT, model.policy_adapters)
             logprobs_BT, _ = fused_token_logprobs(hidden_BTD, model.head, tokens_BT, temperature=temperature)
         sampled = torch.tensor(row.policy_weights) > 0
         largest = max(largest, float((logprobs_BT[0] - torch.tensor(row.logprobs))[sampled].abs().max()))
@@ -242,12 +243,13 @@ class Curious(Oracles):
 @FORMS
 def test_sampled_log_probs_are_the_trainers_on_an_instruct_model_in_every_form(form: str, tmp_path: Path):
     model = random_base(tmp_path, small_tokenizer(CHATML_WITH_TOOLS), form)
-    config = small_config(f"model={model}", "lookahead=environment", "lookahead_source=truth", *FOR_CHARACTERS)
+    config = small_config(f"model={model}", "lookahead_source=truth", *FOR_CHARACTERS)
     trainer = create_trainer(config, Curious, load_tokenizer(model))
     assert trainer.config.imagine.form == form
+    trainer.backend.agent = on_written_queries(trainer.backend.agent)
     randomised(model_of(trainer))
     trainer.backend.sync(0)
-    requests = [replace(each, blind=False, inquiry=0) for each in _requests(trainer)]
+    requests = [replace(each, blind=False) for each in _requests(trainer)]
     told = Feedback(after=0, action=say("x", "open_door"), observation="It is shut.")
     rollouts = trainer.backend.roll_out([*requests, *(replace(each, feedback=told) for each in requests)])
     assert {turn.feedback for rollout in rollouts for turn in rollout.turns if turn.predicted} == {True, False}

@@ -99,7 +99,7 @@ class Prompted:
     @torch.no_grad()
     def numbers(self, before: Sequence[int], ids: Sequence[int]) -> list[float]:
         tokens_BT = torch.tensor([[*before, *ids]])
-        hidden_BTD = self.model.hidden(tokens_BT, self.model.policy_adapters, self.model.policy_detached)
+        hidden_BTD = self.model.hidden(tokens_BT, self.model.policy_adapters)
         logits_TV = hidden_BTD[0, len(before) - 1 : -1].double() @ self.model.head.double().T
         chances_TV = logits_TV.softmax(-1)
         chosen_T1 = torch.tensor(ids)[:, None]
@@ -158,7 +158,7 @@ def play(
 def trained_logprobs(played: Played, rollout: Rollout) -> torch.Tensor:
     tokens_BT = torch.tensor([rollout.tokens])
     with torch.no_grad():
-        hidden_BTD = played.model.hidden(tokens_BT, played.model.policy_adapters, played.model.policy_detached)
+        hidden_BTD = played.model.hidden(tokens_BT, played.model.policy_adapters)
         return fused_token_logprobs(hidden_BTD, played.model.head, tokens_BT, temperature=1.0)[0][0]
 
 

@@ -19,6 +19,7 @@ from typing import Any, cast
 from lfo.config import RunConfig, load_config
 from lfo.engines import create_trainer
 from lfo.engines.verl import config as engine_config
+from lfo.env.oracle import OracleCodes
 from lfo.errors import WorkError
 from lfo.protocol.shown import SHOWN_FORMS
 from lfo.protocol.world_model import WorldModelCodec
@@ -27,7 +28,7 @@ from lfo.rollout.records import rollout_record
 from lfo.rollout.row import RolloutRequest
 from lfo.types import Rollout
 from small_runs import SMALL, requests_of, tokenizer
-from verl_worlds import TalkativeWorld, ToolWorld, TwoQuestions, form_requests, shown, told_requests
+from verl_worlds import TalkativeWorld, ToolWorld, form_requests, shown, told_requests
 
 FOLDER = Path(sys.argv[1])
 RESULTS: dict[str, Any] = {}
@@ -54,7 +55,7 @@ def described(rollout: Rollout) -> dict[str, Any]:
 def steps_beside_the_local_engine() -> None:
     """Three steps, rows and rollouts as they are; then servers that are not told of the new weights."""
     trainer = create_trainer(
-        config("coupling=stacked", "rollout.group_size=8", "policy.max_resamples=1", "steps=6", "seed=1"),
+        config("rollout.group_size=8", "policy.max_resamples=1", "steps=6", "seed=1"),
         TalkativeWorld,
         tokenizer(),
     )
@@ -160,9 +161,8 @@ def rollouts_through_verls_tools(trainer: Any, cluster: Any) -> dict[str, list[d
 
 
 def two_ranks_in_another_world() -> None:
-    """With the environment's own questions, some of which are asked for real, and their replies told in words."""
+    """In another world, with replies told in words."""
     chosen = config(
-        "lookahead=environment",
         "imagine.form=user",
         "coupling=shared",
         "world_model.predict=all",
@@ -172,21 +172,18 @@ def two_ranks_in_another_world() -> None:
         "verl.trainer.n_gpus_per_node=2",
         f"output_dir={FOLDER / 'oracle'}",
     )
-    trainer = create_trainer(chosen, TwoQuestions, tokenizer())
+    trainer = create_trainer(chosen, OracleCodes, tokenizer())
     roll_out, rollouts = trainer.backend.roll_out, []
 
     def noting(requests: Sequence[Any], **options: Any) -> list[Any]:
         found = roll_out(requests, **options)
-        rollouts.extend(zip(requests, found, strict=True))
+        rollouts.extend(found)
         return found
 
     trainer.backend.roll_out = noting  # type: ignore[method-assign]
     RESULTS["oracle"] = trainer.fit()
     RESULTS["words"] = [
-        [any(turn.predicted for turn in rollout.turns), tokenizer().decode(rollout.tokens)] for _, rollout in rollouts
-    ]
-    RESULTS["inquiries"] = [
-        [request.inquiry, rollout.inquired, [turn.asked for turn in rollout.turns]] for request, rollout in rollouts
+        [any(turn.predicted for turn in rollout.turns), tokenizer().decode(rollout.tokens)] for rollout in rollouts
     ]
 
 

@@ -184,7 +184,6 @@ class Rollout:
     discarded_tokens: int = 0  # sampled tokens that were removed with them
     blind: bool = False  # explored without look-ahead
     imagine: int | None = None  # how many exchanges it was allowed to imagine; None: the limit of the run
-    inquired: bool = False  # the runner made a call instead of the policy, one that look-ahead would imagine
     untrained: bool = False  # the base acted without the policy adapter
     feedback: bool = False  # it was requested with feedback from another rollout of the task
     cut: int = 0  # replies of the environment that were cut because they could never fit into the context

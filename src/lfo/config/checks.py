@@ -10,7 +10,7 @@ from lfo.config.algorithms import ALGORITHMS
 from lfo.env.adapters import ADAPTERS, adapter_word
 from lfo.env.shipped import SHIPPED
 from lfo.errors import ConfigError
-from lfo.model.couplings import coupling_of, names_where
+from lfo.model.couplings import coupling_of
 from lfo.settings import did_you_mean
 
 if TYPE_CHECKING:
@@ -56,7 +56,6 @@ def _of_rollouts(c: RunConfig) -> Iterator[Relation]:
 def _of_the_world_model(c: RunConfig) -> Iterator[Relation]:
     w, inline = c.world_model, c.world_model.input == "inline"
     models = [name for name, algorithm in ALGORITHMS.items() if algorithm.has_world_model]
-    couplings = " or ".join(f"coupling={name}" for name in names_where(lambda row: row.reads_inline))
     first = re.fullmatch(r"world_model_first:(\d+)", w.schedule)
     asked = c.looks_ahead and c.lookahead_source in ("world_model", "memory_first")
     learns = w.weight > 0 and not inline and w.predict != "none"
@@ -68,7 +67,7 @@ def _of_the_world_model(c: RunConfig) -> Iterator[Relation]:
         (f"surprise={c.surprise:g}", c.surprise > 0),
     ):
         yield c.has_world_model or not used, f"{name} needs algo={' or algo='.join(models)}"
-    yield coupling_of(c.coupling).reads_inline or not inline, f"world_model.input=inline needs {couplings}"
+    yield coupling_of(c.coupling).is_shared or not inline, "world_model.input=inline needs coupling=shared"
     yield not (inline and asked), "world_model.input=inline trains no world model for look-ahead: set lookahead=off"
     for name, factor in (("user_turns", w.user_turns), ("other_replies", w.other_replies)):
         yield inline or not factor, f"world_model.{name} needs world_model.input=inline (algo=echo)"
@@ -96,7 +95,7 @@ def _of_lookahead(c: RunConfig) -> Iterator[Relation]:
         f"rollout.group_size={group} with exploration.blind_share={share:g} leaves one rollout with look-ahead, "
         "which has no other to compare with; use a larger group or a smaller share",
     )
-    source = f"lookahead_source={c.lookahead_source} needs lookahead=policy or lookahead=environment"
+    source = f"lookahead_source={c.lookahead_source} needs lookahead=policy"
     yield c.looks_ahead or c.lookahead_source == "world_model", source
     untrained = "lookahead_source=memory_first needs a world model that is trained: world_model.weight above 0"
     yield c.lookahead_source != "memory_first" or c.world_model.weight > 0, untrained

@@ -115,7 +115,7 @@ class WorldModelConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
 class ImagineConfig:
-    """Look-ahead that the policy proposes."""
+    """What is imagined, and how it is shown."""
 
     form: Literal["auto", "mark", "tool", "user"] = knob(
         "auto", "how the policy is told of a predicted reply; `auto`: as this base acts on it (docs/YOUR_MODEL.md)"
@@ -173,8 +173,10 @@ class RunConfig:
         "given to the environment's class, as `env_args.seed=1`; `levels=2,3` is short for `env_args.levels=[2,3]`",
         main=True,
     )
-    coupling: str = knob("separate", "how the adapters meet: `separate`, `shared` or `stacked`", main=True)
-    lookahead: Literal["policy", "environment", "off"] = knob("policy", "who proposes what to imagine", main=True)
+    coupling: str = knob(
+        "separate", "how many adapters there are: two `separate` ones, or one `shared` by both jobs", main=True
+    )
+    lookahead: Literal["policy", "off"] = knob("policy", "who proposes what to imagine; `off`: nothing is", main=True)
     lookahead_source: Source = knob(
         "world_model", "who predicts replies; the last three are controls: docs/EVALUATION.md"
     )
@@ -205,7 +207,7 @@ class RunConfig:
     eval: EvalConfig = EvalConfig()
     verl: dict[str, Any] = knob({}, "settings of verl itself, beside those made of these, as `verl.trainer.nnodes=2`")
 
-    older: dict[str, Any] = Field(default_factory=dict)  # removed settings of a saved run
+    older: dict[str, Any] = Field(default_factory=dict)  # of a saved run: what no present setting can say
 
     def __post_init__(self) -> None:
         checks.check(self)

@@ -32,7 +32,7 @@ CHARS_A_TOKEN = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dictated:
-    """A message that was not sampled just now: written for the policy, restored from a draft, or from a server."""
+    """A message that was not sampled just now: restored from a draft, or from a server."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...] = ()
@@ -66,7 +66,6 @@ class RolloutRequest(Seat):
     task: Any
     seeds: tuple[int, ...]
     feedback: Feedback | None = None
-    inquiry: int = 0  # index of the look-ahead question that a blind rollout asks for real, modulo their number
 
 
 class Mark(NamedTuple):
@@ -99,7 +98,6 @@ class Row:
     stop: StopReason | None = None
     error: str = ""
     speech: Speech | None = None
-    inquired: bool | None = None  # whether a look-ahead question was asked for real; None: there was no question yet
     taken_back: list[Turn] = field(default_factory=list)
     discarded_tokens: int = 0
     cut: int = 0  # replies that are longer than `most_chars`; an opening counts as one
@@ -174,7 +172,6 @@ class Row:
             error=self.error,
             blind=self.request.blind,
             imagine=self.request.imagine,
-            inquired=bool(self.inquired),
             untrained=self.request.by_base,
             feedback=self.request.feedback is not None,
             cut=self.cut,

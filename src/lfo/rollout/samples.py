@@ -82,8 +82,8 @@ def policy_sample(
 
 
 def acted_by_policy(rollout: Rollout) -> bool:
-    """Whether the policy alone acted: the environment did not fail, and neither runner nor base acted instead of it."""
-    return rollout.stop not in ENVIRONMENT_FAILURES and not rollout.inquired and not rollout.untrained
+    """Whether the policy alone acted: the environment did not fail, and the base did not act instead of it."""
+    return rollout.stop not in ENVIRONMENT_FAILURES and not rollout.untrained
 
 
 def mark_imagined(group: RolloutGroup) -> RolloutGroup:

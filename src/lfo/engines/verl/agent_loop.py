@@ -180,16 +180,14 @@ class RunnerLoop(AgentLoopBase):
         """Return the tokens of a message with this text."""
         return (*self._parts.codec.encode_message(text), self._parts.codec.end_of_turn)
 
-    def _complete(
-        self, prompts: Sequence[Sequence[int]], uniforms: Sequence[Sequence[float]] | None = None
-    ) -> list[tuple[int, ...]]:
+    def _complete(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
         """Complete all prompts in parallel, one request for each."""
-        limit, temperature = self.run_config.world_model.reply_tokens, 0.0 if uniforms is None else 1.0
+        limit = self.run_config.world_model.reply_tokens
 
         async def everybody() -> list[_Said]:
             asked = [
-                self._answer(prompt, WORLD_MODEL, f"-{index}", limit=limit, temperature=temperature, uniforms=numbers)
-                for index, (prompt, numbers) in enumerate(zip(prompts, uniforms or [()] * len(prompts), strict=True))
+                self._answer(prompt, WORLD_MODEL, f"-{index}", limit=limit, temperature=0.0, uniforms=())
+                for index, prompt in enumerate(prompts)
             ]
             return await asyncio.gather(*asked)
 

@@ -277,35 +277,19 @@ class Cluster:
                 looked = time.monotonic()
             time.sleep(POLL_SECONDS)
 
-    def complete(
-        self,
-        prompts: Sequence[Sequence[int]],
-        uniforms: Sequence[Sequence[float]] | None,
-        *,
-        limit: int,
-        ends: Sequence[int],
-    ) -> list[tuple[int, ...]]:
-        """Return what the world model writes after each prompt, greedy or sampled, up to one of the tokens `ends` or to
-        `limit` tokens."""
+    def complete(self, prompts: Sequence[Sequence[int]], *, limit: int, ends: Sequence[int]) -> list[tuple[int, ...]]:
+        """Return what the world model writes after each prompt, up to one of the tokens `ends` or to `limit` tokens."""
         server = self._config.actor_rollout_ref.rollout.name
 
-        async def ask(prompt: Sequence[int], numbers: Sequence[float]) -> tuple[int, ...]:
-            parameters = sampling_parameters(
-                server,
-                limit=limit,
-                temperature=float(bool(numbers)),
-                uniforms=numbers,
-                ends=ends,
-                repeatable=self._config.actor_rollout_ref.rollout.full_determinism,
-            )
+        async def ask(prompt: Sequence[int]) -> tuple[int, ...]:
+            parameters = sampling_parameters(server, limit=limit, temperature=0.0, uniforms=(), ends=ends)
             output = await self._client.generate(
                 uuid.uuid4().hex, prompt_ids=list(prompt), sampling_params=parameters, adapter=WORLD_MODEL
             )
             return tuple(output.token_ids)
 
         async def everybody() -> list[tuple[int, ...]]:
-            rows = [()] * len(prompts) if uniforms is None else uniforms
-            return await asyncio.gather(*map(ask, prompts, map(tuple, rows)))
+            return await asyncio.gather(*map(ask, prompts))
 
         return asyncio.run(everybody())
 
