@@ -21,7 +21,6 @@ from lfo.config import experiment, from_yaml, load_config, to_yaml
 from lfo.engines import create_trainer
 from lfo.env.oracle import OracleCodes
 from lfo.errors import ConfigError
-from lfo.evaluation.fixed_tasks import on_written_queries
 from lfo.loading import load_tokenizer, model_source
 from lfo.model.catalog import PROVENANCE
 from lfo.objectives.losses import fused_token_logprobs
@@ -246,7 +245,7 @@ def test_sampled_log_probs_are_the_trainers_on_an_instruct_model_in_every_form(f
     config = small_config(f"model={model}", "lookahead_source=truth", *FOR_CHARACTERS)
     trainer = create_trainer(config, Curious, load_tokenizer(model))
     assert trainer.config.imagine.form == form
-    trainer.backend.agent = on_written_queries(trainer.backend.agent)
+    trainer.backend.agent = trainer.backend.agent.on_written_queries()
     randomised(model_of(trainer))
     trainer.backend.sync(0)
     requests = [replace(each, blind=False) for each in _requests(trainer)]

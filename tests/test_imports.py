@@ -46,7 +46,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "agent": frozenset(
         {
             *("types", "errors", "config", "checkpoints", "rundir", "env", "protocol", "rollout", "model", "couplings"),
-            *("loading", "base_form"),
+            *("settings", "loading", "base_form"),
         }
     ),
     "serving": frozenset(

@@ -296,7 +296,7 @@ def test_every_metric_of_a_real_run_is_documented(whole, tmp_path: Path):
         for name in re.findall(r"`([\w/<>.-]+)`", section)
     ]
     cut = rollout_metrics(
-        [dataclasses.replace(each, cut=1) for group in whole[0].draw(0, 0) for each in group.rollouts]
+        [dataclasses.replace(each, cut=1) for group in whole[0].draw(whole[0].plan(0), 0) for each in group.rollouts]
     )
     names = {name for row in (*read_metrics(whole[1]), cut) for name in row}
     assert "replies_cut" in names

@@ -25,7 +25,7 @@ from lfo.config import RunConfig, from_yaml
 from lfo.config.older import refuse_retired
 from lfo.env.answers import tools_of
 from lfo.env.by_name import hold_as_data
-from lfo.env.interface import Environment, EnvironmentFactory, tasks_of
+from lfo.env.interface import Environment, EnvironmentFactory, OffersLookahead, tasks_of
 from lfo.env.patience import name_of
 from lfo.errors import DamageError, DataError, UsageError
 from lfo.loading import environment_of_run, limit_threads, load_base, load_tokenizer, pick_device
@@ -138,6 +138,17 @@ class Agent:
                 "this run's world model was trained inline, so it cannot predict the reply to a call in a given state; "
                 "choose a run with world_model.input=state"
             )
+
+    def on_written_queries(self) -> Agent:
+        """Return this agent as a control: look-ahead asks what its environment names, not what the policy drafts."""
+        if self.lookahead is None:
+            raise UsageError("this run has no look-ahead, so nobody asks the environment's queries")
+        made = self.runner_config.ask(self.make_environment)
+        if not isinstance(made, OffersLookahead):
+            raise UsageError(
+                f"the environment {type(made).__name__} has no method lookahead_query, which names the calls"
+            )
+        return dataclasses.replace(self, lookahead=dataclasses.replace(self.lookahead, proposed_by="environment"))
 
     def predict(self, questions: Sequence[tuple[WorldModelState, ToolCall]]) -> list[str]:
         """Return the reply that the world model predicts for each (state, call)."""

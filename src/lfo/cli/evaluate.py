@@ -59,7 +59,7 @@ def evaluate(
     agent = common.open_agent(run, adapter=adapter, device=device)
     from lfo.evaluation import fixed_tasks
 
-    agent = fixed_tasks.on_written_queries(agent) if written_queries else agent
+    agent = agent.on_written_queries() if written_queries else agent
     chosen = agent.tasks(split)[: tasks or agent.config.eval.tasks]
     other = common.open_agent(against, adapter=adapter, device=device) if against else None
     if other and [task.id for task in other.tasks(split)[: len(chosen)]] != [task.id for task in chosen]:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from lfo.config import RunConfig
 from lfo.env.interface import DescribesReplies, EnvironmentFactory, OffersLookahead, same_meaning, tasks_of
 from lfo.env.patience import name_of
-from lfo.errors import EnvironmentFailed, UsageError
+from lfo.errors import EnvironmentFailed
 from lfo.evaluation.repeated_tasks import judge
 from lfo.evaluation.success import draft_metrics, rollout_metrics
 from lfo.rollout.deliberation import imagined, questions
@@ -21,9 +21,6 @@ from lfo.rollout.row import RolloutRequest
 from lfo.rollout.runner import RunnerConfig, refuse_dead_environment
 from lfo.statistics import paired_difference
 from lfo.types import Rollout, RolloutGroup
-
-if TYPE_CHECKING:
-    from lfo.agent import Agent
 
 SAMPLE_ROLLOUTS = 4  # of each split, saved for people to read
 
@@ -123,16 +120,6 @@ def evaluate(
         result["greedy"]["behaviour"]["lookahead_accuracy"] = accuracy
     result["greedy"]["solved"] = [rollout.succeeded for rollout in greedy]
     return result
-
-
-def on_written_queries(agent: Agent) -> Agent:
-    """Return the agent as a control: look-ahead asks what its environment names, not what the policy drafts."""
-    if agent.lookahead is None:
-        raise UsageError("this run has no look-ahead, so nobody asks the environment's queries")
-    made = agent.runner_config.ask(agent.make_environment)
-    if not isinstance(made, OffersLookahead):
-        raise UsageError(f"the environment {type(made).__name__} has no method lookahead_query, which names the calls")
-    return replace(agent, lookahead=replace(agent.lookahead, proposed_by="environment"))
 
 
 def evaluate_paired(
