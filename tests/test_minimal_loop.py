@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from lfo.algorithms import plan_of
 from lfo.config import load_config
 from small_runs import SMALL, fussy_calls, model_of, small_trainer, weights
 
@@ -29,4 +30,7 @@ def test_the_minimal_loop_makes_the_updates_of_a_run():
 def test_the_numbers_that_the_minimal_loop_shows_are_those_of_the_preset():
     settings = EXAMPLE["SETTINGS"]
     evaluation = [setting for setting in settings if setting.startswith("eval.")]
-    assert load_config(settings) == load_config(["preset=tiny", *evaluation])
+    config = load_config(["preset=tiny", *evaluation])
+    assert load_config(settings) == config
+    assert plan_of(config, 0).seats == EXAMPLE["GROUP"]
+    assert config.rollout.mini_batch_prompts == 1
