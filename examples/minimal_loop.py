@@ -13,6 +13,9 @@ The task, level 2 of the phone-call world: call a department with the details th
 refusal does, but then the task is lost. So the reward is 0 for every rollout at first, and RL alone has nothing to
 learn from. The refusals teach the world model, and with their predictions the policy succeeds on new tasks.
 
+One run, a few minutes: 34, 68, 82, 84 % of 50 tasks of `val` after 80, 160, 320, 480 tasks; without look-ahead 0 %,
+because nothing here puts what the world model knows into the policy (`algo=internalise` does).
+
 These are the updates of `lfo train preset=tiny`: a test compares the weights bit by bit. Left out are checkpoints,
 resuming, redrawn tasks, environments that fail, and other algorithms (`src/lfo/training.py` has them).
 """
@@ -90,7 +93,8 @@ def train(
         groups = roll_out_groups(agent, tasks, step)
 
         # 2. Policy rows, from informative groups only (DAPO's dynamic sampling). The advantage of a rollout is relative
-        # to peers that saw as much as it did: looking ahead is no merit of the policy.
+        # to peers that saw as much as it did: looking ahead is no merit of the policy. In this world few groups are
+        # informative: those who look ahead read the same prediction, and mostly all succeed or all fail.
         informative, _ = select_groups(groups)
         kept += len(informative)
         policy = [policy_rows(group, adapters=agent.model.policy_adapters) for group in informative]
