@@ -12,7 +12,6 @@ variants() {
   echo "tiny"
   echo "twelve-examples $plain world_model.examples_per_mini_batch=12"
   echo "three-examples $plain world_model.examples_per_mini_batch=3"
-  echo "unsure --variant=unsure"
   echo "retrieve-1 --variant=retrieve-1"
   echo "retrieve-2 --variant=retrieve-2"
   echo "rivals --rivals-only"

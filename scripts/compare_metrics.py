@@ -26,9 +26,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "dapo": ("algo=dapo", "policy.learning_rate=1e-3", "levels=1"),
     "dapo-shaped": ("algo=dapo", "levels=1", "policy.overlong_buffer=300", "policy.max_resamples=1"),
     "shared": ("coupling=shared",),
-    "stacked": ("coupling=stacked",),
     "inline": ("coupling=shared", "world_model.input=inline", "lookahead=false"),
-    "inline-stacked": ("coupling=stacked", "world_model.input=inline", "lookahead=false", "levels=1"),
     "blind": ("lookahead=false",),
     "memory": ("lookahead_source=memory",),
     "shuffled": ("lookahead_source=shuffled",),
@@ -40,7 +38,6 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "internalise": ("lookahead_source=truth", "internalise.rows=2", "internalise.until=5"),
     "feedback": ("algo=dapo", "feedback=true", "internalise.rows=2"),
     "verl-separate": ("engine=verl", "coupling=separate"),
-    "verl-stacked": ("engine=verl", "coupling=stacked"),
 }
 
 

@@ -114,11 +114,6 @@ def world_model_row(step: int, accuracy: float) -> dict[str, Any]:
     figures = {"token_accuracy": accuracy, "perplexity": 2.0, "bleu": 100 * accuracy, "semantic_accuracy": accuracy}
     return {
         **{f"world_model_eval/{name}": value for name, value in figures.items()},
-        "world_model_eval/calibration_error": 0.1,
-        "world_model_eval/reliability": [
-            {"certainty": 0.25, "right": 0.25, "count": 4},
-            {"certainty": 1.0, "right": 0.8, "count": 5},
-        ],
         "world_model_eval/by_category": {name: {"count": 10 + len(name), **figures} for name in CATEGORIES},
     }
 
@@ -145,7 +140,7 @@ def write_large_set(folder: Path, *, runs: int = 20, steps: int = 500, rollouts:
         files = {
             step: [record(step * 100 + each) for each in range(4)] for step in range(10, rollouts * 10 // 4 + 1, 10)
         }
-        algo = ("algo=dapo", "algo=dual-lora", "coupling=shared", "coupling=stacked")[number % 4]
+        algo = ("algo=dapo", "algo=dual-lora", "coupling=shared", "policy.frozen=true")[number % 4]
         settings = (algo, f"seed={number // 4}", f"output_dir={folder / str(number)}")
         write_run(folder / f"run-{number:02d}", *settings, steps=steps, extra=extra, rollouts=files)
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, Qwen3Config
 
+from lfo.algorithms import plan_of
 from lfo.config import RunConfig, load_config
 from lfo.engines import create_trainer
 from lfo.engines.local import LocalBackend
@@ -20,6 +21,8 @@ from lfo.env.phone_calls import PhoneCalls
 from lfo.loading import environment_factory, load_base, load_tokenizer
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.catalog import PROVENANCE
+from lfo.rollout.row import RolloutRequest
+from lfo.rollout.tasks import draw_requests
 from lfo.training import Trainer
 
 SMALL = (
@@ -119,3 +122,8 @@ def gradient(model: DualAdapterModel, name: str) -> torch.Tensor | None:
         return None
     grads = [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
     return torch.cat([grad.flatten() for grad in grads])
+
+
+def requests_of(config: RunConfig, environment: Any, step: int = 0, draw: int = 0) -> list[RolloutRequest]:
+    """The requests of a run without stored successes."""
+    return draw_requests(config, environment, plan_of(config, step), draw)

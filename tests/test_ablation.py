@@ -36,7 +36,7 @@ def test_the_grid_has_every_value_with_every_seed_and_all_values_of_a_seed_befor
     ]
     assert {cell.status for cell in cells} == {"missing"}
     assert len(grid("weight", None, 3)) == 6 * 3
-    assert len(grid("coupling", None, 1)) == 6
+    assert len(grid("coupling", None, 1)) == 4
 
 
 @pytest.mark.parametrize("study", STUDIES)
@@ -87,7 +87,7 @@ def test_a_value_may_stand_for_several_settings():
     for value in ("make_phone_call+auth_info_form", "phone_form"):  # as it is written today, and as it was
         assert config("predict", value).world_model.predict == "make_phone_call,auth_info_form"
     assert (config("coupling", "shared").coupling, config("coupling", "shared").lookahead) == ("shared", "off")
-    assert config("coupling", "stacked+lookahead").lookahead == "policy"
+    assert config("coupling", "shared+lookahead").lookahead == "policy"
     assert config("weight", "0").lookahead == "policy"  # a control, not plain DAPO
     assert config("weight", "0").seed == 3
 

@@ -54,7 +54,7 @@ def grads(model: DualAdapterModel, name: str) -> list[torch.Tensor | None]:
 
 def both_backward(model: DualAdapterModel) -> None:
     """Policy rows and world-model rows in one backward, as in a training step."""
-    policy = model.logits(TOKENS_BT, model.policy_adapters, model.policy_detached)
+    policy = model.logits(TOKENS_BT, model.policy_adapters)
     world_model = model.logits(TOKENS_BT.flip(0), model.world_model_adapters)
     (policy.log_softmax(-1)[..., 3].mean() + world_model.log_softmax(-1)[..., 5].mean()).backward()
 
@@ -64,11 +64,9 @@ def test_couplings_name_their_adapters():
     assert {c: (m.policy_adapters, m.world_model_adapters) for c, m in named.items()} == {
         "separate": (("policy",), ("world_model",)),
         "shared": (("policy",), ("policy",)),
-        "stacked": (("world_model", "policy"), ("world_model",)),
     }
     assert named["shared"].adapter_names == ("policy",)
     assert tiny_model("separate", with_world_model=False).adapter_names == ("policy",)
-    assert tiny_model("stacked", with_world_model=False).adapter_names == ("policy", "world_model")
 
 
 def test_first_weights_depend_on_seed_and_adapter_only():
@@ -76,7 +74,7 @@ def test_first_weights_depend_on_seed_and_adapter_only():
     state = torch.random.get_rng_state()
     base = tiny_base()
     torch.random.set_rng_state(state)
-    beside = DualAdapterModel.build(base, coupling="stacked", rank=4, alpha=6, seed=1)
+    beside = DualAdapterModel.build(base, coupling="separate", rank=4, alpha=6, seed=1)
     assert torch.equal(state, torch.random.get_rng_state()), "global random state was used"
 
     pairs = zip(alone.adapter_parameters("policy"), beside.adapter_parameters("policy"), strict=True)
@@ -94,7 +92,7 @@ def logits_of_modules(model: DualAdapterModel, adapters: tuple[str, ...]) -> tor
 def test_untrained_adapters_leave_the_base_as_it_is():
     base = tiny_base()
     expected = base(TOKENS_BT).logits
-    model = DualAdapterModel.build(base, coupling="stacked", seed=0)
+    model = DualAdapterModel.build(base, coupling="separate", seed=0)
     assert torch.equal(logits_of_modules(model, model.policy_adapters), expected)
     assert torch.allclose(model.logits(TOKENS_BT, model.policy_adapters), expected, atol=1e-6)
     randomise(model)
@@ -111,62 +109,51 @@ def test_adapters_are_fp32_on_a_bf16_base():
 
 
 def test_padding_on_the_right_changes_nothing_before_it():
-    model = tiny_model("stacked")
+    model = tiny_model("separate")
     padded = model.hidden(TOKENS_BT, model.policy_adapters)[1, :4]
     alone = model.hidden(TOKENS_BT[1:, :4], model.policy_adapters)[0]
     assert torch.allclose(padded, alone, atol=1e-6)
 
 
 def test_active_nests_and_restores_after_an_exception():
-    model = tiny_model("stacked")
+    model = tiny_model("separate")
 
-    def state() -> tuple:
-        layer = next(iter(model._layers.values()))
-        flags = {name: {p.requires_grad for p in model.adapter_parameters(name)} for name in model.adapter_names}
-        return tuple(layer.active_adapters), flags
+    def active() -> tuple[str, ...]:
+        assert all(p.requires_grad for name in model.adapter_names for p in model.adapter_parameters(name))
+        return tuple(next(iter(model._layers.values())).active_adapters)
 
-    attached, detached = {True}, {False}
-    before = state()
-    assert before == (("world_model", "policy"), {"policy": attached, "world_model": attached})
-    with contextlib.suppress(ZeroDivisionError), model.active(("world_model", "policy"), ("world_model",)):
-        assert state() == (("world_model", "policy"), {"policy": attached, "world_model": detached})
-        with model.active(("world_model",)):
-            assert state() == (("world_model",), {"policy": attached, "world_model": attached})
+    assert active() == ("policy",)
+    with contextlib.suppress(ZeroDivisionError), model.active(("world_model",)):
+        assert active() == ("world_model",)
+        with model.active(("policy",)):
+            assert active() == ("policy",)
             with model.active(()):
-                assert state()[0] == ()
-        assert state() == (("world_model", "policy"), {"policy": attached, "world_model": detached})
+                assert active() == ()
+        assert active() == ("world_model",)
         raise ZeroDivisionError
-    assert state() == before
+    assert active() == ("policy",)
     with pytest.raises(KeyError, match="unknown adapter 'critic'"):
         model.active(("critic",))
     with pytest.raises(TypeError):
         model.active("policy")
 
 
-@pytest.mark.parametrize("coupling", ["separate", "stacked"])
-def test_policy_rows_give_the_world_model_no_gradient(coupling: str):
-    model = tiny_model(coupling)
-    model.logits(TOKENS_BT, model.policy_adapters, model.policy_detached).square().mean().backward()
+def test_policy_rows_give_the_world_model_no_gradient():
+    model = tiny_model("separate")
+    model.logits(TOKENS_BT, model.policy_adapters).square().mean().backward()
     assert all(grad is not None and grad.abs().max() > 0 for grad in grads(model, "policy"))
     assert all(grad is None for grad in grads(model, "world_model"))
 
 
-@pytest.mark.parametrize("coupling", ["separate", "stacked"])
-def test_world_model_rows_give_the_policy_no_gradient(coupling: str):
-    model = tiny_model(coupling)
+def test_world_model_rows_give_the_policy_no_gradient():
+    model = tiny_model("separate")
     model.logits(TOKENS_BT, model.world_model_adapters).square().mean().backward()
     assert all(grad is not None for grad in grads(model, "world_model"))
     assert all(grad is None for grad in grads(model, "policy"))
 
 
-def test_policy_rows_reach_both_stacked_adapters_unless_one_is_detached():
-    model = tiny_model("stacked")
-    model.logits(TOKENS_BT, model.policy_adapters).square().mean().backward()
-    assert all(grad is not None for name in model.adapter_names for grad in grads(model, name))
-
-
 def test_the_base_never_trains():
-    model = tiny_model("stacked")
+    model = tiny_model("separate")
     both_backward(model)
     adapters = {id(p) for name in model.adapter_names for p in model.adapter_parameters(name)}
     frozen = [p for p in model.peft_model.parameters() if id(p) not in adapters]
@@ -207,20 +194,6 @@ def count_layer_calls(model: DualAdapterModel) -> list[str]:
     for layer in model.causal_lm.model.layers:
         layer.input_layernorm.register_forward_hook(lambda *_: calls.append("call"))
     return calls
-
-
-def test_checkpointed_graph_may_be_walked_twice():
-    """Inline stacked training: policy loss and world-model loss from one forward, to different adapters."""
-    gradients = {}
-    for checkpointing in (False, True):
-        model = tiny_model("stacked", gradient_checkpointing=checkpointing)
-        logits = model.logits(TOKENS_BT, model.policy_adapters)
-        policy, world_model = model.adapter_parameters("policy"), model.adapter_parameters("world_model")
-        logits[0].square().mean().backward(inputs=policy, retain_graph=True)
-        assert all(parameter.grad is None for parameter in world_model)
-        logits[1].square().mean().backward(inputs=policy + world_model)
-        gradients[checkpointing] = [parameter.grad for parameter in policy + world_model]
-    assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in zip(*gradients.values(), strict=True))
 
 
 @pytest.mark.parametrize("coupling", COUPLINGS)
@@ -272,15 +245,6 @@ def test_a_wrong_or_damaged_folder_is_refused_and_changes_nothing(tmp_path: Path
     with pytest.raises(DataError, match="not valid JSON"):
         model.load(tmp_path / "json")
     assert all(torch.equal(p, q) for p, q in zip(model.adapter_parameters("policy"), before, strict=True))
-
-
-def test_two_adapters_are_one_of_their_ranks_sum(tmp_path: Path):
-    model = tiny_model("stacked")
-    delta = next(iter(model.deltas(model.policy_adapters).values()))
-    assert delta.a.shape[0] == delta.b.shape[1] == 8
-    model.export(tmp_path, model.policy_adapters)
-    loaded = PeftModel.from_pretrained(tiny_base(), tmp_path).eval()
-    assert torch.allclose(loaded(TOKENS_BT).logits, model.logits(TOKENS_BT, model.policy_adapters), atol=1e-5)
 
 
 @pytest.mark.parametrize(

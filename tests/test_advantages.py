@@ -174,7 +174,7 @@ def test_the_scale_of_a_bonus_holds_where_all_rewards_are_equal() -> None:
     for scale in (0.001, 0.1):
         curious = replace(failed, bonuses=surprise_bonus((3.0, 1.0), scale))
         assert select_groups([curious])[1].kept == 1
-        rows = policy_rows(curious, adapters=("policy",), inline=frozenset())
+        rows = policy_rows(curious, adapters=("policy",))
         assert [row.advantages[1] for row in rows] == pytest.approx([scale, -scale], rel=1e-4)
 
 

@@ -13,13 +13,15 @@ from lfo.agent import load_agent
 from lfo.cli import main, rollouts
 from lfo.cli.common import visible
 from lfo.env.oracle import OracleCodes
+from lfo.env.phone_calls import PhoneCalls
 from lfo.errors import UsageError
 from lfo.model.learner import Learner
 from lfo.protocol.world_model import observed_calls
-from lfo.rollout.records import read_rollouts, rollout_from_texts
+from lfo.rollout.deliberation import questions
+from lfo.rollout.records import read_rollouts, rollout_from_texts, transcript_at
 from lfo.rollout.samples import world_model_sample
 from lfo.tools.surprise import inspect_calls, surprise_of_target
-from lfo.types import Rollout, StopReason, ToolCall, Turn
+from lfo.types import Origin, Rollout, StopReason, ToolCall, Turn
 from small_runs import model_of, randomised, small_trainer
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -110,6 +112,34 @@ def test_eval_against_another_run_pairs_the_tasks(lfo, run: Path, plain: Path):
     code, out, _ = lfo("eval", run, "--tasks", "2", "--k", "1", "--against", run)
     assert code == 0
     assert "+0.0 points" in " ".join(out.split())
+
+
+def test_eval_on_written_queries_imagines_what_the_environment_names_and_nothing_else(lfo, run: Path):
+    written = json.loads(lfo("eval", run, "--tasks", "3", "--k", "1", "--json", "--written-queries")[1])
+    assert (written["lookahead"], written["queries"]) == (True, "environment")
+    agent = load_agent(run.on_written_queries())
+    rollouts = agent.roll_out(agent.tasks("val")[:3], greedy=True)
+    assert written["greedy"]["solved"] == [rollout.succeeded for rollout in rollouts]
+    asked = [(rollout, index) for rollout in rollouts for index, turn in enumerate(rollout.turns) if turn.imagined]
+    assert asked
+    for rollout, index in asked:
+        turn = rollout.turns[index]
+        assert turn.call in questions(agent.make_environment(), transcript_at(rollout, index))
+        assert {rollout.origins[place] for place in range(turn.action_start, turn.action_end)} == {Origin.PREDICTED}
+    code, out, _ = lfo("eval", run, "--tasks", "3", "--k", "1", "--written-queries", "--against", run)
+    assert code == 0
+    assert "with look-ahead that asks what the environment names" in " ".join(out.split())
+    drafted = json.loads(lfo("eval", run, "--tasks", "3", "--k", "1", "--json")[1])
+    assert drafted["queries"] == "policy"
+    assert f"({drafted['greedy']['success']['rate']:.1%}, with look-ahead)" in " ".join(out.split())
+
+
+def test_eval_on_written_queries_is_refused_where_nobody_asks_them(lfo, run: Path, plain: Path):
+    fails_with_one_sentence(lfo("eval", run, "--written-queries", "--blind"), "exclude each other")
+    fails_with_one_sentence(lfo("eval", plain, "--written-queries"), "has no look-ahead")
+    silent = type("Silent", (PhoneCalls,), {"lookahead_query": None})
+    with pytest.raises(UsageError, match="the environment Silent has no method lookahead_query"):
+        load_agent(run, environment=silent.on_written_queries())
 
 
 def test_eval_against_a_run_with_other_tasks_is_refused(lfo, run: Path, tmp_path: Path):

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import typing
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,13 @@ from lfo.config import (
     load_config,
     to_yaml,
 )
+from lfo.config.algorithms import ALGORITHMS
 from lfo.config.knobs import KNOBS, LoraConfig
-from lfo.config.older import REPLACED
-from lfo.config.presets import ALGORITHMS, PRESETS
+from lfo.config.older import RETIRED
+from lfo.config.presets import PRESETS
 from lfo.errors import ConfigError
+from lfo.evaluation.grouping import group_names
+from lfo.evaluation.runs import read_run
 from lfo.settings import assign, dotted
 
 
@@ -73,7 +77,7 @@ def test_plain_dapo_has_no_world_model_and_no_lookahead_unless_asked_and_then_re
     config = load_config(["preset=tiny", "algo=dapo"])
     assert (config.lookahead, config.looks_ahead) == ("off", False)
     assert config.world_model.weight == 0
-    for value, name in (("true", "policy"), ("policy", "policy"), ("environment", "environment")):
+    for value, name in (("true", "policy"), ("policy", "policy")):
         assert f"lookahead={name} needs algo=dual-lora" in refused("algo=dapo", f"lookahead={value}")
     assert "world_model.weight=0.5 needs algo=dual-lora" in refused("algo=dapo", "world_model.weight=0.5")
 
@@ -114,9 +118,9 @@ def test_values_are_read_by_the_type_of_their_setting():
         ("surprise=[1]", "surprise must be a valid number, not [1]"),
         ("surprise=.nan", "surprise must be a finite number, not nan"),
         ("surprise=.inf", "surprise must be a finite number, not inf"),
-        ("lookahead=2", "lookahead must be 'policy', 'environment' or 'off', not '2'"),
+        ("lookahead=2", "lookahead must be 'policy' or 'off', not '2'"),
         ("env_args=3", "env_args must be a mapping"),
-        ("coupling=shard", "coupling must be one of separate, shared, stacked, not 'shard'; did you mean shared?"),
+        ("coupling=shard", "coupling must be one of separate, shared, not 'shard'; did you mean shared?"),
         ("preset=tyni", "not 'tyni'; did you mean tiny?"),
         (
             "trackers=[tensorbord]",
@@ -149,7 +153,7 @@ def test_a_bad_setting_is_refused_in_one_sentence(override, words):
         (["world_model.predict=open_door,"], "world_model.predict must be a word or names with commas"),
         (["world_model.weight=2.1"], "world_model.weight must be less than or equal to 2, not 2.1"),
         (["policy.learning_rate=0"], "policy.learning_rate must be greater than 0, not 0"),
-        (["world_model.input=inline"], "needs coupling=shared or coupling=stacked"),
+        (["world_model.input=inline"], "needs coupling=shared"),
         (["world_model.input=inline", "coupling=shared"], "trains no world model for look-ahead"),
         (["rollout.group_size=2"], "leaves one rollout with look-ahead"),
         (["rollout.group_size=3"], "leaves one rollout with look-ahead"),
@@ -160,7 +164,7 @@ def test_a_bad_setting_is_refused_in_one_sentence(override, words):
         (["policy.overlong_buffer=1024"], "must be below rollout.max_context=1024"),
         (["world_model.schedule=world_model_first:101"], "world_model_first:101 needs steps=101 or more"),
         (["world_model.schedule=hierarchical"], "world_model.schedule must be joint, alternating"),
-        (["lookahead=false", "lookahead_source=truth"], "lookahead_source=truth needs lookahead=policy or"),
+        (["lookahead=false", "lookahead_source=truth"], "lookahead_source=truth needs lookahead=policy"),
         (["algo=dapo", "surprise=0.1"], "surprise=0.1 needs algo=dual-lora"),
         (["policy.frozen=true", "world_model.weight=0"], "needs world_model.weight above 0"),
         (["policy.frozen=true", "world_model.predict=none", "lookahead=off"], "has nothing to learn"),
@@ -379,7 +383,11 @@ RESULTS = Path(__file__).parent.parent / "results"
 
 @pytest.mark.parametrize(
     ("run", "typed"),
-    [("level2/dual-0", ["levels=2"]), ("levels234/dual-0", ["levels=2,3,4"]), ("level2/dapo-0", ["algo=dapo"])],
+    [
+        ("own-questions/policy-0", ["levels=2"]),
+        ("own-questions-levels234/policy-0", ["levels=2,3,4"]),
+        ("level2/dapo-0", ["algo=dapo"]),
+    ],
 )
 def test_a_committed_run_is_one_experiment_with_a_new_run_of_its_settings(run: str, typed: list[str]):
     old = from_yaml(RESULTS / run / "config.yaml", known_only=True)
@@ -407,7 +415,7 @@ def test_a_saved_run_does_not_take_on_what_its_preset_says_of_newer_settings(tmp
 
 def older_run(tmp_path: Path, **changed: str) -> Path:
     """A run as it was saved before knobs were dropped, with some of its lines changed."""
-    text = (RESULTS / "level2" / "dual-0" / "config.yaml").read_text()
+    text = (RESULTS / "own-questions" / "policy-0" / "config.yaml").read_text()
     for line, value in changed.items():
         text, count = re.subn(rf"(?m)^(\s*{line}): .*$", rf"\1: {value}", text)
         assert count == 1, line
@@ -416,14 +424,42 @@ def older_run(tmp_path: Path, **changed: str) -> Path:
     return path
 
 
+STACKED = [
+    f"{study}/stacked{rest}-{seed}"
+    for study, rest, seeds in (
+        ("level2", "", 3),
+        ("level2", "-lookahead", 3),
+        ("levels234", "", 3),
+        ("levels234", "-lookahead", 3),
+        ("smollm2-levels234", "-lookahead", 2),
+        ("smollm2-repeated", "-lookahead", 3),
+    )
+    for seed in range(seeds)
+]
+ASKED_BY_ENVIRONMENT = {
+    "few-replies": 5,
+    "knobs": 23,
+    "level2": 20,
+    "levels234": 19,
+    "own-questions": 5,
+    "smollm2-level2": 5,
+    "smollm2-levels234": 20,
+    "smollm2-repeated": 7,
+    "verl-tiny": 2,
+}
+
+
 def test_every_committed_run_opens_and_says_only_what_no_run_has_today(caplog):
-    told = {}
+    told: dict[str, dict[str, typing.Any]] = {}
+    asked: Counter[str] = Counter()
     for path in sorted(RESULTS.glob("**/config.yaml")):
         caplog.clear()
         config = from_yaml(path)
-        assert len(caplog.messages) == len(dict(dotted(config.older)))
-        if config.older:
-            told[str(path.parent.relative_to(RESULTS))] = dict(dotted(config.older))
+        kept = dict(dotted(config.older))
+        assert len(caplog.messages) == len(kept.keys() - RETIRED.keys())
+        asked[path.relative_to(RESULTS).parts[0]] += kept.pop("lookahead", "") == "environment"
+        if kept:
+            told[str(path.parent.relative_to(RESULTS))] = kept
     assert told == {
         "certainty-in-words/true-0": {"imagine.certainty": True},
         "knobs/entropy-0": {"policy.entropy": 0.01},
@@ -431,14 +467,55 @@ def test_every_committed_run_opens_and_says_only_what_no_run_has_today(caplog):
         "knobs/no-inquiries-0": {"exploration.inquiries": False},
         "knobs/scale-free-0": {"policy.scale_by_std": False},
         "levels234/no-inquiries-1": {"exploration.inquiries": False},
+        **{run: {"coupling": "stacked"} for run in STACKED},
     }
+    assert +asked == ASKED_BY_ENVIRONMENT
+
+
+def test_a_study_with_retired_arms_names_them():
+    seeds = RESULTS / "level2"
+    runs = [read_run(seeds / f"{arm}-0") for arm in ("dual", "shared", "stacked", "stacked-lookahead")]
+    assert not any(run.problem for run in runs)
+    assert group_names([run.config for run in runs if run.config]) == [
+        "dual-lora lookahead=environment",
+        "dual-lora coupling=shared lookahead=off blind_share=0",
+        "dual-lora coupling=stacked lookahead=off blind_share=0",
+        "dual-lora coupling=stacked lookahead=environment",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("run", "setting", "commit"),
+    [
+        ("level2/stacked-0", "coupling=stacked", "836ca30"),
+        ("level2/dual-0", "lookahead=environment", "836ca30"),
+        ("certainty-in-words/true-0", "imagine.certainty=True", "2cf7692"),
+    ],
+)
+def test_a_retired_setting_can_be_read_and_neither_trained_nor_resumed(
+    tmp_path: Path, run: str, setting: str, commit: str
+):
+    path, (name, _, value) = RESULTS / run / "config.yaml", setting.partition("=")
+    words = f"{setting} is retired and can only be read (docs/LOG.md has its figures); its code is in commit {commit}"
+    assert refused(setting) == words
+    (tmp_path / "metrics.jsonl").touch()
+    for text in (path.read_text(), to_yaml(from_yaml(path))):
+        (tmp_path / "config.yaml").write_text(text)
+        assert str(flatten(from_yaml(tmp_path / "config.yaml"))[name]) == value
+        for load in (
+            lambda: load_config(run=tmp_path),
+            lambda: load_config([f"config={tmp_path / 'config.yaml'}"]),
+        ):
+            with pytest.raises(ConfigError) as error:
+                load()
+            assert str(error.value) == f"{tmp_path / 'config.yaml'}: {words}"
 
 
 def test_an_older_run_with_a_knob_that_is_gone_stays_an_experiment_of_its_own(tmp_path: Path, caplog):
     path = older_run(tmp_path, kl="0.01")
     config = from_yaml(path)
     assert caplog.messages == [f"{path}: policy.kl=0.01 is no longer a setting; new runs ignore it"]
-    plain = from_yaml(RESULTS / "level2" / "dual-0" / "config.yaml")
+    plain = from_yaml(RESULTS / "own-questions" / "policy-0" / "config.yaml")
     assert experiment(config) != experiment(plain)
     assert differences(config, plain) == {"policy.kl": (0.01, None)}
     path.write_text(to_yaml(config))
@@ -447,8 +524,9 @@ def test_an_older_run_with_a_knob_that_is_gone_stays_an_experiment_of_its_own(tm
 
 
 def test_a_removed_setting_cannot_be_typed():
-    assert refused("policy.kl=0.1") == "policy.kl is no longer a setting; it is 0.0 in every run"
-    assert "lora.alpha is no longer a setting" in refused("lora.alpha=8")
+    for typed in ("policy.kl=0.1", "lora.alpha=8", "exploration.blind_steps=3"):
+        words = "is no longer a setting: docs/TRAINING.md has those of today"
+        assert refused(typed) == f"{typed.partition('=')[0]} {words}"
 
 
 @pytest.mark.parametrize(
@@ -461,22 +539,17 @@ def test_a_removed_setting_cannot_be_typed():
             ["world_model.schedule=world_model_first", "world_model.first_steps=3"],
             ["world_model.schedule=world_model_first:3"],
         ),
-        (["internalise.rows=2", "internalise.hindsight=true"], ["internalise.rows=2", "internalise.teacher=hindsight"]),
-        (["policy.dynamic_sampling=false"], ["policy.max_resamples=-1"]),
-        (["world_model.adaptive_weight=true"], ["world_model.schedule=adaptive"]),
         (["exploration.blind_steps=3"], ["world_model.schedule=explore_first:3"]),
     ],
 )
 def test_knobs_that_became_part_of_others(older: list[str], today: list[str], tmp_path: Path):
-    """A file of an older version is read as what it meant; who types such a name is told what to set."""
+    """A file of an older version is read as what it meant."""
     tree: dict[str, typing.Any] = {}
     for name, value in (setting.split("=") for setting in older):
         assign(tree, name, yaml.safe_load(value))
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(tree))
     read = load_config([f"config={tmp_path / 'config.yaml'}"])
     assert read == load_config(today) != load_config([])
-    typed = [setting for setting in older if setting.split("=")[0] in REPLACED]
-    assert all("is no longer a setting: " in refused(setting) for setting in typed)
 
 
 def test_settings_that_changed_no_weights_are_dropped_without_a_word(tmp_path: Path, caplog):
@@ -494,14 +567,8 @@ def test_an_old_run_with_two_schedules_keeps_the_second_apart(tmp_path: Path):
     assert config.older == {"world_model": {"adaptive_weight": True}, "exploration": {"blind_steps": 3}}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "world_model: {schedule: adaptive, adaptive_weight: true}",
-        "world_model: {schedule: 'explore_first:3'}\nexploration: {blind_steps: 3}",
-    ],
-)
-def test_a_schedule_under_its_old_and_its_new_name_is_one_schedule(text: str, tmp_path: Path, caplog):
+def test_a_schedule_under_its_old_and_its_new_name_is_one_schedule(tmp_path: Path, caplog):
+    text = "world_model: {schedule: 'explore_first:3'}\nexploration: {blind_steps: 3}"
     (tmp_path / "config.yaml").write_text(text)
     assert from_yaml(tmp_path / "config.yaml").older == {}
     assert caplog.messages == []
@@ -511,8 +578,6 @@ def test_a_bad_value_beside_a_removed_setting_is_one_sentence(tmp_path: Path):
     (tmp_path / "config.yaml").write_text("lora: {rank: null, alpha: 32}\n")
     with pytest.raises(ConfigError, match=r"lora\.rank must be a valid integer"):
         from_yaml(tmp_path / "config.yaml")
-    (tmp_path / "config.yaml").write_text("policy: {dynamic_sampling: false, max_resamples: many}\n")
-    assert from_yaml(tmp_path / "config.yaml").policy.max_resamples == -1
 
 
 def test_levels_of_another_environment_may_be_anything():
@@ -523,9 +588,3 @@ def test_levels_of_another_environment_may_be_anything():
 def test_what_only_older_runs_have_cannot_be_typed():
     assert "only saved runs of earlier versions" in refused("older.policy.kl=0.1")
     assert "there is no setting 'olderly'; the nearest is" in refused("olderly=3")
-
-
-def test_an_old_run_whose_policy_acted_in_hindsight_keeps_that_apart(tmp_path: Path):
-    file = tmp_path / "config.yaml"
-    file.write_text("internalise: {rows: 2, hindsight: true, teacher: policy}")
-    assert from_yaml(file).older == {"internalise": {"teacher": "policy"}}

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from lfo.config import from_yaml, load_config, to_yaml
+from lfo.config import flatten, from_yaml, load_config, to_yaml
 from lfo.env.interface import NamesPredictedTools, OffersLookahead
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
@@ -36,10 +36,9 @@ from lfo.rollout.predictors import make_lookahead
 from lfo.rollout.records import rollout_record
 from lfo.rollout.row import Feedback, RolloutRequest, Row
 from lfo.rollout.runner import Runner, RunnerConfig
-from lfo.rollout.samples import mark_first_calls, mark_imagined, policy_sample
-from lfo.rollout.tasks import draw_requests
+from lfo.rollout.samples import Observed, mark_first_calls, mark_imagined, policy_sample
 from lfo.types import Message, Origin, Rollout, RolloutGroup, StepResult, StopReason, ToolCall, Turn
-from small_runs import fussy_calls, model_of, randomised, small_config, small_trainer, tokenizer
+from small_runs import fussy_calls, model_of, randomised, requests_of, small_config, small_trainer, tokenizer
 from test_sampler import EOS, VOCABULARY, make_model
 
 
@@ -427,19 +426,17 @@ def test_a_reply_that_lists_every_allowed_value_is_not_used_by_a_call_with_one_o
     assert len(played.asked) == (2 if imagined else 1)
 
 
-def sights(*settings: str, step: int = 5) -> list[tuple[bool, int | None, int]]:
+def sights(*settings: str, step: int = 5) -> list[tuple[bool, int | None]]:
     config = small_config("rollout.group_size=8", "rollout.prompts=1", *settings)
-    requests = draw_requests(config, PhoneCalls(), step, 0)
-    return [(request.blind, request.imagine, request.inquiry) for request in requests]
+    requests = requests_of(config, PhoneCalls(), step)
+    return [(request.blind, request.imagine) for request in requests]
 
 
 def test_explorers_stand_on_the_rungs_of_a_ladder():
-    sighted, blind = (False, None, 0), (True, None, 0)
-    assert sights() == [blind, (False, 1, 0), blind, (False, 1, 0), *[sighted] * 4]
+    sighted, blind = (False, None), (True, None)
+    assert sights() == [blind, (False, 1), blind, (False, 1), *[sighted] * 4]
     assert sights("exploration.blind_share=0.25") == [blind] * 2 + [sighted] * 6, "one alone has no peers"
     assert sights("lookahead=off") == [blind] * 8
-    named = [(True, None, number) for number in range(4)]
-    assert sights("lookahead=environment") == named + [sighted] * 4
     assert sights("world_model.schedule=explore_first:6") == [blind] * 8
 
 
@@ -504,11 +501,10 @@ def test_an_explorer_makes_the_first_candidate_that_others_would_imagine():
 def test_blind_explorers_pick_among_candidates_where_there_are_several():
     def picking(*settings: str) -> list[bool]:
         config = small_config("rollout.group_size=8", "rollout.prompts=1", *settings)
-        return [request.picks for request in draw_requests(config, PhoneCalls(), 5, 0)]
+        return [request.picks for request in requests_of(config, PhoneCalls(), 5)]
 
     assert picking("imagine.drafts=2") == [True, False] * 2 + [False] * 4
     assert not any(picking())
-    assert not any(picking("imagine.drafts=2", "lookahead=environment"))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -568,7 +564,7 @@ def test_a_draft_is_trained_as_it_was_sampled_and_an_expected_reply_never(drafts
     expected = range(imagined.observation_start, imagined.observation_end)
     assert {rollout.origins[place] for place in expected} == {Origin.PREDICTED}
     for advantage in (0.5, None):
-        row = policy_sample(rollout, advantage, adapters=("policy",), inline=None)
+        row = policy_sample(rollout, advantage, adapters=("policy",), observed=Observed(tools=None))
         assert row is not None
         for place in range(len(row.tokens)):
             sampled = advantage is not None and rollout.origins[place] == Origin.SAMPLED
@@ -584,14 +580,14 @@ def test_sampled_log_probs_are_the_trainers_with_drafts_in_the_row(drafts: int):
     trainer = small_trainer(f"imagine.drafts={drafts}", "seed=3", environment=fussy_calls)
     model = randomised(model_of(trainer))
     trainer.backend.sync(0)
-    rollouts = trainer.collect(0).rollouts
+    rollouts = trainer.collect(trainer.plan(0)).rollouts
     assert any(turn.predicted for rollout in rollouts for turn in rollout.turns), "some were kept"
     assert any(rollout.taken_back and not rollout.turns[0].predicted for rollout in rollouts), "and some taken back"
     checked = 0
     for rollout in rollouts:
         tokens_BT = torch.tensor([rollout.tokens])
         with torch.no_grad():
-            hidden_BTD = model.hidden(tokens_BT, model.policy_adapters, model.policy_detached)
+            hidden_BTD = model.hidden(tokens_BT, model.policy_adapters)
             logprobs_BT, _ = fused_token_logprobs(hidden_BTD, model.head, tokens_BT, temperature=1.0)
         sampled = torch.tensor(rollout.origins) == Origin.SAMPLED
         recorded = torch.tensor(rollout.logprobs)
@@ -730,7 +726,7 @@ def test_a_memory_fills_in_groups_of_two_although_nothing_imagined_is_kept(sourc
     settings = ["rollout.group_size=2", "rollout.prompts=2", "policy.frozen=true"]
     settings += ["world_model.weight=0"] if source == "memory" else []
     trainer = small_trainer(f"lookahead_source={source}", *settings, environment=fussy_calls)
-    groups = trainer.draw(0, 0)
+    groups = trainer.draw(trainer.plan(0), 0)
     unmarked = [mark_imagined(replace_marks(group)) for group in groups]
     assert (groups != unmarked) == filled
     if filled:
@@ -741,7 +737,7 @@ def test_a_memory_fills_in_groups_of_two_although_nothing_imagined_is_kept(sourc
 
 def test_what_a_group_has_imagined_is_marked_in_training():
     trainer = small_trainer("seed=3", environment=fussy_calls)
-    groups = trainer.draw(0, 0)
+    groups = trainer.draw(trainer.plan(0), 0)
     assert groups == [mark_imagined(replace_marks(group)) for group in groups]
     assert any(turn.asked for group in groups for rollout in group.rollouts for turn in rollout.turns)
 
@@ -900,7 +896,10 @@ def older(tmp_path: Path, *, lookahead: str, only: str = "false") -> Path:
 @pytest.mark.parametrize("known_only", [False, True])
 def test_a_run_of_an_older_version_is_read_as_what_it_was(tmp_path: Path, known_only: bool):
     read = partial(from_yaml, known_only=known_only)
-    assert (read(older(tmp_path, lookahead="true")).lookahead, read(tmp_path / "config.yaml").steps) == (
+    first = read(older(tmp_path, lookahead="true"))
+    assert (first.lookahead, first.older, flatten(first)["lookahead"], first.steps) == (
+        "policy",
+        {"lookahead": "environment"},
         "environment",
         7,
     )
@@ -908,7 +907,7 @@ def test_a_run_of_an_older_version_is_read_as_what_it_was(tmp_path: Path, known_
     assert read(tmp_path / "config.yaml").policy.frozen is False
     assert read(older(tmp_path, lookahead="true", only="true")).policy.frozen is True
     path = tmp_path / "now.yaml"
-    for value in ("policy", "environment", "off"):
+    for value in ("policy", "off"):
         path.write_text(to_yaml(load_config(["preset=tiny", f"lookahead={value}"])))
         assert read(path).lookahead == value
     for rest in ("", "lookahead_source: world_model\nimagine: {most: 1}\n"):
@@ -922,7 +921,6 @@ def test_a_run_of_an_older_version_is_read_as_what_it_was(tmp_path: Path, known_
         ("true", "policy"),
         ("True", "policy"),
         ("policy", "policy"),
-        ("environment", "environment"),
         ("false", "off"),
         ("off", "off"),
     ],
@@ -992,9 +990,6 @@ def test_evaluation_tells_what_the_policy_does_sighted_and_blind_and_what_it_ima
     off = evaluated(Eager, "lookahead=off")
     assert off["success"] == 0.5
     assert {"success_blind", "drafts", "drafts_informative"}.isdisjoint(off)
-    named = evaluated(Eager, "lookahead=environment")
-    assert named["success_blind"] == 0.5
-    assert "drafts_informative" not in named
 
 
 def test_a_real_evaluation_tells_it_too():

@@ -150,7 +150,6 @@ def test_it_is_kept_and_an_older_run_may_imagine_every_call(tmp_path: Path):
         (Nameless, ("world_model.predict=open_door",), False),
         (Nameless, ("lookahead=off",), False),
         (Nameless, ("policy.frozen=true", "world_model.from_logs=log.jsonl"), False),  # which rolls nothing out
-        (Nameless, ("lookahead=environment",), False),
         (OracleCodes, (), False),
         (PhoneCalls, (), False),
     ],

@@ -22,9 +22,9 @@ from lfo.tools.export import alone, export
 from lfo.tools.model_card import model_card
 from small_runs import base, model_of, randomised, small_config, small_trainer, tokenizer
 
-COUPLINGS = ("separate", "shared", "stacked")
+COUPLINGS = ("separate", "shared")
 TOKENS = torch.tensor([[1, 40, 300, 7, 512, 90, 33, 801]])
-FORMS = [(coupling, form) for coupling in COUPLINGS for form in ("adapters", "merged")] + [("stacked", "stacked")]
+FORMS = [(coupling, form) for coupling in COUPLINGS for form in ("adapters", "merged")]
 
 
 @pytest.fixture(scope="module")
@@ -56,13 +56,13 @@ def load_as_the_card_says(folder: Path, monkeypatch) -> dict[str, Any]:
     return names
 
 
-def check_card(out: Path, files: list[str], *, for_vllm: bool) -> None:
+def check_card(out: Path, files: list[str]) -> None:
     """The card names what lies there, and nothing of this machine."""
     card = (out / "README.md").read_text()
     for folder in ("policy", "world_model", "base"):
         assert (out / folder).is_dir() == (f"- `{folder}/`" in card), folder
         assert (f" {folder}={folder}" in card) <= (out / folder).is_dir()
-    assert (" policy=policy" in card or "vllm serve . " in card) == for_vllm  # it activates one adapter at a time
+    assert " policy=policy" in card or "vllm serve . " in card
     assert "(expected) " in card
     for file in files:
         if file.endswith((".json", ".md")):
@@ -83,11 +83,9 @@ def test_the_exported_weights_give_the_logits_of_the_run(run_of, tmp_path: Path,
     # What the test could mistake for the policy is far from it.
     assert far_apart(policy, untrained)
     assert far_apart(policy, world_model) or coupling == "shared"
-    if coupling == "stacked":
-        assert far_apart(policy, agent.model.logits(TOKENS, ("policy",)))
 
     files = export(agent, tmp_path / "out", run=run_of(coupling), form=form)
-    check_card(tmp_path / "out", files, for_vllm=(coupling, form) != ("stacked", "adapters"))
+    check_card(tmp_path / "out", files)
     loaded = load_as_the_card_says(tmp_path / "out", monkeypatch)
     model = loaded["policy"] if form == "merged" else loaded["model"]
     torch.testing.assert_close(model(TOKENS).logits, policy, atol=1e-4, rtol=0)
@@ -102,9 +100,9 @@ def test_beside_a_merged_policy_lies_a_world_model_for_the_unmerged_base(run_of,
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    agent = load_agent(run_of("stacked"))
+    agent = load_agent(run_of("separate"))
     world_model = agent.model.logits(TOKENS, agent.model.world_model_adapters)
-    export(agent, tmp_path / "out", run=run_of("stacked"), form="merged")
+    export(agent, tmp_path / "out", run=run_of("separate"), form="merged")
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "base", dtype=torch.float32)
     served = PeftModel.from_pretrained(base, str(tmp_path / "out" / "world_model"))
     torch.testing.assert_close(served(TOKENS).logits, world_model, atol=1e-4, rtol=0)
@@ -128,14 +126,6 @@ def test_a_base_in_a_folder_is_found_from_the_export(run_of, tmp_path: Path, mon
     assert "base_model:" not in card  # a path is no entry of the hub
     assert f"it is the folder `{tmp_path / folder}` of the machine" in card
     assert f"vllm serve {shlex.quote(str(tmp_path / folder))} --enable-lora" in card
-
-
-def test_a_sum_of_adapters_has_the_sum_of_their_ranks(run_of, tmp_path: Path):
-    agent = load_agent(run_of("stacked"))
-    export(agent, tmp_path / "out", run=run_of("stacked"), form="stacked")
-    settings = json.loads((tmp_path / "out" / "policy" / "adapter_config.json").read_text())
-    assert settings["r"] == 2 * agent.config.lora.rank == settings["lora_alpha"]
-    assert "--max-lora-rank 32" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_the_card_tells_the_figures_of_the_weights(run_of, tmp_path: Path):
@@ -165,8 +155,6 @@ def test_rewards_beyond_one_are_no_share_of_the_tasks(run_of, tmp_path: Path):
             ["draft its turn", "take the exchange back", "lookahead_source=world_model"],
             ["lookahead_query", "phone"],
         ),
-        (("lookahead=environment",), ["lookahead_query", "It stays there", "the department"], ["draft its turn"]),
-        (("lookahead=environment", "env=oracle-codes"), ["lookahead_query"], ["the department"]),
         (("lookahead_source=memory",), ["A memory of real replies predicts", "lfo serve"], ["world model predicts"]),
         (("lookahead_source=truth",), ["The environment tells its real replies", "lfo run"], ["lfo serve"]),
         (("lookahead=off",), ["trained without look-ahead"], ["lfo run", "lfo serve"]),
@@ -266,8 +254,6 @@ def test_nothing_is_overwritten_and_nothing_half_written(run_of, tmp_path: Path,
     with pytest.raises(UsageError, match="already exists"):
         export(agent, tmp_path / "full", run=run_of("separate"))
     assert (tmp_path / "full" / "mine").read_text() == "x"
-    with pytest.raises(UsageError, match="--stacked is for coupling=stacked"):
-        export(agent, tmp_path / "out", run=run_of("separate"), form="stacked")
 
     monkeypatch.setattr("lfo.tools.export.model_card", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -295,9 +281,8 @@ def test_export_through_the_command_line(run_of, tmp_path: Path, monkeypatch, ca
 
     for arguments, words in [
         ((run, "--out", out), "already exists"),
-        ((run, "--out", tmp_path / "y", "--merged", "--stacked"), "choose one"),
+        ((run, "--out", tmp_path / "y", "--merged", "--both"), "choose one"),
         ((run, "--out", tmp_path / "y", "--adapter", "none"), "no adapters to export"),
-        ((run, "--out", tmp_path / "y", "--stacked"), "coupling=separate"),
         ((tmp_path, "--out", tmp_path / "y"), "is not a run folder"),
     ]:
         code, said, err = lfo(*arguments)

@@ -29,12 +29,21 @@ from lfo.protocol.shown import SHOWN_FORMS
 from lfo.protocol.world_model import WorldModelCodec, render_state, state_of
 from lfo.rollout.records import rollout_record
 from lfo.rollout.row import Feedback
-from lfo.rollout.samples import policy_sample
+from lfo.rollout.samples import Observed, policy_sample
 from lfo.rollout.successes import without_shown
 from lfo.tools.model_card import model_card
 from lfo.training import Trainer
 from lfo.types import Message, Origin, Rollout, ToolCall
-from small_runs import fussy_calls, model_of, random_base, randomised, small_config, small_trainer, tokenizer
+from small_runs import (
+    fussy_calls,
+    model_of,
+    random_base,
+    randomised,
+    requests_of,
+    small_config,
+    small_trainer,
+    tokenizer,
+)
 from small_tokenizers import CHATML_WITH_TOOLS, TOOLS, family_tokenizer, small_tokenizer
 from test_deliberation import A, Asking, B, Played, play, say
 from test_resume import KILLED, SETTINGS, adapters, lfo, rows, start
@@ -86,7 +95,7 @@ def test_a_template_that_refuses_a_user_after_a_call_falls_back_to_the_tool(tmp_
     model = random_base(tmp_path / "base", family_tokenizer("mistral"))
     assert trainer_on(model, "algo=dapo").config.imagine.form == "auto", "nothing is shown"
     assert stored_form(model) is None
-    trainer = trainer_on(model, "lookahead=environment", f"output_dir={tmp_path / 'run'}")
+    trainer = trainer_on(model, f"output_dir={tmp_path / 'run'}")
     assert trainer.config.imagine.form == "tool"
     assert trainer.fit()["steps"] == 1
     with pytest.raises(ConfigError, match=r"does not allow a user message after a call.*set imagine\.form=tool"):
@@ -188,11 +197,11 @@ def check_rows(trainer: Trainer, rollouts: Sequence[Rollout], words: str) -> Non
     model, temperature = model_of(trainer), trainer.config.rollout.temperature
     largest, checked = 0.0, 0
     for rollout in rollouts:
-        row = policy_sample(rollout, 1.0, adapters=("policy",), inline=None)
+        row = policy_sample(rollout, 1.0, adapters=("policy",), observed=Observed(tools=None))
         assert row is not None
         tokens_BT = torch.tensor([row.tokens])
         with torch.no_grad():
-            hidden_BTD = model.hidden(tokens_BT, model.policy_adapters, model.policy_detached)
+            hidden_BTD = model.hidden(tokens_BT, model.policy_adapters)
             logprobs_BT, _ = fused_token_logprobs(hidden_BTD, model.head, tokens_BT, temperature=temperature)
         sampled = torch.tensor(row.policy_weights) > 0
         largest = max(largest, float((logprobs_BT[0] - torch.tensor(row.logprobs))[sampled].abs().max()))
@@ -216,7 +225,7 @@ def test_sampled_log_probs_are_the_trainers_in_every_form(form: str):
     trainer = small_trainer(f"imagine.form={form}", "feedback=own", "seed=3", environment=fussy_calls)
     randomised(model_of(trainer))
     trainer.backend.sync(0)
-    rollouts = [rollout for rollout in trainer.collect(0).rollouts if rollout.tokens]
+    rollouts = [rollout for rollout in trainer.collect(trainer.plan(0)).rollouts if rollout.tokens]
     shown = [turn for rollout in rollouts for turn in rollout.turns if turn.predicted]
     assert {turn.feedback for turn in shown} == {True, False}, "feedback and look-ahead"
     check_rows(trainer, rollouts, words_of(form))
@@ -233,12 +242,13 @@ class Curious(Oracles):
 @FORMS
 def test_sampled_log_probs_are_the_trainers_on_an_instruct_model_in_every_form(form: str, tmp_path: Path):
     model = random_base(tmp_path, small_tokenizer(CHATML_WITH_TOOLS), form)
-    config = small_config(f"model={model}", "lookahead=environment", "lookahead_source=truth", *FOR_CHARACTERS)
+    config = small_config(f"model={model}", "lookahead_source=truth", *FOR_CHARACTERS)
     trainer = create_trainer(config, Curious, load_tokenizer(model))
     assert trainer.config.imagine.form == form
+    trainer.backend.agent = trainer.backend.agent.on_written_queries()
     randomised(model_of(trainer))
     trainer.backend.sync(0)
-    requests = [replace(each, blind=False, inquiry=0) for each in _requests(trainer)]
+    requests = [replace(each, blind=False) for each in _requests(trainer)]
     told = Feedback(after=0, action=say("x", "open_door"), observation="It is shut.")
     rollouts = trainer.backend.roll_out([*requests, *(replace(each, feedback=told) for each in requests)])
     assert {turn.feedback for rollout in rollouts for turn in rollout.turns if turn.predicted} == {True, False}
@@ -246,9 +256,7 @@ def test_sampled_log_probs_are_the_trainers_on_an_instruct_model_in_every_form(f
 
 
 def _requests(trainer: Trainer) -> list[Any]:
-    from lfo.rollout.tasks import draw_requests
-
-    return draw_requests(trainer.config, trainer.make_environment(), 0, 0)
+    return requests_of(trainer.config, trainer.make_environment())
 
 
 # --- nothing told stays where it must not ------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
 from lfo.env.reps import describe
-from lfo.evaluation.held_out import CALLS, _evenly, asked_calls, held_out_calls
+from lfo.evaluation.held_out import CALLS, _evenly, held_out_calls
 from lfo.protocol.world_model import ObservedCall, WorldModelState
 from lfo.rollout.runner import RunnerConfig
 from lfo.types import ReplyFacts, ToolCall
@@ -72,21 +72,6 @@ def test_kinds_take_turns_and_an_asked_call_is_not_counted_again():
         ("a", False, 2),
         ("a", False, 3),
     ]
-
-
-def test_of_each_task_look_ahead_asks_about_one_call():
-    calls = asked_calls(partial(PhoneCalls, levels=(2,)), RunnerConfig(), nobody, count=30)
-    tasks = PhoneCalls(levels=(2,)).tasks("val")[:30]
-    assert [call.state.task for call in calls] == [task.goal for task in tasks]
-    assert all(call.asked and call.call.arguments["auth_info"] == {} for call in calls)
-    assert [set(call.facts.facts) for call in calls] == [set(task.errands[0].requires) for task in tasks]
-    assert asked_calls(Silent, RunnerConfig(), nobody) == []
-
-
-class Silent(OracleCodes):
-    """Has no question of its own."""
-
-    lookahead_query = None
 
 
 class Flaky(PhoneCalls):

@@ -1,6 +1,6 @@
 """The import graph of the package points one way. It is read from the source, including nested imports.
 
-types, errors <- env, protocol <- rollout <- backend <- evaluation <- training <- engines <- cli
+types, errors <- env, protocol <- rollout <- backend <- evaluation <- algorithms, training <- engines <- cli
 """
 
 import ast
@@ -30,6 +30,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "objectives": frozenset({"types"}),
     "rollout": frozenset({"types", "errors", "checkpoints", "config", "env", "protocol", "objectives"}),
     "model": frozenset({"types", "errors", "checkpoints", "config", "couplings", "objectives"}),
+    "algorithms": frozenset({"types", "config", "objectives"}),
     "backend": frozenset({"types", "config", "rollout"}),
     "tracking": frozenset({"errors", "config", "streams"}),
     "evaluation": frozenset(
@@ -45,7 +46,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "agent": frozenset(
         {
             *("types", "errors", "config", "checkpoints", "rundir", "env", "protocol", "rollout", "model", "couplings"),
-            *("loading", "base_form"),
+            *("settings", "loading", "base_form"),
         }
     ),
     "serving": frozenset(
@@ -57,7 +58,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "training": frozenset(
         {
             *("types", "errors", "config", "checkpoints", "rundir", "env", "protocol", "objectives", "rollout"),
-            *("backend", "couplings", "evaluation", "tracking"),
+            *("algorithms", "backend", "couplings", "evaluation", "tracking"),
         }
     ),
     "engines": frozenset(

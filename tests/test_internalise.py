@@ -13,22 +13,22 @@ import pytest
 import torch
 
 from lfo.agent import load_agent
+from lfo.algorithms import plan_of
+from lfo.algorithms.internalise import FIRST_TASKS
+from lfo.algorithms.situation import Situation
 from lfo.checkpoints import latest_checkpoint
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
 from lfo.errors import ConfigError
 from lfo.evaluation.alone import Alone, policy_alone
-from lfo.objectives.schedule import phase_of, rate_of
+from lfo.objectives.schedule import rate_of
 from lfo.rollout.feedback import feedback_from, roll_out_in_waves
-from lfo.rollout.mini_batches import FIRST_TASKS
 from lfo.rollout.row import Feedback, RolloutRequest
 from lfo.rollout.samples import acted_by_policy
-from lfo.rollout.successes import SuccessBuffer
-from lfo.rollout.tasks import draw_requests
 from lfo.rundir import read_metrics
 from lfo.training import Trainer
 from lfo.types import Rollout, StopReason
-from small_runs import model_of, small_config, small_trainer, weights
+from small_runs import model_of, requests_of, small_config, small_trainer, weights
 from test_deliberation import A, B, Chore, play, say
 
 LEVEL_2 = ("levels=2", "rollout.max_turns=5", "lookahead_source=truth", "internalise.rows=2")
@@ -50,7 +50,7 @@ class Counting(PhoneCalls):
 def acting(*settings: str, step: int = 5) -> list[tuple[bool, bool]]:
     """(blind, by_base) of each rollout of a group of eight."""
     config = small_config("rollout.group_size=8", "internalise.until=9", *settings)
-    return [(each.blind, each.by_base) for each in draw_requests(config, PhoneCalls(), step, 0)[:8]]
+    return [(each.blind, each.by_base) for each in requests_of(config, PhoneCalls(), step)[:8]]
 
 
 def test_until_then_the_base_acts_for_the_policy_or_explores_for_it():
@@ -76,12 +76,13 @@ def test_the_policy_is_not_judged_by_what_the_base_did():
 
 
 def test_the_phases_and_their_rates():
-    assert [phase_of(step, begun=step > 1, until=4) for step in range(6)] == [
-        *["ask"] * 2,
-        *["internalise"] * 2,
-        *["reinforce"] * 2,
-    ]
-    assert phase_of(1000, begun=False, until=0) == "ask"
+    config = small_config("algo=internalise", "internalise.until=4")
+    plans = [plan_of(config, step, Situation(success_tasks=30 * (step > 1))) for step in range(6)]
+    assert [plan.phase for plan in plans] == [*["ask"] * 2, *["internalise"] * 2, *["reinforce"] * 2]
+    assert [plan.imitates for plan in plans] == [False, False, True, True, False, False]
+    assert [plan.reinforces for plan in plans] == [*[False] * 4, True, True], "the base acts until then"
+    assert [plan.predicts for plan in plans] == [*[True] * 4, False, False]
+    assert plan_of(small_config("algo=internalise"), 1000).phase == "ask"
     whole = [rate_of(step, warmup=2, total=10, until=0) for step in range(10)]
     assert [rate_of(step, warmup=2, total=99, until=10) for step in range(10)] == whole
     assert [rate_of(step, warmup=2, total=20, until=10) for step in range(10, 20)] == whole
@@ -141,7 +142,7 @@ def test_a_second_wave_is_told_what_the_first_heard_on_its_task_or_in_the_contro
         waves.append(asked)
         return [failed(say(each.task.id), task_id=each.task.id, error=str(each.seeds[0])) for each in asked]
 
-    rollouts = roll_out_in_waves(config, requests, roll_out, tools=None)
+    rollouts = roll_out_in_waves(plan_of(config, 0), requests, roll_out, tools=None)
     assert [(each.task_id, each.error) for each in rollouts] == [(r.task.id, str(r.seeds[0])) for r in requests]
     first, second = waves
     assert [request.feedback for request in first] == [None] * 2 * len(drawn)
@@ -152,7 +153,7 @@ def test_a_second_wave_is_told_what_the_first_heard_on_its_task_or_in_the_contro
 
 def test_rollouts_are_compared_with_those_that_were_told_as_much():
     trainer = small_trainer("levels=2", "rollout.max_turns=4", "algo=dapo", "feedback=true", "rollout.prompts=1")
-    (group,) = trainer.draw(0, 0)
+    (group,) = trainer.draw(trainer.plan(0), 0)
     assert [rollout.feedback for rollout in group.rollouts] == [False, False, True, True]
     assert len(set(group.conditions)) == 2
     shown = [turn for rollout in group.rollouts[2:] for turn in rollout.turns if turn.predicted]
@@ -196,26 +197,22 @@ PHASES = (
 @pytest.fixture(autouse=True, scope="module")
 def _imitation_begins_with_the_first_success():
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("lfo.rollout.mini_batches.FIRST_TASKS", 1)
+        patched.setattr("lfo.algorithms.internalise.FIRST_TASKS", 1)
         yield
 
 
 @pytest.mark.parametrize(("train_tasks", "first"), [(None, 24), (100, 24), (5, 3), (1, 1)])
 def test_imitation_begins_after_24_tasks_or_half_of_all(monkeypatch, train_tasks: int | None, first: int):
-    monkeypatch.setattr("lfo.rollout.mini_batches.FIRST_TASKS", FIRST_TASKS)
-    mini_batches = small_trainer("algo=internalise").mini_batches
-    mini_batches.train_tasks = train_tasks
-    phases = []
-    for stored in (first - 1, first):
-        monkeypatch.setattr(SuccessBuffer, "__len__", lambda _, stored=stored: stored)
-        phases.append(mini_batches.phase(0))
-    assert phases == ["ask", "internalise"]
+    monkeypatch.setattr("lfo.algorithms.internalise.FIRST_TASKS", FIRST_TASKS)
+    situations = [Situation(success_tasks=stored, train_tasks=train_tasks) for stored in (first - 1, first)]
+    plans = [plan_of(small_config("algo=internalise"), 0, situation) for situation in situations]
+    assert [plan.phase for plan in plans] == ["ask", "internalise"]
 
 
 def test_a_trainer_counts_the_tasks_that_can_succeed():
-    assert small_trainer("algo=internalise").mini_batches.train_tasks is None, "the phone-call world has a stream"
+    assert small_trainer("algo=internalise").train_tasks is None, "the phone-call world has a stream"
     codes = small_trainer("algo=internalise", "env=oracle-codes", "world_model.predict=all", environment=OracleCodes)
-    assert codes.mini_batches.train_tasks == len(OracleCodes().tasks("train"))
+    assert codes.train_tasks == len(OracleCodes().tasks("train"))
 
 
 @pytest.fixture(scope="module")
@@ -287,7 +284,7 @@ def test_while_the_base_acts_the_policys_weights_change_nothing_that_is_said():
 
     def said(trainer: Trainer) -> tuple[list[tuple[int, ...]], Counter[str]]:
         Counting.told = Counter()
-        rollouts = [rollout for group in trainer.draw(0, 0) for rollout in group.rollouts]
+        rollouts = [rollout for group in trainer.draw(trainer.plan(0), 0) for rollout in group.rollouts]
         cut_off = (StopReason.TURN_OVERFLOW, StopReason.CONTEXT_OVERFLOW)  # with words that nobody was told
         turns = [turn for each in rollouts for turn in each.turns[: -1 if each.stop in cut_off else None]]
         real = Counter(turn.action for turn in turns if not turn.predicted)
@@ -317,7 +314,7 @@ def test_imitation_moves_the_policy_and_not_the_world_model():
 
 def test_no_more_tasks_are_drawn_for_a_policy_that_is_taught():
     trainer = small_trainer(*LEVEL_2, "policy.max_resamples=3", "rollout.prompts=1", "rollout.max_turns=2")
-    trainer.collect(0)
+    trainer.collect(trainer.plan(0))
     assert trainer.state.tasks_seen == 1
 
 

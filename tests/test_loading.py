@@ -111,10 +111,6 @@ class Lost(OracleCodes):
             "OracleCodes has no tool 'phone'",
         ),
         (["env=test_loading:Mistaken"], "world_model.predict=default: the environment Mistaken has no tool 'door'"),
-        (
-            ["env=test_loading:Unimaginative", "lookahead=environment"],
-            "has no method lookahead_query, which lookahead=environment needs; write one, or set lookahead=policy",
-        ),
         (["env=test_loading:Nameless"], "each task needs an attribute id, which dict does not have"),
         (["env=test_loading:Generous"], "tasks() must return a sequence, such as a list"),
         (["env=test_loading:Terse"], "must return a list of Message"),
@@ -123,7 +119,7 @@ class Lost(OracleCodes):
         (["env=test_loading:Empty"], "the environment Empty has no tasks in its split 'train'"),
         (["eval.splits=exam"], "There is no split 'exam'"),
         (["init_from=nowhere"], "nowhere has no adapters"),
-        (["world_model.input=inline", "coupling=separate"], "needs coupling=shared or coupling=stacked"),
+        (["world_model.input=inline", "coupling=separate"], "needs coupling=shared"),
         (["lora.targets=w_proj"], "do not fit this model"),
     ],
 )

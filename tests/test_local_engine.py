@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from peft import PeftModel
 
+from lfo.agent import load_agent
 from lfo.engines import create_trainer
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
@@ -69,9 +70,7 @@ def test_shared_with_weight_zero_is_plain_dapo(separate):
     assert torch.equal(weights(model_of(shared), "policy"), weights(model_of(separate[0]), "policy"))
 
 
-@pytest.mark.parametrize(
-    "settings", [("coupling=shared",), ("coupling=stacked",), ("coupling=shared", "world_model.input=inline")]
-)
+@pytest.mark.parametrize("settings", [("coupling=shared",), ("coupling=shared", "world_model.input=inline")])
 def test_other_couplings_change_the_policy(separate, settings):
     trainer, rows = stepped(*BLIND, *settings, "world_model.weight=2")
     assert not torch.equal(weights(model_of(trainer), "policy"), weights(model_of(separate[0]), "policy"))
@@ -104,12 +103,13 @@ def test_dropped_groups_are_counted_drawn_again_and_still_feed_the_world_model()
 def test_a_step_that_does_not_train_the_policy_draws_once():
     settings = ("policy.max_resamples=1", "world_model.schedule=world_model_first:1")
     trainer = small_trainer(*settings, environment=partial(Hopeless, levels=(2,)))
-    assert [len(trainer.collect(step).groups) for step in (0, 1)] == [2, 4]
+    assert [len(trainer.collect(trainer.plan(step)).groups) for step in (0, 1)] == [2, 4]
 
 
 def test_a_failed_group_is_not_kept_for_the_lengths_of_its_rollouts():
     settings = ("policy.overlong_buffer=400", "rollout.max_context=420", "rollout.max_turns=16")
-    groups, kept, _ = small_trainer(*settings, environment=partial(Hopeless, levels=(2,))).collect(0)
+    trainer = small_trainer(*settings, environment=partial(Hopeless, levels=(2,)))
+    groups, kept, _ = trainer.collect(trainer.plan(0))
     assert any(len({len(rollout.tokens) for rollout in group.rollouts}) > 1 for group in groups)
     assert not kept
 
@@ -143,7 +143,7 @@ def test_the_draws_of_a_step_are_all_different_and_kept_groups_are_no_more_than_
     trainer = small_trainer("policy.max_resamples=3", "lookahead=false", environment=fussy_calls)
     seen: list[str] = []
     for step in range(3):
-        groups, kept, report = trainer.collect(step)
+        groups, kept, report = trainer.collect(trainer.plan(step))
         assert report.seen == len(groups) >= 2
         assert len(kept) <= 2
         assert len(kept) == 2 or len(groups) == 8
@@ -153,10 +153,10 @@ def test_the_draws_of_a_step_are_all_different_and_kept_groups_are_no_more_than_
 
 def test_without_dynamic_sampling_every_group_is_used():
     trainer = small_trainer("policy.max_resamples=-1", environment=partial(Hopeless, levels=(2,)))
-    groups, kept, report = trainer.collect(0)
+    groups, kept, report = trainer.collect(trainer.plan(0))
     assert len(kept) == len(groups) == report.seen == 2
     assert report.all_failed == 2
-    rows = policy_rows(kept[0], adapters=("policy",), inline=frozenset())
+    rows = policy_rows(kept[0], adapters=("policy",))
     assert len(rows) == 4
     assert all(sum(row.policy_weights) > 0 and not any(row.advantages) for row in rows)
 
@@ -178,7 +178,7 @@ def test_blind_rollouts_are_the_asked_share_and_all_in_the_first_steps():
         "exploration.blind_share=0.25", "world_model.schedule=explore_first:1", environment=fussy_calls
     )
     for step, expected in ((0, [True] * 4), (1, [True, False, False, False])):
-        groups, *_ = trainer.collect(step)
+        groups, *_ = trainer.collect(trainer.plan(step))
         assert [rollout.blind for rollout in groups[0].rollouts] == expected
 
 
@@ -194,7 +194,7 @@ class Ringing(PhoneCalls):
 
 def test_the_policy_is_not_blamed_for_what_the_environment_broke_off():
     trainer = small_trainer(environment=partial(Ringing, levels=(2,)))
-    groups, *_ = trainer.collect(0)
+    groups, *_ = trainer.collect(trainer.plan(0))
     broken = [r for group in groups for r in group.rollouts if r.stop == StopReason.ENVIRONMENT_ERROR]
     assert broken
     assert {rollout.error for rollout in broken} == {"step of Ringing raised ConnectionError: the line went dead"}
@@ -241,7 +241,7 @@ class Recorder:
 def test_schedules_decide_which_losses_a_step_has(monkeypatch, settings, expected):
     recorder = Recorder(monkeypatch)
     trainer = small_trainer(*BLIND, *settings, environment=fussy_calls)
-    recorded = trainer.collect(0)  # informative
+    recorded = trainer.collect(trainer.plan(0))  # informative
     assert len(recorded[1]) > 0
     monkeypatch.setattr(trainer, "collect", lambda step: recorded)
     found = []
@@ -280,23 +280,23 @@ def test_replay_fills_each_mini_batch_up_to_the_cap_and_without_it_only_fresh_ex
 @pytest.mark.parametrize("same_task", [False, True])
 def test_inline_every_group_gives_its_observations_once(monkeypatch, same_task):
     recorder = Recorder(monkeypatch)
-    trainer = small_trainer(*BLIND, "coupling=stacked", "world_model.input=inline", environment=fussy_calls)
-    groups, kept, report = trainer.collect(0)
+    trainer = small_trainer(*BLIND, "coupling=shared", "world_model.input=inline", environment=fussy_calls)
+    groups, kept, report = trainer.collect(trainer.plan(0))
     if same_task:  # as in a small environment: one task in two groups of a step, of which one taught nothing
         groups = [dataclasses.replace(group, task_id="again") for group in groups]
     place, learned = next(iter(kept.items()))
-    monkeypatch.setattr(trainer, "collect", lambda step: Collected(groups, {place: learned}, report))
+    monkeypatch.setattr(trainer, "collect", lambda plan: Collected(groups, {place: learned}, report))
     trainer.step(0)
     rows = [row for rows, _ in recorder.updates for row in rows]
     assert len(rows) == sum(len(group.rollouts) for group in groups)
     assert sum(any(row.policy_weights) for row in rows) == len(learned.rollouts)
-    assert all(row.adapters == ("world_model", "policy") for row in rows)
+    assert all(row.adapters == ("policy",) for row in rows)
 
 
 def test_surprise_pays_for_what_was_hard_to_predict():
     plain = small_trainer(*BLIND, environment=fussy_calls)
     curious = small_trainer(*BLIND, "surprise=0.5", environment=fussy_calls)
-    (group, *_), _, _ = plain.collect(0)
+    (group, *_), _, _ = plain.collect(plain.plan(0))
     assert plain.own_rollouts(group) == group
     losses = [curious._surprise(rollout) for rollout in group.rollouts]
     assert len(set(losses)) > 1
@@ -312,7 +312,7 @@ def test_overlong_shaping_takes_reward_from_long_rollouts_only():
     trainer = small_trainer(
         *BLIND, "rollout.max_context=420", "policy.overlong_buffer=120", "rollout.max_turns=16", environment=fussy_calls
     )
-    (group, *_), _, _ = trainer.collect(0)
+    (group, *_), _, _ = trainer.collect(trainer.plan(0))
     shaped = trainer.shaped(group)
     lengths = [len(rollout.tokens) for rollout in group.rollouts]
     expected = [
@@ -333,10 +333,9 @@ def test_an_evaluation_sets_the_weight_and_only_when_asked(tmp_path: Path, monke
         assert trainer.state.weight == expected
 
 
-@pytest.mark.parametrize("lookahead", ["policy", "environment"])
 @pytest.mark.parametrize("source", ["world_model", "truth", "shuffled"])
-def test_every_source_of_look_ahead_is_heard_and_evaluated(source: str, lookahead: str):
-    trainer = small_trainer(f"lookahead={lookahead}", f"lookahead_source={source}", "eval.tasks=3")
+def test_every_source_of_look_ahead_is_heard_and_evaluated(source: str):
+    trainer = small_trainer(f"lookahead_source={source}", "eval.tasks=3")
     row = trainer.evaluate()
     assert 0.0 <= row["eval/val/success"] <= 1.0
     assert ("eval/val/lookahead_accuracy" in row) == (source != "truth")
@@ -383,52 +382,13 @@ def test_where_nobody_can_say_what_a_reply_means_look_ahead_is_not_called_wrong(
 
 def test_a_context_without_room_for_a_whole_state_still_looks_ahead():
     trainer = small_trainer("rollout.max_context=330", "world_model.state_tokens=512", environment=fussy_calls)
-    groups, *_ = trainer.collect(0)
+    groups, *_ = trainer.collect(trainer.plan(0))
     turns = [turn for group in groups for rollout in group.rollouts for turn in rollout.turns]
     assert any(turn.predicted for turn in turns)
     state = WorldModelState(task="Please call the bank. " * 100, step=1, actions=(), collected={})
     question = trainer.codec.question_ids(state, ToolCall(name="make_phone_call", arguments={}))
     assert len(question) == 330 - trainer.config.world_model.reply_tokens
     assert len(trainer.backend.complete([question])) == 1
-
-
-def test_blind_rollouts_take_turns_in_asking_what_look_ahead_asks():
-    settings = ("levels=3", "lookahead=environment", "exploration.blind_share=0.5", "policy.max_resamples=-1")
-    trainer = small_trainer(*settings, environment=partial(FussyCalls, levels=(3,)))
-    collected = trainer.collect(0)
-    for group in collected.groups:  # two departments, so two questions
-        size = len(group.rollouts)
-        in_turns = [member < size // 2 and member % 2 == 1 for member in range(size)]
-        assert [rollout.inquired for rollout in group.rollouts] == in_turns
-        inquired = [each for each in group.rollouts if each.inquired]
-        asked = {str(next(turn.call for turn in each.turns if turn.asked)) for each in inquired}
-        second = {str(turns[1].call) for each in group.rollouts if (turns := [t for t in each.turns if t.predicted])}
-        assert asked == second, "the very call that the others imagine second"
-    own = [rollout for rollout in collected.rollouts if not rollout.inquired]
-    assert [len(group.rollouts) for group in collected.kept.values()] == [len(own) // len(collected.groups)] * 2
-    assert not any(rollout.inquired for group in collected.kept.values() for rollout in group.rollouts)
-    row = trainer.rollout_metrics(0, collected)
-    assert row["success"] == pytest.approx(sum(rollout.reward for rollout in own) / len(own)), "of the policy's own"
-    assert sum(row["stops"].values()) == len(collected.rollouts), "all of them ended somehow"
-
-
-def test_inline_an_inquiry_teaches_the_world_model_and_not_the_policy():
-    trainer = small_trainer(
-        "levels=3",
-        "coupling=shared",
-        "world_model.input=inline",
-        "lookahead=environment",
-        "lookahead_source=truth",
-        "policy.max_resamples=-1",
-        environment=partial(FussyCalls, levels=(3,)),
-    )
-    collected = trainer.collect(0)
-    plan = trainer.make_update(0, collected, trainer.store_replies(collected.groups))
-    rows = [row for mini_batch in plan.mini_batches for row in mini_batch]
-    inquired = sum(rollout.inquired for rollout in collected.rollouts)
-    assert inquired > 0
-    assert len(rows) == len(collected.rollouts)
-    assert sum(not any(row.policy_weights) and any(row.world_model_weights) for row in rows) == inquired
 
 
 def test_a_predicted_reply_ends_at_its_limit():
@@ -454,7 +414,7 @@ def test_the_best_of_bad_rewards_is_kept_and_is_no_loss(tmp_path: Path):
 
 def test_what_is_heard_is_told_group_by_group():
     trainer = small_trainer("rollout.prompts=4")
-    groups = trainer.collect(0).groups
+    groups = trainer.collect(trainer.plan(0)).groups
     heard = trainer.store_replies(groups)
     assert len(groups) > 1
     for group, examples in zip(groups, heard, strict=True):
@@ -559,32 +519,29 @@ def test_a_trainer_starts_from_a_checkpoint_of_a_run_that_never_ended(separate, 
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "refused"),
-    [
-        (
-            "coupling=shared",
-            "coupling=stacked",
-            "its policy uses policy (coupling=shared), but would use world_model + p",
-        ),
-        ("coupling=stacked", "coupling=separate", "its policy uses world_model + policy (coupling=stacked), but would"),
-        ("coupling=shared", "coupling=separate", None),
-        ("algo=dapo", "coupling=stacked", None),  # the new world model changes nothing yet
-    ],
+    ("before", "now"), [("coupling=shared", "coupling=separate"), ("algo=dapo", "coupling=separate")]
 )
-def test_a_run_starts_from_a_policy_only_if_it_acts_alike(tmp_path: Path, before: str, now: str, refused: str | None):
+def test_a_run_starts_from_a_policy_and_acts_as_that_one_did(tmp_path: Path, before: str, now: str):
     source = small_trainer(before, f"output_dir={tmp_path / 'run'}")
     with RunDirectory.create(source.config.output_dir, source.config) as run, torch.no_grad():
         for name in model_of(source).adapter_names:
             for parameter in model_of(source).adapter_parameters(name):
                 parameter.add_(0.01)
         run.write_checkpoint(3, source.save)
-    if refused:
-        with pytest.raises(ConfigError, match=re.escape(refused)):
-            small_trainer(now, f"init_from={run.path}")
-        return
     model, tokens = model_of(small_trainer(now, f"init_from={run.path}")), torch.arange(8)[None]
     theirs, ours = (each.logits(tokens, each.policy_adapters) for each in (model_of(source), model))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+
+
+def test_a_run_with_a_retired_setting_neither_acts_nor_starts_another(separate, tmp_path: Path):
+    with RunDirectory.create(tmp_path / "run", separate[0].config) as run:
+        run.write_checkpoint(3, separate[0].save)
+    file = run.path / "config.yaml"
+    file.write_text(re.sub(r"(?m)^coupling: .*$", "coupling: stacked", file.read_text()))
+    with pytest.raises(ConfigError, match=r"run: coupling=stacked is retired .* commit 836ca30"):
+        load_agent(run.path)
+    with pytest.raises(ConfigError, match=r"init_from=.*run: coupling=stacked is retired"):
+        small_trainer(f"init_from={run.path}")
 
 
 # --- dealing -------------------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def test_training_in_a_world_that_talks_for_thousands_of_tokens():
 
 def test_the_policy_is_told_that_an_expected_reply_was_cut_short():
     trainer, _, _ = long_run("world_model.reply_tokens=12", "exploration.blind_share=0")
-    groups = trainer.draw(1, 0)
+    groups = trainer.draw(trainer.plan(1), 0)
     imagined = [
         turn for group in groups for rollout in group.rollouts for turn in (*rollout.turns, *rollout.taken_back)
     ]

@@ -22,7 +22,7 @@ from lfo.rollout.feedback import feedback_from
 from lfo.rollout.records import rollout_record
 from lfo.rollout.row import RolloutRequest
 from lfo.rollout.runner import Runner, RunnerConfig
-from lfo.rollout.samples import policy_sample
+from lfo.rollout.samples import Observed, policy_sample
 from lfo.rollout.successes import without_shown
 from lfo.types import Message, Origin, Rollout, StopReason, ToolCall
 from small_runs import randomised
@@ -99,7 +99,7 @@ class Prompted:
     @torch.no_grad()
     def numbers(self, before: Sequence[int], ids: Sequence[int]) -> list[float]:
         tokens_BT = torch.tensor([[*before, *ids]])
-        hidden_BTD = self.model.hidden(tokens_BT, self.model.policy_adapters, self.model.policy_detached)
+        hidden_BTD = self.model.hidden(tokens_BT, self.model.policy_adapters)
         logits_TV = hidden_BTD[0, len(before) - 1 : -1].double() @ self.model.head.double().T
         chances_TV = logits_TV.softmax(-1)
         chosen_T1 = torch.tensor(ids)[:, None]
@@ -158,7 +158,7 @@ def play(
 def trained_logprobs(played: Played, rollout: Rollout) -> torch.Tensor:
     tokens_BT = torch.tensor([rollout.tokens])
     with torch.no_grad():
-        hidden_BTD = played.model.hidden(tokens_BT, played.model.policy_adapters, played.model.policy_detached)
+        hidden_BTD = played.model.hidden(tokens_BT, played.model.policy_adapters)
         return fused_token_logprobs(hidden_BTD, played.model.head, tokens_BT, temperature=1.0)[0][0]
 
 
@@ -183,7 +183,7 @@ def test_two_calls_in_a_message_are_made_in_order_and_sampled_is_trained(family:
     assert [turn.action for turn in first.turns] == [format_tool_call(turn.call) for turn in first.turns if turn.call]
     assert [turn.call for turn in second.turns] == [door("green"), door("white")], "the end leaves out what follows"
 
-    sample = policy_sample(first, 1.0, adapters=("policy",), inline=None)
+    sample = policy_sample(first, 1.0, adapters=("policy",), observed=Observed(tools=None))
     assert sample is not None
     observed = [place for turn in first.turns for place in range(turn.observation_start, turn.observation_end)]
     assert [place for place, weight in enumerate(sample.world_model_weights) if weight] == observed

@@ -144,7 +144,7 @@ def test_a_prompt_is_read_back_and_put_before_the_same_reply(codec):
 
 def test_a_run_trains_on_practised_rows():
     trainer = small_trainer("world_model.swap_names=1", "world_model.wording=0.05")
-    groups = trainer.draw(0, 0)
+    groups = trainer.draw(trainer.plan(0), 0)
     heard_now = trainer.store_replies(groups)
     fresh = [each for examples in heard_now for each in examples]
     rows = trainer.mini_batches._example_rows(0, 0, fresh)

@@ -232,7 +232,7 @@ def test_it_remembers_calls_that_look_ahead_asks_about_in_training_and_never_eva
 
 def test_groups_that_the_policy_cannot_learn_from_are_remembered_too():
     trainer = small_trainer(*MEMORY_ARM, "levels=2")
-    groups, kept, _ = trainer.collect(0)
+    groups, kept, _ = trainer.collect(trainer.plan(0))
     dropped = [group for place, group in enumerate(groups) if place not in kept]
     assert dropped, "an untrained policy fails at level 2"
     trainer.store_replies(dropped)
@@ -247,21 +247,18 @@ def test_groups_that_the_policy_cannot_learn_from_are_remembered_too():
     assert len(store) == size, "each once"
 
 
-@pytest.mark.parametrize("lookahead", ["environment", "policy"])
-def test_what_was_heard_is_what_look_ahead_shows_next(lookahead: str):
-    trainer = small_trainer(*MEMORY_ARM, "levels=2", "rollout.prompts=4", f"lookahead={lookahead}", "seed=3")
+def test_what_was_heard_is_what_look_ahead_shows_next():
+    trainer = small_trainer(*MEMORY_ARM, "levels=2", "rollout.prompts=4", "seed=3")
 
     def said(groups: Sequence[RolloutGroup], which: Callable[[Turn], bool]) -> dict[str, set[str]]:
         turns = [(group.task_id, turn) for group in groups for rollout in group.rollouts for turn in rollout.turns]
         return {task: {turn.observation for name, turn in turns if name == task and which(turn)} for task, _ in turns}
 
-    groups, *_ = trainer.collect(0)
+    groups, *_ = trainer.collect(trainer.plan(0))
     trainer.store_replies(groups)
     heard = said(groups, lambda turn: turn.asked)
-    shown = said(trainer.draw(0, 0), lambda turn: turn.predicted)
+    shown = said(trainer.draw(trainer.plan(0), 0), lambda turn: turn.predicted)
     assert any(heard.values())
-    if lookahead == "environment":  # the very question again, in every rollout that looks ahead
-        assert all(shown[task] == replies for task, replies in heard.items() if replies)
     assert set().union(*shown.values()) <= set().union(*heard.values())
     assert any(shown.values())
 
@@ -312,14 +309,14 @@ def test_special_tokens_in_a_memory_never_become_control_ids():
     store = trainer.backend.agent.reply_store
     assert store is not None
     store.add([heard("anything", "<|im_end|>", "1")])
-    rollouts = [rollout for group in trainer.draw(0, 0) for rollout in group.rollouts]
+    rollouts = [rollout for group in trainer.draw(trainer.plan(0), 0) for rollout in group.rollouts]
     shown = [(rollout, turn) for rollout in rollouts for turn in rollout.turns if turn.predicted]
     assert {turn.observation for _, turn in shown} == {"<|im_end|>"}
     assert all(end not in rollout.tokens[turn.observation_start : turn.observation_end] for rollout, turn in shown)
 
 
 def test_it_needs_look_ahead_and_something_to_hear():
-    with pytest.raises(ConfigError, match="lookahead_source=memory needs lookahead=policy or"):
+    with pytest.raises(ConfigError, match="lookahead_source=memory needs lookahead=policy"):
         small_config("lookahead_source=memory", "lookahead=false")
     with pytest.raises(ConfigError, match="lookahead_source other than memory"):
         small_config("lookahead_source=memory", "policy.frozen=true", "world_model.from_logs=x.jsonl")

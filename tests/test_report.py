@@ -209,25 +209,6 @@ def test_the_world_model_over_training_by_category_and_in_examples(payload):
     ] * 3
 
 
-def test_certainty_and_truth_of_all_seeds_are_one_diagram(payload):
-    (diagram,) = payload["reliability"]
-    assert diagram["words"] == (
-        "dual-LoRA: certainty and truth lie 10 points apart on average (expected calibration error; 27 predictions, "
-        "3 seeds)."
-    )
-    # Wilson, 12 of 15: 0.5481 to 0.9295.
-    assert diagram["bins"][1] == {"certainty": 1.0, "right": 0.8, "low": 0.5481, "high": 0.9295, "count": 15}
-    assert [each["count"] for each in diagram["bins"]] == [12, 15]
-    assert "calibration error, held-out calls" in [chart["title"] for chart in payload["world_model"]]
-
-
-@pytest.mark.parametrize("broken", ["?", [], ["?"], [{"certainty": 0.5}], [{"certainty": 2, "right": 0, "count": 1}]])
-def test_a_diagram_that_is_none_is_left_out(tmp_path: Path, broken):
-    row = {"world_model_eval/calibration_error": 0.1, "world_model_eval/reliability": broken}
-    write_run(tmp_path / "run", extra=lambda step: row)
-    assert payload_of(tmp_path)["reliability"] == []
-
-
 def test_rollouts_share_their_texts(payload):
     items, texts = payload["rollouts"]["items"], payload["rollouts"]["texts"]
     assert len(items) == 12

@@ -122,22 +122,6 @@ def test_it_opens_from_disk_without_a_word_or_a_request(page: Page, report: Path
     assert requests == [report.as_uri()]
 
 
-def test_the_reliability_diagram_has_a_dot_for_each_bin_that_a_click_hides(page: Page):
-    dots = """[...document.querySelectorAll("#reliability-chart circle")].map((dot) =>
-        [Number(dot.getAttribute("cx")), Number(dot.getAttribute("cy")), dot.textContent])"""
-    (left, low, first), (right, high, second) = page.evaluate(dots)
-    assert (first, second) == ("dual-LoRA: 25 % sure, 25 % right, of 12", "dual-LoRA: 100 % sure, 80 % right, of 15")
-    # A quarter of the way right is as far from the left as up from the bottom: the dot lies on the diagonal.
-    line = "document.querySelector('#reliability-chart line.rule')"
-    x1, y1, x2, y2 = (page.evaluate(f"Number({line}.getAttribute('{name}'))") for name in ("x1", "y1", "x2", "y2"))
-    assert (left - x1) / (x2 - x1) == pytest.approx((low - y1) / (y2 - y1)) == pytest.approx(0.25)
-    assert right == x2
-    assert (high - y1) / (y2 - y1) == pytest.approx(0.8)
-    assert texts(page, "#world-model p.quiet")[0].startswith("dual-LoRA: certainty and truth lie 10 points apart")
-    click(page, "#reliability-chart .legend button")
-    assert page.evaluate(dots) == []
-
-
 def test_what_would_be_wrong_is_seen(browser: Browser, tmp_path: Path):
     (tmp_path / "bad.html").write_text(
         "<img src=x onerror='window.attacked = 1'><script>console.log(1); nothing()</script>"

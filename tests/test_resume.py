@@ -278,9 +278,9 @@ def assert_intact(run: Path, *, step: int) -> None:
 def test_a_nan_stops_the_run_and_the_last_checkpoint_is_intact(whole, after_two, tmp_path, capsys, monkeypatch):
     collect = Trainer.collect
 
-    def poisoned(self, step):
-        collected = collect(self, step)
-        if step == 2:
+    def poisoned(self, plan):
+        collected = collect(self, plan)
+        if plan.step == 2:
             with torch.no_grad():
                 model_of(self).adapter_parameters("world_model")[0].fill_(float("nan"))
         return collected

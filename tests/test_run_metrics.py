@@ -18,7 +18,6 @@ from lfo.evaluation.runs import describe_data
 from lfo.evaluation.success import rollout_metrics
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import render_state
-from lfo.rollout.certainty import SAMPLES
 from lfo.rundir import RunDirectory, read_json_lines, read_metrics
 from lfo.tracking import Progress, scalars
 from lfo.training import Trainer
@@ -60,10 +59,6 @@ def test_every_evaluation_examines_the_world_model(whole):
         assert set(by_category) == {"auth_failure", "lockout", "refusal", "routing_violation", "success"}
         hits = sum(category["semantic_accuracy"] * category["count"] for category in by_category.values())
         assert row["world_model_eval/semantic_accuracy"] == pytest.approx(hits / 7)
-        diagram = row["world_model_eval/reliability"]
-        assert 1 <= sum(each["count"] for each in diagram) <= 7
-        assert all(each["certainty"] * SAMPLES % 1 == 0 for each in diagram), "so many of eight samples agree"
-        assert 0 <= row["world_model_eval/calibration_error"] <= 1
     assert rows[0]["world_model_eval/perplexity"] != rows[1]["world_model_eval/perplexity"], "the world model moved"
 
 
@@ -301,7 +296,7 @@ def test_every_metric_of_a_real_run_is_documented(whole, tmp_path: Path):
         for name in re.findall(r"`([\w/<>.-]+)`", section)
     ]
     cut = rollout_metrics(
-        [dataclasses.replace(each, cut=1) for group in whole[0].draw(0, 0) for each in group.rollouts]
+        [dataclasses.replace(each, cut=1) for group in whole[0].draw(whole[0].plan(0), 0) for each in group.rollouts]
     )
     names = {name for row in (*read_metrics(whole[1]), cut) for name in row}
     assert "replies_cut" in names

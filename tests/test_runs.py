@@ -12,9 +12,22 @@ from lfo.config import load_config, to_yaml
 from lfo.env.ceiling import mean_ceiling
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
-from lfo.evaluation.runs import describe_data, predicted_by, read_run
+from lfo.evaluation.runs import describe_data, find_runs, predicted_by, read_run
 
+RESULTS = Path(__file__).parent.parent / "results"
 CONFIG = load_config(["preset=tiny", "levels=2", "steps=2", "eval.tasks=5", "eval.splits=val,test_unseen_companies"])
+
+
+STUDIES = sorted({path.relative_to(RESULTS).parts[0] for path in RESULTS.glob("**/config.yaml")})
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_every_committed_study_opens(study: str):
+    """Its runs are compared and reported again, those of retired arms too."""
+    runs = list(map(read_run, find_runs([RESULTS / study])))
+    assert runs
+    assert [run.problem for run in runs if run.problem] == []
+    assert all(run.rows and run.config for run in runs)
 
 
 def phone_calls(**options):

@@ -110,7 +110,7 @@ def check_against_forward(model: DualAdapterModel, adapters: Sequence[str], sess
     ("family", "coupling"),
     [
         *((family, coupling) for family in ("qwen3", "llama") for coupling in COUPLINGS),
-        *((family, "stacked") for family in ("qwen2", "llama-scaled", "gpt_neox")),
+        *((family, "separate") for family in ("qwen2", "llama-scaled", "gpt_neox")),
     ],
 )
 def test_logprobs_equal_a_plain_forward_over_many_ragged_turns(family: str, coupling: str):
@@ -245,7 +245,7 @@ def test_fused_for_the_llama_family_and_the_models_own_forward_for_the_rest():
 
 
 def test_both_decoders_say_the_same(monkeypatch: pytest.MonkeyPatch):
-    model = make_model("qwen3", "stacked")
+    model = make_model("qwen3")
 
     def said() -> dict:
         return play(Sampler(model, max_context=200, eos_ids=EOS).session(rows=6, adapters=model.policy_adapters))
@@ -378,9 +378,10 @@ def test_refresh_takes_over_trained_weights_and_ends_sessions():
 
 
 def test_sampling_leaves_the_model_trainable():
-    model = make_model("gpt_neox", "stacked")
+    model = make_model("gpt_neox")
     play(Sampler(model, max_context=200, eos_ids=EOS).session(rows=6, adapters=model.policy_adapters))
-    model.logits(torch.tensor([[5, 6, 7]]), model.policy_adapters).square().mean().backward()
+    for adapters in (model.policy_adapters, model.world_model_adapters):
+        model.logits(torch.tensor([[5, 6, 7]]), adapters).square().mean().backward()
     assert all(p.grad is not None for name in model.adapter_names for p in model.adapter_parameters(name))
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lfo.protocol.world_model import WorldModelExample
-from lfo.rollout.samples import ReplayBuffer, policy_sample, world_model_sample
+from lfo.rollout.samples import Observed, ReplayBuffer, policy_sample, world_model_sample
 from lfo.types import Rollout, StopReason, ToolCall, Turn
 
 P, S, E, I = 0, 1, 2, 3  # noqa: E741  (imagined)
@@ -70,7 +70,7 @@ def test_the_advantage_lies_on_sampled_tokens_and_the_row_ends_with_the_last_of_
 )
 def test_inline_the_replies_of_the_chosen_tools_get_weight_and_imagined_ones_never(tools, heard: list[int]):
     for advantage in (1.0, None):
-        row = policy_sample(ROLLOUT, advantage, adapters=("policy",), inline=tools)
+        row = policy_sample(ROLLOUT, advantage, adapters=("policy",), observed=Observed(tools=tools))
         if advantage is None and not heard:
             assert row is None
             continue
@@ -91,9 +91,30 @@ def test_a_reply_to_a_message_without_a_call_is_nobodys_observation():
         reward=0.0,
         stop=StopReason.MAX_TURNS,
     )
-    row = policy_sample(silent, 1.0, adapters=("policy",), inline=None)
+    row = policy_sample(silent, 1.0, adapters=("policy",), observed=Observed(tools=None))
     assert row is not None
     assert places(row.world_model_weights) == []
+
+
+def test_each_source_of_observations_has_its_own_weight():
+    spoken = turn(None, (1, 2), (2, 3))
+    broken = replace(turn(None, (3, 4), (4, 5)), action='<tool_call>{"name": }</tool_call>')
+    search, phone = turn("search_company", (5, 6), (6, 7)), turn("make_phone_call", (7, 8), (8, 9))
+    imagined = turn("make_phone_call", (9, 10), (10, 11), predicted=True)
+    rollout = Rollout(
+        task_id="t",
+        opening=(),
+        tokens=tuple(range(11)),
+        origins=(P, *[S, E] * 4, S, I),
+        logprobs=(0.0,) * 11,
+        turns=(spoken, broken, search, phone, imagined),
+        reward=0.0,
+        stop=StopReason.MAX_TURNS,
+    )
+    observed = Observed(tools={"make_phone_call"}, user_turns=0.25, other=0.5)
+    row = policy_sample(rollout, None, adapters=("policy",), observed=observed)
+    assert row is not None
+    assert row.world_model_weights == [0.0, 0.0, 0.25, 0.0, 0.5, 0.0, 0.5, 0.0, 1.0]
 
 
 def test_an_advantage_of_zero_counts_in_the_mean_and_no_advantage_does_not():

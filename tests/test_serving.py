@@ -107,11 +107,9 @@ def test_a_client_plays_as_the_agent_does_by_itself(agent: Agent, server: Server
 @pytest.mark.parametrize(
     ("lookahead", "overrides"),
     [
-        (True, ("lookahead=environment",)),
         (True, ("imagine.drafts=2",)),
         (True, ("imagine.form=tool",)),
         (True, ("imagine.form=user",)),
-        (True, ("imagine.form=user", "lookahead=environment")),
         (False, ()),
     ],
 )

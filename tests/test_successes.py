@@ -142,7 +142,7 @@ def won(task: str, words: str = "a", **changes: Any) -> Rollout:
 
 def test_the_newest_success_of_each_task_is_kept_and_nothing_else():
     buffer = SuccessBuffer()
-    buffer.add([won("1"), won("2", reward=0.9), won("3", inquired=True), won("1", "b"), won("1", "c", reward=0.0)])
+    buffer.add([won("1"), won("2", reward=0.9), won("1", "b"), won("1", "c", reward=0.0)])
     assert buffer.successes == {"1": without_shown(won("1", "b"))}
 
 
@@ -218,15 +218,6 @@ def test_imitation_leaves_the_world_model_alone_and_is_no_world_model_loss():
     assert "world_model_loss" not in watched
     assert gradient(mine.model, "world_model") is None
     assert not torch.equal(weights(mine.model, "policy"), weights(learner().model, "policy"))
-
-
-def test_stacked_imitation_spares_the_world_model():
-    mine = learner(coupling="stacked")
-    mine.update(
-        [replace(row(imitation=True), adapters=mine.model.policy_adapters)], world_model_weight=1.0, rate_factor=1.0
-    )
-    assert gradient(mine.model, "world_model") is None
-    assert gradient(mine.model, "policy") is not None
 
 
 def test_updates_that_imitate_have_a_rate_of_their_own(monkeypatch):

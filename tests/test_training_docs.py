@@ -24,7 +24,7 @@ def test_a_table_says_default_range_and_help():
     cells = [row.strip("| ").split(" | ") for row in rows.splitlines()[2:]]
     assert [row[:3] for row in cells] == [
         ["`world_model.weight`", "1", "from 0 to 2"],
-        ["`lookahead`", "`policy`", "`policy`, `environment`, `off`"],
+        ["`lookahead`", "`policy`", "`policy`, `off`"],
         ["`eval.splits`", "`val`", ""],
         ["`policy.learning_rate`", "0.0001", "above 0 to 1"],
         ["`env_args`", "`levels=2`", ""],

@@ -10,10 +10,9 @@ from typing import cast
 
 from lfo.engines.local import LocalBackend
 from lfo.evaluation.fixed_tasks import SAMPLE_ROLLOUTS, evaluate_splits
-from lfo.rollout.tasks import draw_requests
 from lfo.training import Trainer
-from lfo.types import Message, StepResult
-from small_runs import fussy_calls, small_config, small_trainer
+from lfo.types import Message, RolloutGroup, StepResult
+from small_runs import fussy_calls, requests_of, small_config, small_trainer
 
 DAPO = ("algo=dapo", "rollout.max_turns=1", "rollout.max_turn_tokens=96")
 
@@ -57,12 +56,16 @@ def rounds(*settings: str, mixed: Collection[int] = ()) -> Trainer:
     return small_trainer(*DAPO, *settings, environment=partial(Rounds, frozenset(mixed), {}))
 
 
+def first_group(trainer: Trainer) -> RolloutGroup:
+    return trainer.collect(trainer.plan(0)).groups[0]
+
+
 # --- dynamic sampling ------------------------------------------------------------------------------------------------
 
 
 def test_dynamic_sampling_draws_new_tasks_until_it_has_its_groups_and_no_more():
     trainer = rounds("policy.max_resamples=3", mixed={1, 4, 5})
-    groups, kept, report = trainer.collect(0)
+    groups, kept, report = trainer.collect(trainer.plan(0))
     # 0 and 1 give one group, 2 and 3 none, 4 and 5 one too many; the fourth draw is not needed.
     assert [group.task_id for group in groups] == [f"train-{number}" for number in range(6)]
     assert list(kept) == [1, 4]
@@ -74,8 +77,8 @@ def test_dynamic_sampling_draws_new_tasks_until_it_has_its_groups_and_no_more():
 def test_a_step_begins_with_the_tasks_after_all_draws_of_the_step_before():
     """Whether those draws were needed or not, so that the tasks of a step do not depend on what was learned."""
     trainer = rounds("policy.max_resamples=3", mixed={0, 1, 9})
-    assert [group.task_id for group in trainer.collect(0).groups] == ["train-0", "train-1"]
-    groups, kept, _ = trainer.collect(1)
+    assert [group.task_id for group in trainer.collect(trainer.plan(0)).groups] == ["train-0", "train-1"]
+    groups, kept, _ = trainer.collect(trainer.plan(1))
     assert [group.task_id for group in groups] == [f"train-{number}" for number in range(8, 16)]
     assert list(kept) == [1], "four draws are the most"
 
@@ -92,7 +95,7 @@ def test_a_step_learns_from_the_groups_that_it_kept():
 def test_every_rollout_of_a_run_has_random_numbers_of_its_own():
     config = small_config(*DAPO, "seed=7", "rollout.group_size=3", "policy.max_resamples=1")
     drawn = [
-        request.seeds for step in (0, 1) for draw in (0, 1) for request in draw_requests(config, Rounds(), step, draw)
+        request.seeds for step in (0, 1) for draw in (0, 1) for request in requests_of(config, Rounds(), step, draw)
     ]
     assert drawn == [
         (7, step, draw, task, member)
@@ -101,10 +104,10 @@ def test_every_rollout_of_a_run_has_random_numbers_of_its_own():
 
 
 def test_the_rollouts_of_a_group_differ_and_come_again():
-    group = rounds().collect(0).groups[0]
+    group = first_group(rounds())
     assert len({rollout.tokens for rollout in group.rollouts}) > 1
-    assert rounds().collect(0).groups[0] == group
-    assert rounds("seed=1").collect(0).groups[0] != group
+    assert first_group(rounds()) == group
+    assert first_group(rounds("seed=1")) != group
 
 
 def test_the_samples_of_a_task_differ_and_greedy_answers_do_not():

@@ -25,7 +25,7 @@ def by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     ("family", "coupling"),
     [
         *(("qwen3", coupling) for coupling in COUPLINGS),
-        *((family, "stacked") for family in ("llama", "qwen2", "llama-scaled")),
+        *((family, "separate") for family in ("llama", "qwen2", "llama-scaled")),
     ],
 )
 def test_logprobs_equal_a_plain_forward_over_many_ragged_turns(family: str, coupling: str):
@@ -39,7 +39,7 @@ def test_logprobs_equal_a_plain_forward_over_many_ragged_turns(family: str, coup
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_tokens_equal_those_of_the_stepwise_decoder(temperature: float, monkeypatch: pytest.MonkeyPatch):
-    model = make_model("qwen3", "stacked")
+    model = make_model("qwen3")
     generator = np.random.default_rng(5)
     prompts = [generator.integers(5, VOCABULARY, n).tolist() for n in (7, 30, 30, 18, 2, 40, 11, 3, 25, 6)]
     options = {"adapters": model.policy_adapters, "max_new_tokens": 40, "temperature": temperature}

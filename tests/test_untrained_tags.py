@@ -141,7 +141,7 @@ def test_a_run_its_agent_and_its_server_write_them_as_text(tmp_path: Path):
     config = small_config(f"model={model}", "env=oracle-codes", *settings, "steps=1", f"output_dir={tmp_path / 'run'}")
     trainer = create_trainer(config, FewOracles, load_tokenizer(model))
     never = set(known.convert_tokens_to_ids(CALLS))
-    for rollout in trainer.collect(0).rollouts:
+    for rollout in trainer.collect(trainer.plan(0)).rollouts:
         told = {
             token for token, origin in zip(rollout.tokens, rollout.origins, strict=True) if origin != Origin.SAMPLED
         }

@@ -199,9 +199,6 @@ def test_a_missing_adapter_is_named_with_what_to_do(agent: Agent, run: Path):
         with pytest.raises(UsageError, match=r"'world_model', .* export with --both, or serve with --no-lookahead"):
             upstream_speaker(run, url)
         assert upstream_speaker(run, url, lookahead=False).lookahead is None
-        (run / "config.yaml").write_text(to_yaml(small_config("coupling=stacked")))
-        with pytest.raises(UsageError, match="export with --stacked, or"):
-            upstream_speaker(run, url)
 
 
 def test_the_untrained_base_is_not_upstream(run: Path, monkeypatch, capsys):

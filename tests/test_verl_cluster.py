@@ -316,7 +316,7 @@ def test_the_world_model_is_told_where_to_end():
     one._client = Client()
     options = SimpleNamespace(name="vllm", full_determinism=False)
     one._config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=options))
-    assert one.complete([[5], [6, 7]], None, limit=40, ends=(2, 3)) == [(5, 2), (6, 7, 2)]
+    assert one.complete([[5], [6, 7]], limit=40, ends=(2, 3)) == [(5, 2), (6, 7, 2)]
     assert [each["stop_token_ids"] for each in asked] == [[2, 3], [2, 3]]
 
 

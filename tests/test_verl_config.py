@@ -103,7 +103,7 @@ for preset in PRESETS:
 print("ANSWERS" + json.dumps({"trees": trees, "objects": objects, "leaves": leaves}))
 """
 ASKED: dict[str, list[str]] = {
-    "tiny": ["preset=tiny", "engine=verl", "policy.overlong_buffer=64", "coupling=stacked"],
+    "tiny": ["preset=tiny", "engine=verl", "policy.overlong_buffer=64"],
     "8 GPUs": ["preset=qwen3-8b-8x24gb"],
     "1 GPU": ["preset=qwen3-1.7b-1gpu", "engine=verl"],
     "own keys": [
@@ -210,7 +210,7 @@ def test_the_tiny_preset_in_verls_words(answers):
     assert actor["optim"]["lr"] == 5e-4
     assert (rollout["n"], rollout["temperature"]) == (8, 1.0)
     assert rollout["multi_turn"]["max_tool_response_length"] > 4096, "the default of 256 would cut replies"
-    assert (model["lora_rank"], model["lora"]["rank"]) == (16, 32), "stacked: one LoRA of rank r1 + r2 on a server"
+    assert (model["lora_rank"], model["lora"]["rank"]) == (16, 16)
     assert model["lora"]["run"]["policy"]["overlong_buffer"] == 64
     assert tree["trainer"]["device"] == "cpu"
 

@@ -33,9 +33,7 @@ IMITATION = ("internalise.rows=2", "internalise.teacher=policy")
 COUPLINGS = {
     "separate": ("coupling=separate",),
     "shared": ("coupling=shared",),
-    "stacked": ("coupling=stacked",),
     "shared-inline": ("coupling=shared", "world_model.input=inline", "lookahead=false"),
-    "stacked-inline": ("coupling=stacked", "world_model.input=inline", "lookahead=false"),
     "separate-checkpointed": (
         "rollout.group_size=5",
         "world_model.examples_per_mini_batch=3",
@@ -45,13 +43,12 @@ COUPLINGS = {
     "shared-odd": ("coupling=shared", *ODD_ROWS),
     "dapo": ("algo=dapo",),
     "separate-imitation": IMITATION,
-    "stacked-imitation": ("coupling=stacked", *IMITATION, *ODD_ROWS),
+    "separate-imitation-odd": (*IMITATION, *ODD_ROWS),
 }
 # Updates that train the policy alone, with rows that could teach the world model too.
 POLICY_ONLY = {
-    "stacked-policy-only": ("coupling=stacked", *ODD_ROWS),
-    "stacked-imitation-only": ("coupling=stacked", *IMITATION, *ODD_ROWS),
-    "stacked-inline-policy-only": ("coupling=stacked", "world_model.input=inline", "lookahead=false", *ODD_ROWS),
+    "policy-only": ODD_ROWS,
+    "imitation-only": (*IMITATION, *ODD_ROWS),
 }
 # name -> (the guard that is taken away, the case it guards, with how many ranks); the result must then be wrong.
 SABOTAGED = {
@@ -73,8 +70,8 @@ def recorded_batches(trainer: Trainer, count: int) -> list[list[TrainingSample]]
     batches: list[list[TrainingSample]] = []
     step = 0
     while len(batches) < count:
-        collected = trainer.collect(step)
-        plan = trainer.make_update(step, collected, trainer.store_replies(collected.groups))
+        collected = trainer.collect(trainer.plan(step))
+        plan = trainer.make_update(trainer.plan(step), collected, trainer.store_replies(collected.groups))
         drawn = [list(samples) for samples in plan.mini_batches if any(any(row.policy_weights) for row in samples)]
         batches += [[*samples, *imitated(trainer, collected.rollouts)] for samples in drawn]
         step += 1
@@ -148,7 +145,7 @@ def runs(tmp_path_factory) -> tuple[Path, dict[str, Case]]:
     for name, settings in (COUPLINGS | POLICY_ONLY).items():
         (folder / name).mkdir()
         trainer = small_trainer(*SETTINGS, *settings, environment=fussy_calls)
-        updates = 1 if name in POLICY_ONLY else UPDATES if name in ("separate", "shared", "stacked") else 2
+        updates = 1 if name in POLICY_ONLY else UPDATES if name in ("separate", "shared") else 2
         weight = 0.0 if name in POLICY_ONLY else trainer.state.weight
         cases[name] = local_run(trainer, folder / name, updates=updates, weight=weight)
         described[name] = {
@@ -232,7 +229,7 @@ def test_every_rank_holds_what_the_memory_plan_counts(runs):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_trainers_log_probs_are_the_samplers(runs, ranks: int):
     folder, cases = runs
-    for name in ("separate", "shared", "stacked"):
+    for name in ("separate", "shared"):
         results = load_file(folder / name / f"results-{ranks}.safetensors")
         rows = [row for row in cases[name].batches[0] if any(row.policy_weights)]
         for place, row in enumerate(rows):
@@ -266,10 +263,10 @@ def test_without_its_guard_each_silent_failure_shows(runs, name: str):
 
 def test_a_checkpoint_of_the_verl_engine_is_one_of_the_local_engine(runs):
     folder, _ = runs
-    results = load_file(folder / "stacked" / "results-2.safetensors")
-    trainer = small_trainer(*SETTINGS, *COUPLINGS["stacked"], environment=fussy_calls)
-    model_of(trainer).load(folder / "stacked" / "2")
-    trainer.backend.learner.load(folder / "stacked" / "2" / "optimizer.safetensors")
+    results = load_file(folder / "separate" / "results-2.safetensors")
+    trainer = small_trainer(*SETTINGS, *COUPLINGS["separate"], environment=fussy_calls)
+    model_of(trainer).load(folder / "separate" / "2")
+    trainer.backend.learner.load(folder / "separate" / "2" / "optimizer.safetensors")
     for name, weights in trainer.backend.learner.parameters.items():
         for place, weight in enumerate(weights):
             assert torch.equal(weight, results[f"weight.{name}.{place}"])

@@ -18,11 +18,10 @@ from lfo.config import from_yaml
 from lfo.protocol.shown import SHOWN_FORMS
 from lfo.rollout.records import rollout_record
 from lfo.rollout.row import RolloutRequest
-from lfo.rollout.tasks import draw_requests
 from lfo.rundir import read_metrics
 from lfo.training import Trainer
 from lfo.types import Rollout
-from small_runs import model_of, small_trainer, tokenizer
+from small_runs import model_of, requests_of, small_trainer, tokenizer
 
 pytest.importorskip("verl", reason="verl is not installed: pip install -e '.[verl]'")
 pytestmark = pytest.mark.verl
@@ -96,7 +95,6 @@ def test_three_steps_are_those_of_the_local_engine(results):
     All but a rollout at most that goes another way from a draw on the very boundary of two tokens.
     """
     trainer = small_trainer(
-        "coupling=stacked",
         "rollout.group_size=8",
         "policy.max_resamples=1",
         "steps=6",
@@ -142,7 +140,7 @@ def test_three_steps_are_those_of_the_local_engine(results):
 def test_the_base_acts_and_is_told_what_others_heard_as_in_the_local_engine(results):
     """Greedily, after the policy was trained there and before it is here: its adapter has no part in it."""
     trainer = small_trainer("rollout.group_size=8", "steps=6", "seed=1", environment=TalkativeWorld)
-    requests = told_requests(draw_requests(trainer.config, trainer.make_environment(), 0, 0))
+    requests = told_requests(requests_of(trainer.config, trainer.make_environment()))
     mine = trainer.backend.roll_out(requests, temperature=0.0)
     assert results["told"] == [[list(each.tokens), each.untrained, each.feedback, shown(each)] for each in mine]
     assert [[each.untrained, each.feedback, any(shown(each))] for each in mine] == [[True, False, False], [True] * 3]
@@ -150,9 +148,9 @@ def test_the_base_acts_and_is_told_what_others_heard_as_in_the_local_engine(resu
 
 @pytest.mark.parametrize("form", list(SHOWN_FORMS))
 def test_an_agent_loop_plays_the_rows_of_the_local_runner_in_every_form(results, form: str):
-    settings = ("coupling=stacked", "rollout.group_size=8", "steps=6", "seed=1")
+    settings = ("rollout.group_size=8", "steps=6", "seed=1")
     trainer = small_trainer(*settings, f"imagine.form={form}", environment=TalkativeWorld)
-    requests = form_requests(draw_requests(trainer.config, trainer.make_environment(), 0, 0))
+    requests = form_requests(requests_of(trainer.config, trainer.make_environment()))
     mine = trainer.backend.roll_out(requests, temperature=0.0)
     theirs = results["forms"][form]
     assert [[list(each.tokens), list(each.origins), rollout_record(each)] for each in mine] == theirs
@@ -210,13 +208,6 @@ def test_verls_tools_would_cut_replies_and_that_shows(results):
     assert cut_replies(results["through_tools"]["ours"])[1] == 0
     long, cut = cut_replies(results["through_tools"]["verl's"])
     assert cut == long > 0
-
-
-def test_an_inquiry_reaches_the_agent_loop_and_comes_back(results):
-    assert {inquiry for inquiry, _, _ in results["inquiries"]} == {0, 1}
-    for inquiry, inquired, asked in results["inquiries"]:
-        assert inquired == bool(inquiry)
-        assert not inquired or asked[0]
 
 
 def test_a_run_with_words_tells_them_on_all_ranks(results, folder: Path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lfo.engines.verl.learner import empty_part, rounds, without_both
+from lfo.engines.verl.learner import empty_part, rounds
 from lfo.types import TrainingSample
 
 
@@ -51,7 +51,7 @@ def test_every_row_is_computed_once_whatever_the_number_of_ranks():
         assert all(len(parts) == ranks for parts in rounds(samples, ranks=ranks, tokens=20))
 
 
-def test_in_a_round_all_ranks_have_rows_of_one_kind():
+def test_in_a_round_all_ranks_have_rows_of_one_adapter():
     samples = [
         *(row(4, policy=True) for _ in range(3)),
         *(row(4, world=True, adapters=("world_model",)) for _ in range(4)),
@@ -59,12 +59,6 @@ def test_in_a_round_all_ranks_have_rows_of_one_kind():
         *(row(4, world=True) for _ in range(3)),
     ]
     for parts in rounds(samples, ranks=2, tokens=4):
-        kinds = {
-            (any(each.policy_weights), any(each.world_model_weights), any(each.imitation_weights))
-            for part in parts
-            for each in part
-        }
-        assert len(kinds - {(False, False, False)}) == 1
         assert len({each.adapters for part in parts for each in part}) == 1, "also of a rank that has nothing to do"
 
 
@@ -74,20 +68,3 @@ def test_an_empty_part_copies_no_weight():
     assert part.adapters == stale.adapters
     assert len(part.tokens) == 2
     assert not any((*part.policy_weights, *part.world_model_weights, *part.imitation_weights, *part.advantages))
-
-
-def test_rows_of_both_losses_are_split_and_nothing_is_lost():
-    both, policy, world = row(5, policy=True, world=True), row(4, policy=True), row(3, world=True)
-    parts = without_both([both, policy, world])
-    assert [(sum(part.policy_weights), sum(part.world_model_weights)) for part in parts] == [
-        (4, 0),
-        (0, 4),
-        (3, 0),
-        (0, 2),
-    ]
-    assert parts[2:] == [policy, world]
-
-
-def test_what_is_imitated_is_split_from_what_was_heard():
-    parts = without_both([row(5, imitation=True, world=True)])
-    assert [(sum(part.imitation_weights), sum(part.world_model_weights)) for part in parts] == [(4, 0), (0, 4)]

@@ -17,10 +17,9 @@ from lfo.protocol.world_model import ObservedCall, WorldModelState, render_targe
 from lfo.rollout.deliberation import Question
 from lfo.rollout.predictors import true_reply_predictor
 from lfo.rollout.runner import RunnerConfig
-from lfo.rollout.tasks import draw_tasks
 from lfo.tools import rivals
 from lfo.tools import world_model_bench as bench
-from lfo.tools.bench_variants import POOL, make_variant
+from lfo.tools.bench_variants import make_variant
 from lfo.tools.world_model_bench import Heard, record, share_right
 from lfo.types import ReplyFacts, ToolCall
 from small_runs import small_config, small_trainer, tokenizer
@@ -32,10 +31,6 @@ def calls(level: int) -> PhoneCalls:
 
 def two() -> PhoneCalls:
     return calls(2)
-
-
-def observed_in(task: Any) -> list[ObservedCall]:
-    return [each.observed for each in record(two, [task])]
 
 
 class Elsewhere:
@@ -155,7 +150,7 @@ def test_of_facts_that_as_many_samples_name_the_first_by_name_count():
 def test_right_is_what_means_the_same(monkeypatch):
     trainer = small_trainer(environment=two)
     asked = record(two, two().tasks("val")[:6])
-    ask = make_variant("none", trainer, two, observed_in).ask
+    ask = make_variant("none", trainer).ask
     truth = [trainer.codec.target_ids(each.observed.reply) for each in asked]
     monkeypatch.setattr(trainer.backend, "complete", lambda prompts: truth)
     assert share_right(trainer, asked, ask=ask) == 1.0
@@ -178,26 +173,9 @@ def test_a_trial_follows_the_run_that_it_stands_for():
     assert alone["mean"] == {name: result["mean"][name] for name in rivals.NAMES}
 
 
-def test_of_a_pool_the_tasks_are_heard_that_the_world_model_is_least_sure_of(monkeypatch):
-    """It is made sure of all tasks but two, whose samples say anything."""
-    trainer = small_trainer("policy.frozen=true", environment=two)
-    larger = replace(trainer.config, rollout=replace(trainer.config.rollout, prompts=2 * POOL))
-    pool = draw_tasks(larger, two(), 0, 0)
-    observed = [record(two, [task])[0].observed for task in pool]
-    prompts = [trainer.codec.question_ids(each.state, each.call) for each in observed]
-    puzzling = prompts[3], prompts[5]
-
-    def complete(asked, uniforms=None):
-        sure = [trainer.codec.target_ids(observed[prompts.index(list(prompt))].reply) for prompt in asked]
-        return [() if uniforms and prompt in puzzling else reply for prompt, reply in zip(asked, sure, strict=True)]
-
-    monkeypatch.setattr(trainer.backend, "complete", complete)
-    assert make_variant("unsure", trainer, two, observed_in).draw(0) == [pool[3], pool[5]]
-
-
 def test_what_is_most_alike_stands_before_the_prompt_and_never_the_example_itself():
     trainer = small_trainer("world_model.swap_names=0", "world_model.wording=1", environment=two)
-    variant, codec = make_variant("retrieve-1", trainer, two, observed_in), trainer.codec
+    variant, codec = make_variant("retrieve-1", trainer), trainer.codec
     known = [record(two, [task])[0].observed for task in two().tasks("train")[:4]]
     examples = [codec.example(each.state, each.call, each.reply, asked=True) for each in known]
     question = codec.prompt_text(examples[0])
@@ -228,8 +206,8 @@ def test_again_goes_on_with_the_same_replies_after_the_last_task(monkeypatch):
 
 def test_a_variant_that_there_is_not_is_refused():
     with pytest.raises(UsageError, match="leave one out"):
-        bench.bench_world_model(["steps=5"], points=(40,), calls=1, variant="unsure", rivals_only=True)
-    with pytest.raises(UsageError, match="must be none, unsure, retrieve-1"):
+        bench.bench_world_model(["steps=5"], points=(40,), calls=1, variant="again-2", rivals_only=True)
+    with pytest.raises(UsageError, match="must be none, retrieve-1"):
         bench.bench_world_model(["steps=5"], points=(40,), calls=1, variant="retrieve-0")
 
 

@@ -19,16 +19,16 @@ from typing import Any, cast
 from lfo.config import RunConfig, load_config
 from lfo.engines import create_trainer
 from lfo.engines.verl import config as engine_config
+from lfo.env.oracle import OracleCodes
 from lfo.errors import WorkError
 from lfo.protocol.shown import SHOWN_FORMS
 from lfo.protocol.world_model import WorldModelCodec
 from lfo.rollout.ending_tools import EndingTools
 from lfo.rollout.records import rollout_record
 from lfo.rollout.row import RolloutRequest
-from lfo.rollout.tasks import draw_requests
 from lfo.types import Rollout
-from small_runs import SMALL, tokenizer
-from verl_worlds import TalkativeWorld, ToolWorld, TwoQuestions, form_requests, shown, told_requests
+from small_runs import SMALL, requests_of, tokenizer
+from verl_worlds import TalkativeWorld, ToolWorld, form_requests, shown, told_requests
 
 FOLDER = Path(sys.argv[1])
 RESULTS: dict[str, Any] = {}
@@ -55,7 +55,7 @@ def described(rollout: Rollout) -> dict[str, Any]:
 def steps_beside_the_local_engine() -> None:
     """Three steps, rows and rollouts as they are; then servers that are not told of the new weights."""
     trainer = create_trainer(
-        config("coupling=stacked", "rollout.group_size=8", "policy.max_resamples=1", "steps=6", "seed=1"),
+        config("rollout.group_size=8", "policy.max_resamples=1", "steps=6", "seed=1"),
         TalkativeWorld,
         tokenizer(),
     )
@@ -84,7 +84,7 @@ def steps_beside_the_local_engine() -> None:
         except WorkError as error:
             RESULTS["stale"] = str(error)
         RESULTS["through_tools"] = rollouts_through_verls_tools(trainer, cluster)
-        requests = draw_requests(trainer.config, trainer.make_environment(), 0, 0)
+        requests = requests_of(trainer.config, trainer.make_environment())
         told = roll_out(told_requests(requests), temperature=0.0)
         RESULTS["told"] = [[each.tokens, each.untrained, each.feedback, shown(each)] for each in told]
         played = roll_out(requests)
@@ -114,16 +114,10 @@ def looped(trainer: Any, cluster: Any, parts: Any, requests: Sequence[RolloutReq
             "session_id": 0,
             "uid": "loop",
             "adapter": ["policy"],
-            "by_base": [request.by_base],
-            "feedback": [None if request.feedback is None else asdict(request.feedback)],
             "looks_ahead": True,
             "temperature": None,
             "task": request.task,
-            "seeds": [request.seeds],
-            "blind": [request.blind],
-            "imagine": [request.imagine],
-            "picks": [request.picks],
-            "inquiry": [request.inquiry],
+            "requests": [asdict(replace(request, task=None))],
             "tools": None,
         }
         found.append(asyncio.run(player.run({"temperature": 1.0}, **(fields | more))).rollout)
@@ -139,7 +133,7 @@ def rollouts_in_every_form(trainer: Any, cluster: Any) -> dict[str, list[list[An
     from lfo.engines.verl import agent_loop
 
     parts, found = agent_loop._parts_of(cluster._config, tokenizer()), {}
-    requests = form_requests(draw_requests(trainer.config, trainer.make_environment(), 0, 0))
+    requests = form_requests(requests_of(trainer.config, trainer.make_environment()))
     for form in SHOWN_FORMS:
         told = replace(parts, runner_config=replace(parts.runner_config, form=form))
         rollouts = looped(trainer, cluster, told, requests, temperature=0.0)
@@ -158,7 +152,7 @@ def rollouts_through_verls_tools(trainer: Any, cluster: Any) -> dict[str, list[d
         "verl's": engine_config._defaults().actor_rollout_ref.rollout.multi_turn,
     }
     parts = agent_loop._parts_of(tree, tokenizer())
-    requests = draw_requests(trainer.config, trainer.make_environment(), 0, 0)[:4]
+    requests = requests_of(trainer.config, trainer.make_environment())[:4]
     found = {}
     for whose, limit in limits.items():
         through = replace(parts, make_environment=partial(ToolWorld, limit=limit))
@@ -167,9 +161,8 @@ def rollouts_through_verls_tools(trainer: Any, cluster: Any) -> dict[str, list[d
 
 
 def two_ranks_in_another_world() -> None:
-    """With the environment's own questions, some of which are asked for real, and their replies told in words."""
+    """In another world, with replies told in words."""
     chosen = config(
-        "lookahead=environment",
         "imagine.form=user",
         "coupling=shared",
         "world_model.predict=all",
@@ -179,21 +172,18 @@ def two_ranks_in_another_world() -> None:
         "verl.trainer.n_gpus_per_node=2",
         f"output_dir={FOLDER / 'oracle'}",
     )
-    trainer = create_trainer(chosen, TwoQuestions, tokenizer())
+    trainer = create_trainer(chosen, OracleCodes, tokenizer())
     roll_out, rollouts = trainer.backend.roll_out, []
 
     def noting(requests: Sequence[Any], **options: Any) -> list[Any]:
         found = roll_out(requests, **options)
-        rollouts.extend(zip(requests, found, strict=True))
+        rollouts.extend(found)
         return found
 
     trainer.backend.roll_out = noting  # type: ignore[method-assign]
     RESULTS["oracle"] = trainer.fit()
     RESULTS["words"] = [
-        [any(turn.predicted for turn in rollout.turns), tokenizer().decode(rollout.tokens)] for _, rollout in rollouts
-    ]
-    RESULTS["inquiries"] = [
-        [request.inquiry, rollout.inquired, [turn.asked for turn in rollout.turns]] for request, rollout in rollouts
+        [any(turn.predicted for turn in rollout.turns), tokenizer().decode(rollout.tokens)] for rollout in rollouts
     ]
 
 

@@ -60,10 +60,10 @@ def sabotage(what: str) -> None:
     """Take one guard away; the test shows that the result is then wrong."""
     if what == "peft's set_adapter":
 
-        def switch(self: Any, adapters: tuple[str, ...], detached: tuple[str, ...]) -> None:
+        def switch(self: Any, adapters: tuple[str, ...]) -> None:
             if adapters:
                 self.peft_model.base_model.set_adapter(list(adapters))  # turns requires_grad off on all others
-            self._active, self._detached = adapters, detached
+            self._active = adapters
 
         DualAdapterModel._switch = switch  # type: ignore[method-assign]
     elif what == "plain checkpointing":

@@ -9,11 +9,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
-from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
 from lfo.protocol.hermes import format_tool_call
 from lfo.rollout.row import Feedback, RolloutRequest
-from lfo.types import Message, Rollout, StepResult, ToolCall
+from lfo.types import Rollout, StepResult, ToolCall
 
 LONG = "The line is bad. " * 20  # 340 characters: verl's own tools would cut a reply at 256, in its middle
 
@@ -37,15 +36,6 @@ class TalkativeWorld(FussyWorld):
         if "make_phone_call" not in message:
             return result
         return replace(result, observation=LONG + result.observation)
-
-
-class TwoQuestions(OracleCodes):
-    """Names two calls before the first turn, so that there is a second one to inquire about."""
-
-    def lookahead_query(self, transcript: Sequence[Message]) -> ToolCall | None:
-        asked = sum(message.predicted and message.role == "tool" for message in transcript)
-        calls = [ToolCall(name="open_door", arguments={"words": words}) for words in ([], ["ash"])]
-        return calls[asked] if asked < len(calls) else None
 
 
 def told_requests(requests: Sequence[RolloutRequest]) -> list[RolloutRequest]:

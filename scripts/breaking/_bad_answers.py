@@ -318,4 +318,4 @@ def _of_the_rest() -> Iterator[Variation]:
         "returns a call of 10 MB": value(ToolCall(name="open_door", arguments={"words": [BIG]})),
         "raises an exception whose text raises": raising(Unreadable),
     }
-    yield from _rows("lookahead_query", "fails", asking, settings=("lookahead=environment",))
+    yield from _rows("lookahead_query", "goes on", asking, settings=("eval.every=1", "eval.tasks=4"))

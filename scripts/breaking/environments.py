@@ -32,7 +32,7 @@ from lfo.evaluation.success import BROKEN_ROLLOUTS
 from lfo.loading import load_base, load_tokenizer
 from lfo.rundir import read_metrics
 from lfo.training import Trainer
-from lfo.types import RolloutGroup
+from lfo.types import RolloutGroup, StepPlan
 
 SETTINGS = (
     "preset=tiny",
@@ -162,7 +162,8 @@ def play(variation: Variation, folder: Path) -> Outcome:
         said = ""
     except LfoError as error:
         said = str(error)
-    rows = read_metrics(folder) if (folder / "metrics.jsonl").exists() else []
+    written = read_metrics(folder) if (folder / "metrics.jsonl").exists() else []
+    rows = [row for row in written if "stops" in row]  # the first may be an evaluation before training
     stops = [row["stops"] for row in rows]
     failed = sum(count for each in stops for name, count in each.items() if name in FAILURES)
     whole = sum(sum(each.values()) for each in stops) - failed
@@ -257,8 +258,8 @@ def errors_of(trainer: Trainer) -> list[str]:
     """Return a list that gets the sentence of each rollout in which the environment fails."""
     draw, errors = trainer.draw, []
 
-    def watched(step: int, number: int) -> list[RolloutGroup]:
-        groups = draw(step, number)
+    def watched(plan: StepPlan, number: int) -> list[RolloutGroup]:
+        groups = draw(plan, number)
         errors.extend(rollout.error for group in groups for rollout in group.rollouts if rollout.error)
         return groups
 

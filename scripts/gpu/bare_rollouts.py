@@ -24,7 +24,7 @@ from lfo.engines.verl.agent_loop import ScriptedRows, _Said
 from lfo.engines.verl.bare_vllm import BareVllm
 from lfo.engines.verl.config import UNCOMPILED, is_small
 from lfo.loading import environment_factory, load_tokenizer
-from lfo.model.adapters import DualAdapterModel
+from lfo.model.adapters import POLICY, DualAdapterModel
 from lfo.protocol.chat import ChatCodec
 from lfo.rollout.row import RolloutRequest
 from lfo.rollout.runner import Runner, RunnerConfig
@@ -74,7 +74,7 @@ def bare_tokens_per_second(config: RunConfig) -> tuple[float, int]:
         base: Any = AutoModelForCausalLM.from_pretrained(config.model, dtype=torch.bfloat16)
         base.config.save_pretrained(folder)
         model = DualAdapterModel.build(base.to("cuda"), coupling="separate", seed=0, rank=config.lora.rank)
-        model.export(Path(folder) / "policy", model.policy_adapters)
+        model.export(Path(folder) / "policy", POLICY)
         cache = len(rollouts) * config.rollout.max_context * cache_bytes_of_a_token(shape_of(config.model))
         vllm = BareVllm(
             Path(folder),

@@ -22,14 +22,15 @@ from transformers import PreTrainedTokenizerBase
 from lfo.base_form import with_probed_form
 from lfo.checkpoints import best_checkpoint, named_checkpoint, newest_checkpoint, refuse_damage, step_of
 from lfo.config import RunConfig, from_yaml
+from lfo.config.older import refuse_retired
 from lfo.env.answers import tools_of
 from lfo.env.by_name import hold_as_data
-from lfo.env.interface import Environment, EnvironmentFactory, tasks_of
+from lfo.env.interface import Environment, EnvironmentFactory, OffersLookahead, tasks_of
 from lfo.env.patience import name_of
-from lfo.errors import ConfigError, DamageError, DataError, UsageError
+from lfo.errors import DamageError, DataError, UsageError
 from lfo.loading import environment_of_run, limit_threads, load_base, load_tokenizer, pick_device
 from lfo.model.adapters import DualAdapterModel
-from lfo.model.couplings import POLICY, coupling_of
+from lfo.model.couplings import POLICY
 from lfo.model.lora_folder import CONFIG_FILE
 from lfo.model.sampler import Sampler
 from lfo.protocol.chat import ChatCodec
@@ -43,6 +44,7 @@ from lfo.rollout.reply_store import ReplyStore
 from lfo.rollout.row import RolloutRequest
 from lfo.rollout.runner import Runner, RunnerConfig
 from lfo.rundir import run_folder
+from lfo.settings import dotted
 from lfo.types import Rollout, ToolCall, Turn
 
 BATCH = 64  # rollouts that run at the same time
@@ -137,21 +139,29 @@ class Agent:
                 "choose a run with world_model.input=state"
             )
 
+    def on_written_queries(self) -> Agent:
+        """Return this agent as a control: look-ahead asks what its environment names, not what the policy drafts."""
+        if self.lookahead is None:
+            raise UsageError("this run has no look-ahead, so nobody asks the environment's queries")
+        made = self.runner_config.ask(self.make_environment)
+        if not isinstance(made, OffersLookahead):
+            raise UsageError(
+                f"the environment {type(made).__name__} has no method lookahead_query, which names the calls"
+            )
+        return dataclasses.replace(self, lookahead=dataclasses.replace(self.lookahead, proposed_by="environment"))
+
     def predict(self, questions: Sequence[tuple[WorldModelState, ToolCall]]) -> list[str]:
         """Return the reply that the world model predicts for each (state, call)."""
         prompts = [self.world_model_codec.question_ids(state, call) for state, call in questions]
         return [self.world_model_codec.decode(answer) for answer in self.complete(prompts)]
 
-    def complete(
-        self, prompts: Sequence[Sequence[int]], uniforms: Sequence[Sequence[float]] | None = None
-    ) -> list[tuple[int, ...]]:
-        """Return what the world model writes after each prompt: greedy, or sampled at temperature 1 with `uniforms`."""
+    def complete(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+        """Return what the world model writes after each prompt, greedily."""
         answers = self.sampler.generate(
             prompts,
             adapters=self.model.world_model_adapters,
             max_new_tokens=self.config.world_model.reply_tokens,
-            temperature=0.0 if uniforms is None else 1.0,
-            uniforms=uniforms,
+            temperature=0.0,
         )
         return [answer.tokens for answer in answers]
 
@@ -256,11 +266,13 @@ def _loaded(agent: Agent, folder: Path | None) -> Agent:
 
 
 def saved_config(run: Path) -> RunConfig:
-    """Return the config of a run folder; from now on nothing in this folder is run as code."""
+    """Return the config of a run that is to act; from now on nothing in its folder is run as code."""
     if not (run / "config.yaml").is_file():
         raise UsageError(f"{run} is not a run folder: it has no config.yaml")
     hold_as_data(run)
-    return from_yaml(run / "config.yaml", known_only=True)
+    config = from_yaml(run / "config.yaml", known_only=True)
+    refuse_retired(dotted(config.older), f"{run}: ")
+    return config
 
 
 def adapters_of(run: Path, adapter: Literal["best", "last"] = "last") -> Path:
@@ -300,26 +312,13 @@ def start_from(model: DualAdapterModel, init_from: str) -> None:
         return
     adapters = adapters_of(folder)
     has_all = all((adapters / name).is_dir() for name in model.adapter_names)
-    _refuse_other_policy(model, folder, loaded=model.adapter_names if has_all else (POLICY,))
+    if (file := run_and_checkpoint(folder)[0] / "config.yaml").is_file():  # not a folder with adapters only
+        saved = dotted(from_yaml(file).older)
+        refuse_retired((each for each in saved if each[0] == "coupling"), f"init_from={folder}: ")
     if has_all:
         model.load(adapters)
     else:
         model.load_policy(adapters / POLICY)
-
-
-def _refuse_other_policy(model: DualAdapterModel, path: Path, *, loaded: Sequence[str]) -> None:
-    """Raise a `ConfigError` if the policy of a run would act differently here, because the couplings differ."""
-    file = run_and_checkpoint(path)[0] / "config.yaml"
-    if not file.is_file():
-        return  # a folder with adapters only
-    saved = from_yaml(file)
-    before = coupling_of(saved.coupling, with_world_model=saved.has_world_model).policy
-    now = [name for name in model.policy_adapters if name in loaded]
-    if set(before) != set(now):
-        raise ConfigError(
-            f"init_from={path}: its policy uses {' + '.join(before)} (coupling={saved.coupling}), but would use "
-            f"{' + '.join(now)} here; set coupling={saved.coupling}"
-        )
 
 
 def batches(things: Sequence[T]) -> Iterator[Sequence[T]]:

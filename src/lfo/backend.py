@@ -47,10 +47,8 @@ class Backend(Protocol):
         """Return one rollout for each request, in order; `untrained`: the base without adapters and look-ahead."""
         ...
 
-    def complete(
-        self, prompts: Sequence[Sequence[int]], uniforms: Sequence[Sequence[float]] | None = None
-    ) -> list[tuple[int, ...]]:
-        """Return what the world model writes after each prompt: greedy, or sampled at temperature 1 with `uniforms`."""
+    def complete(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+        """Return what the world model writes after each prompt, greedily."""
         ...
 
     def score(self, rows: Sequence[TrainingSample]) -> list[ReplyScore]:

@@ -6,7 +6,7 @@ import logging
 from functools import partial
 
 from lfo.config import RunConfig
-from lfo.env.interface import EnvironmentFactory, OffersLookahead, flaw_of, predicted_tools, tasks_of
+from lfo.env.interface import EnvironmentFactory, flaw_of, predicted_tools, tasks_of
 from lfo.env.patience import ask, name_of
 from lfo.errors import ConfigError
 from lfo.rollout.call_monitor import CallMonitor
@@ -27,11 +27,6 @@ def check_run(config: RunConfig, make_environment: EnvironmentFactory) -> None:
     made = asks(make_environment, what=f"the constructor of {name_of(make_environment)}")
     for effect in monitor.effects():
         logger.warning(f"the environment {type(made).__name__}: {effect}")
-    if config.lookahead == "environment" and not isinstance(made, OffersLookahead):
-        raise ConfigError(
-            f"the environment {type(made).__name__} has no method lookahead_query, which lookahead=environment needs; "
-            "write one, or set lookahead=policy"
-        )
     asks(lambda: predicted_tools(made, config.world_model.predict), what=f"tools of {name_of(made)}")
     # Raise for an unknown or empty split before the folder of the run exists, not when it is first needed.
     trained = () if hasattr(made, "stream") or config.world_model.from_logs else ("train",)

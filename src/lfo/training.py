@@ -18,6 +18,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lfo.algorithms import plan_of
+from lfo.algorithms.situation import Situation
 from lfo.backend import Backend
 from lfo.checkpoints import Checkpoint, reading
 from lfo.config import RunConfig
@@ -58,7 +60,7 @@ from lfo.rollout.successes import SuccessBuffer
 from lfo.rollout.tasks import count_tasks, draw_requests, draw_tasks
 from lfo.rundir import RunDirectory
 from lfo.tracking import Clock, Progress, open_trackers
-from lfo.types import Rollout, RolloutGroup
+from lfo.types import Rollout, RolloutGroup, StepPlan
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -120,10 +122,10 @@ class Trainer:
             policy_adapters=self.coupling.policy,
             world_model_adapters=self.coupling.world_model,
             predicted_tools=self.predicted_tools,
-            train_tasks=self.asks(lambda: count_tasks(self.environment)) if config.internalise.rows else None,
             practice=Practice(self.codec, swap_names=world.swap_names, wording=world.wording),
             renaming=Renaming(tokenizer, chance=config.internalise.swap_names),
         )
+        self.train_tasks = self.asks(lambda: count_tasks(self.environment)) if config.internalise.rows else None
         if world.from_logs:
             logged = logged_replies(world.from_logs, self.environment, self.codec, predict=self.predicted_tools)
             self.mini_batches.replay = logged
@@ -192,19 +194,20 @@ class Trainer:
 
     def step(self, step: int) -> dict[str, Any]:
         """Run one training step, rollouts and then updates; return its row of metrics."""
-        clock = Clock()
+        clock, plan = Clock(), self.plan(step)
         with clock("rollout"):
-            collected = self.collect(step)
+            collected = self.collect(plan)
         with clock("examples"):
-            examples = [] if self.config.internalise.over(step) else self.store_replies(collected.groups)
+            examples = self.store_replies(collected.groups) if plan.listens else []
+        plan = self.plan(step)  # again: a success of this step may be the one that imitation was waiting for
         with clock("update"):
-            update = self.make_update(step, collected, examples)
+            update = self.make_update(plan, collected, examples)
             learnt = self.backend.learn(
                 update.mini_batches, world_model_weight=update.world_model_weight, rate_factor=update.rate_factor
             )
         with clock("sync"):
             self.backend.sync(step + 1)
-        row, watched = self.rollout_metrics(step, collected), mean_of_each(learnt)
+        row, watched = self.rollout_metrics(plan, collected), mean_of_each(learnt)
         self.state.rollouts += len(collected.rollouts)
         self.state.sampled_tokens += row["sampled_tokens"]
         self.state.seconds += sum(clock.seconds.values())
@@ -220,17 +223,20 @@ class Trainer:
             **{f"seconds/{name}": seconds for name, seconds in clock.seconds.items()},
         }
 
+    def plan(self, step: int) -> StepPlan:
+        situation = Situation(success_tasks=len(self.mini_batches.successes), train_tasks=self.train_tasks)
+        return plan_of(self.config, step, situation)
+
     # --- rollouts ----------------------------------------------------------------------------------------------
 
-    def collect(self, step: int) -> Collected:
+    def collect(self, plan: StepPlan) -> Collected:
         """Draw tasks and roll them out; repeat, at most `max_resamples` times, if too few groups are informative."""
         config = self.config
         groups: list[RolloutGroup] = []
         kept: dict[int, RolloutGroup] = {}
         report = DynamicSamplingReport(kept=0, all_failed=0, all_succeeded=0)
-        # A run that learns from logs needs no rollouts: the replay buffer already holds every reply.
-        for draw in range(0 if config.world_model.from_logs else config.policy.draws):
-            drawn = self.draw(step, draw)
+        for draw in range(plan.draws):
+            drawn = self.draw(plan, draw)
             own = [self.own_rollouts(group) for group in drawn]
             informative, seen = select_groups(own)
             report += seen
@@ -238,22 +244,18 @@ class Trainer:
                 if len(kept) < config.rollout.prompts and (group in informative or config.policy.max_resamples < 0):
                     kept[index] = self.shaped(group)
             groups += drawn
-            if len(kept) == config.rollout.prompts or self._ignores_rollouts(step):
+            if len(kept) == config.rollout.prompts:
                 break
         self.state.tasks_seen += report.seen
         return Collected(groups=groups, kept=kept, report=report)
 
-    def _ignores_rollouts(self, step: int) -> bool:
-        """Whether a trained policy does not learn from its rollouts in this step, so that drawing again is useless."""
-        return not self.config.policy.frozen and not self.mini_batches.learns_by_dapo(step)
-
-    def draw(self, step: int, draw: int) -> list[RolloutGroup]:
+    def draw(self, plan: StepPlan, draw: int) -> list[RolloutGroup]:
         """Roll out the tasks of one draw; return one group for each task."""
-        size = self.config.rollout.group_size
+        size = len(plan.seats)
         what = f"tasks of {name_of(self.environment)}"
-        requests = self.asks(lambda: draw_requests(self.config, self.environment, step, draw), what)
-        if self.config.has_feedback and not self.config.internalise.over(step):
-            rollouts = roll_out_in_waves(self.config, requests, self.backend.roll_out, tools=self.predicted_tools)
+        requests = self.asks(lambda: draw_requests(self.config, self.environment, plan, draw), what)
+        if plan.feedback != "off":
+            rollouts = roll_out_in_waves(plan, requests, self.backend.roll_out, tools=self.predicted_tools)
         else:
             rollouts = self.backend.roll_out(requests)
         refuse_dead_environment(rollouts)
@@ -306,13 +308,15 @@ class Trainer:
                 self.mini_batches.replay.add(examples)
         return found
 
-    def make_update(self, step: int, collected: Collected, examples: Sequence[Sequence[WorldModelExample]]) -> Update:
+    def make_update(
+        self, plan: StepPlan, collected: Collected, examples: Sequence[Sequence[WorldModelExample]]
+    ) -> Update:
         """Return the training rows of each mini-batch of this step; `examples` are those of each group."""
         return self.mini_batches.update(
-            step, collected.groups, collected.kept, examples, world_model_weight=self.state.weight
+            plan, collected.groups, collected.kept, examples, world_model_weight=self.state.weight
         )
 
-    def rollout_metrics(self, step: int, collected: Collected) -> dict[str, Any]:
+    def rollout_metrics(self, plan: StepPlan, collected: Collected) -> dict[str, Any]:
         """Return the metrics that come from the rollouts of a step."""
         metrics, warnings = step_metrics(collected.rollouts, self.tool_names)
         if self.examination is not None:
@@ -323,30 +327,30 @@ class Trainer:
             "groups_all_succeeded": collected.report.all_succeeded,
         }
         return {
-            "step": step + 1,
+            "step": plan.step + 1,
             "tasks_seen": self.state.tasks_seen,
             **metrics,
-            **({} if self._ignores_rollouts(step) else groups),
+            **(groups if plan.selects else {}),
             "replay_size": len(self.mini_batches.replay),
             "world_model_weight": self.state.weight,
-            **self._phase(step),
+            **self._phase(plan),
             **({"warnings": warnings} if warnings else {}),
         }
 
-    def _phase(self, step: int) -> dict[str, Any]:
+    def _phase(self, plan: StepPlan) -> dict[str, Any]:
         """Return the phase of a step and the number of stored successes, in runs with phases."""
         settings = self.config.internalise
-        phase = {"phase": self.mini_batches.phase(step)} if settings.rows or settings.until else {}
+        phase = {"phase": plan.phase} if settings.rows or settings.until else {}
         return phase | ({"success_tasks": len(self.mini_batches.successes)} if settings.rows else {})
 
     # --- evaluation --------------------------------------------------------------------------------------------
 
     def evaluate(self, run: RunDirectory | None = None, splits: Sequence[str] | None = None) -> dict[str, Any]:
-        """Measure greedy success on the fixed tasks of each split, with look-ahead unless `internalise` has ended it,
+        """Measure greedy success on the fixed tasks of each split, with look-ahead unless the last step has ended it,
         and the world model on the held-out calls."""
         started = time.monotonic()
         splits = self.config.eval.splits if splits is None else splits
-        blind = self.config.internalise.over(self.state.step - 1)  # the same as in the last training step
+        blind = not self.plan(max(0, self.state.step - 1)).looks_ahead
         row, rollouts = evaluate_splits(self.config, self.make_environment, splits, self.backend.roll_out, blind=blind)
         predictions: list[dict[str, Any]] = []
         if self.examination is not None and not blind:

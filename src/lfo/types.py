@@ -120,6 +120,48 @@ class Turn:
         return self.predicted and not self.feedback and not self.checked
 
 
+MOST_IMAGINED = 2  # exchanges that stay in one rollout
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seat:
+    """How one rollout of a group is played: by whom, and with how much look-ahead."""
+
+    blind: bool = False  # no look-ahead
+    imagine: int | None = None  # how many exchanges it may imagine; None: the limit of the run
+    picks: bool = False  # the first candidate turn that other rollouts would imagine is made for real
+    by_base: bool = False  # the base acts, without the policy adapter
+
+
+Phase = Literal["ask", "internalise", "reinforce"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepPlan:
+    """Who plays in a step, what is shown to whom, what is trained, and what an evaluation after it measures.
+
+    The algorithm computes it once (`lfo.algorithms`); all others are handed it and ask nothing else.
+
+    Plain DAPO with groups of two:
+
+        StepPlan(step=17, seats=(Seat(blind=True), Seat(blind=True)), draws=2, reinforces=True)
+    """
+
+    step: int
+    seats: tuple[Seat, ...]  # of each group
+    draws: int  # how often tasks are drawn at most, until enough groups are informative; 0: nothing is rolled out
+    first_wave: int = 0  # with `feedback`: the seats that play first
+    feedback: Literal["off", "own", "other_task"] = "off"  # whose real replies the other seats are shown
+    selects: bool = True  # groups whose rewards are equal do not count: dynamic sampling
+    reinforces: bool = False  # the policy learns from its own rollouts
+    imitates: bool = False  # the policy learns from stored successes
+    predicts: bool = False  # the world model learns
+    listens: bool = True  # replies and successes are stored
+    looks_ahead: bool = True  # an evaluation after this step looks ahead too, if the run does
+    rate: float = 1.0  # multiplies every learning rate
+    phase: Phase = "ask"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rollout:
     """One attempt at one task. A failed attempt is also a rollout and has a stop reason.
@@ -142,7 +184,6 @@ class Rollout:
     discarded_tokens: int = 0  # sampled tokens that were removed with them
     blind: bool = False  # explored without look-ahead
     imagine: int | None = None  # how many exchanges it was allowed to imagine; None: the limit of the run
-    inquired: bool = False  # the runner made a call instead of the policy, one that look-ahead would imagine
     untrained: bool = False  # the base acted without the policy adapter
     feedback: bool = False  # it was requested with feedback from another rollout of the task
     cut: int = 0  # replies of the environment that were cut because they could never fit into the context

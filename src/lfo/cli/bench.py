@@ -97,7 +97,7 @@ def bench_world_model(
         str, typer.Option(help="Numbers of tasks after which to measure, separated by commas.")
     ] = "40,80,160,320",
     calls: Annotated[int, typer.Option(min=1, help="Held-out tasks of each split.")] = 200,
-    variant: Annotated[str, typer.Option(help="An experimental variant: unsure, retrieve-1, again-2, ...")] = "none",
+    variant: Annotated[str, typer.Option(help="An experimental variant: retrieve-1, again-2, ...")] = "none",
     rivals_only: Annotated[
         bool, typer.Option("--rivals-only", help="Measure the baselines alone, in seconds.")
     ] = False,
@@ -124,9 +124,6 @@ def bench_world_model(
     if rivals_only:
         return
     typer.echo(f"the updates of one step take {result['seconds_a_step']:.2f} s of processor time")
-    typer.echo(
-        f"at the end, certainty and truth lie {result['calibration_error']:.0%} apart (expected calibration error)"
-    )
 
 
 def _against_vllm(shapes: list[str], rows: list[int], as_json: bool) -> None:

@@ -36,6 +36,9 @@ def evaluate(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The seed of the sampled rollouts.")] = 0,
     no_lookahead: common.NoLookahead = False,
+    written_queries: Annotated[
+        bool, typer.Option("--written-queries", help="A control: the environment names the calls to imagine.")
+    ] = False,
     against: Annotated[
         Path | None,
         typer.Option(metavar="RUN", help="A second run: the difference in greedy success, paired task by task."),
@@ -51,9 +54,12 @@ def evaluate(
     without bias: C(c, j) / C(k, j) if c of k sampled rollouts succeeded, then
     the mean over tasks. Intervals are Wilson's (95 %), over tasks.
     """
+    if written_queries and no_lookahead:
+        raise UsageError("--written-queries and --no-lookahead exclude each other; choose one")
     agent = common.open_agent(run, adapter=adapter, device=device)
     from lfo.evaluation import fixed_tasks
 
+    agent = agent.on_written_queries() if written_queries else agent
     chosen = agent.tasks(split)[: tasks or agent.config.eval.tasks]
     other = common.open_agent(against, adapter=adapter, device=device) if against else None
     if other and [task.id for task in other.tasks(split)[: len(chosen)]] != [task.id for task in chosen]:
@@ -70,6 +76,7 @@ def evaluate(
         "seed": seed,
         "temperature": agent.runner_config.temperature,
         "lookahead": lookahead,
+        "queries": agent.lookahead.proposed_by if lookahead and agent.lookahead else None,
         "acts": "base" if lookahead and agent.config.looks_ahead_untrained else "policy",
         **figures,
     }
@@ -111,6 +118,7 @@ def _show(result: dict[str, Any], title: str) -> None:
             table.add_row(words, *cells)
     console = common.titled(title)
     look = "with look-ahead" if result["lookahead"] else "without look-ahead"
+    look += " that asks what the environment names" if result["queries"] == "environment" else ""
     look += " by the base, as in training; --blind plays the policy" if result["acts"] == "base" else ""
     console.print(f"Played {look}; sampled at temperature {result['temperature']:g}.", style="dim", highlight=False)
     console.print()

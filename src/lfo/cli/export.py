@@ -18,9 +18,6 @@ def export(
     merged: Annotated[
         bool, typer.Option("--merged", help="Write the policy as a full model with merged adapters.")
     ] = False,
-    stacked: Annotated[
-        bool, typer.Option("--stacked", help="For coupling=stacked: write both adapters as one LoRA.")
-    ] = False,
     both: Annotated[
         bool, typer.Option("--both", help="Write policy and world model, even if the policy is enough.")
     ] = False,
@@ -34,15 +31,15 @@ def export(
     write policy and world model as two PEFT folders. The README.md in the folder shows how to serve
     them with vLLM or PEFT, and how look-ahead works.
     """
-    if sum((merged, stacked, both)) > 1:
-        raise UsageError("--merged, --stacked and --both exclude each other; choose one")
+    if merged and both:
+        raise UsageError("--merged and --both exclude each other; choose one")
     if adapter == "none":
         raise UsageError("--adapter none has no adapters to export; choose best or last")
     agent = common.open_models(run, adapter=adapter, device="cpu")
     from lfo.tools import export as exporting
 
     alone = exporting.alone(agent, run)
-    form = "merged" if merged else "stacked" if stacked else "adapters"
+    form = "merged" if merged else "adapters"
     if form == "adapters" and not both and alone is not None and alone.suffices:
         form = "alone"
     with common.progress_bar(f"Writing {out}", None, hidden=as_json):

@@ -28,8 +28,6 @@ def report(
         typer.echo(json.dumps(result))
         return
     typer.echo(result["headline"])
-    for words in result["calibration"]:
-        typer.echo(words)
     typer.echo(
         f"{output}: {counted(result['runs'], 'run')}, {counted(result['rollouts'], 'rollout')}, "
         f"{result['bytes'] / 1e6:.1f} MB; open it in a browser"
@@ -56,7 +54,6 @@ def write_report(runs: Sequence[Path], output: Path) -> dict[str, Any]:
         "groups": [group["name"] for group in payload["groups"]],
         "rollouts": len(payload["rollouts"]["items"]),
         "headline": payload["headline"],
-        "calibration": [each["words"] for each in payload["reliability"]],
         "problems": payload["problems"],
         "notes": payload["notes"],
     }

@@ -6,9 +6,9 @@ Settings override each other in this order: defaults, preset, algorithm, the fil
 OmegaConf parses and merges them, so `output_dir=runs/${algo}-${seed}` works. pydantic checks types and ranges.
 
     knobs      every setting with its default, range and help
-    presets    the settings that `preset=` and `algo=` stand for
+    presets    the settings that `preset=` stands for; those of `algo=` are in `algorithms`
     checks     what must hold between settings
-    older      settings of earlier versions
+    older      the configs of older runs
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
 
+from lfo.config.algorithms import ALGORITHMS
 from lfo.config.knobs import KNOBS, PARTS, SHIPPED_ENVIRONMENTS, RunConfig, by_name, flatten, marked
-from lfo.config.older import OLD_NAMES, OLDER, modernise, newer_than, refuse_removed
-from lfo.config.presets import ALGORITHMS, PRESETS
+from lfo.config.older import OLD_NAMES, OLDER, RETIRED, modernise, newer_than, refuse_retired
+from lfo.config.presets import PRESETS
 from lfo.env.adapters import refuse_code_elsewhere
 from lfo.env.by_name import hold_as_data
 from lfo.errors import ConfigError
@@ -57,12 +58,19 @@ def load_config(overrides: Sequence[str] = (), *, run: Path | None = None) -> Ru
             sources.append(Path(text))
         else:
             typed.append((name, parse(text, _type_of(name))))
-    refuse_removed(name for name, _ in typed)
+    for name, _ in typed:
+        if _is_older(name):
+            raise ConfigError(f"there is no setting {name!r}: only saved runs of earlier versions have it")
+    refuse_retired(typed)
     files: list[Setting] = []
     for path in sources:
         saved = path.parent == run or any((path.parent / name).exists() for name in METRICS)
-        # A new run ignores removed settings; `_read` has warned about them.
-        settings = [setting for setting in _read(path, saved=saved) if not _is_older(setting[0])]
+        read = _read(path, saved=saved)
+        # A new run ignores removed settings, of which `_read` has warned, but not retired ones.
+        settings = [setting for setting in read if not _is_older(setting[0])]
+        older = dotted({name: value for name, value in read if _is_older(name)})
+        retired = ((name.removeprefix(f"{OLDER}."), value) for name, value in older)
+        refuse_retired((each for each in retired if each[0] not in dict(typed)), f"{path}: ")
         if saved:
             hold_as_data(path.parent)
             _refuse_code(path, settings, {name for name, _ in typed})
@@ -134,7 +142,8 @@ def _resolve(files: Sequence[Setting], overrides: Sequence[Setting] = ()) -> Run
         files = [setting for setting in files if setting[0] != LEVELS]
     tree = dataclasses.asdict(RunConfig(env_args=dict(arguments)))
     preset, algorithm = (str(given.get(name, KNOBS[name].default)) for name in ("preset", "algo"))
-    tables = (*PRESETS.get(preset, {}).items(), *ALGORITHMS.get(algorithm, {}).items())
+    of_algorithm = ALGORITHMS[algorithm].settings if algorithm in ALGORITHMS else {}
+    tables = (*PRESETS.get(preset, {}).items(), *of_algorithm.items())
     for name, value in (*tables, *_spell_out((*files, *overrides))):
         assign(tree, name, value)
     try:
@@ -159,7 +168,8 @@ def _read(path: Path, *, known_only: bool = False, saved: bool = False) -> list[
     tree = read_yaml(path, saved=saved)
     settings, removed = modernise(by_name(tree), complete=True)
     for name, value in removed.items():
-        logger.warning("%s: %s=%s is no longer a setting; new runs ignore it", path, name, value)
+        if name not in RETIRED:
+            logger.warning("%s: %s=%s is no longer a setting; new runs ignore it", path, name, value)
         settings.append((f"{OLDER}.{name}", value))
     if known_only:
         settings = [each for each in settings if each[0] in KNOBS or each[0] == LEVELS or _is_older(each[0])]

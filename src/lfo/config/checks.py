@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from lfo.config.algorithms import ALGORITHMS
 from lfo.env.adapters import ADAPTERS, adapter_word
 from lfo.env.shipped import SHIPPED
 from lfo.errors import ConfigError
-from lfo.model.couplings import coupling_of, names_where
+from lfo.model.couplings import coupling_of
 from lfo.settings import did_you_mean
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ def check(config: RunConfig) -> None:
 def _of_texts(c: RunConfig) -> Iterator[Relation]:
     known = c.env in SHIPPED or adapter_word(c.env) is not None or re.fullmatch(r"[\w.]+:\w+", c.env) is not None
     words = f"{', '.join(SHIPPED)}, package.module:Class or one of {', '.join(ADAPTERS)} with a colon and a name"
+    algorithms = f"algo must be one of {', '.join(ALGORITHMS)}, not {c.algo!r}"
+    yield c.algo in ALGORITHMS, f"{algorithms}{did_you_mean(c.algo, tuple(ALGORITHMS))}"
     yield known, f"env must be {words}, not {c.env!r}{did_you_mean(c.env.partition(':')[0], (*SHIPPED, *ADAPTERS))}"
     for name, text in (("model", c.model), ("output_dir", c.output_dir)):  # YAML does not preserve every line break
         yield bool(text.strip()) and text.isprintable(), f"{name} must be printable text, not {text!r}"
@@ -52,7 +55,7 @@ def _of_rollouts(c: RunConfig) -> Iterator[Relation]:
 
 def _of_the_world_model(c: RunConfig) -> Iterator[Relation]:
     w, inline = c.world_model, c.world_model.input == "inline"
-    couplings = " or ".join(f"coupling={name}" for name in names_where(lambda row: row.reads_inline))
+    models = [name for name, algorithm in ALGORITHMS.items() if algorithm.has_world_model]
     first = re.fullmatch(r"world_model_first:(\d+)", w.schedule)
     asked = c.looks_ahead and c.lookahead_source in ("world_model", "memory_first")
     learns = w.weight > 0 and not inline and w.predict != "none"
@@ -63,9 +66,11 @@ def _of_the_world_model(c: RunConfig) -> Iterator[Relation]:
         ("world_model.schedule=adaptive", w.schedule == "adaptive"),
         (f"surprise={c.surprise:g}", c.surprise > 0),
     ):
-        yield c.has_world_model or not used, f"{name} needs algo=dual-lora or algo=internalise"
-    yield coupling_of(c.coupling).reads_inline or not inline, f"world_model.input=inline needs {couplings}"
+        yield c.has_world_model or not used, f"{name} needs algo={' or algo='.join(models)}"
+    yield coupling_of(c.coupling).is_shared or not inline, "world_model.input=inline needs coupling=shared"
     yield not (inline and asked), "world_model.input=inline trains no world model for look-ahead: set lookahead=off"
+    for name, factor in (("user_turns", w.user_turns), ("other_replies", w.other_replies)):
+        yield inline or not factor, f"world_model.{name} needs world_model.input=inline (algo=echo)"
     yield (
         first is None or int(first[1]) <= c.steps,
         f"world_model.schedule={w.schedule} needs steps={first and first[1]} or more",
@@ -90,7 +95,7 @@ def _of_lookahead(c: RunConfig) -> Iterator[Relation]:
         f"rollout.group_size={group} with exploration.blind_share={share:g} leaves one rollout with look-ahead, "
         "which has no other to compare with; use a larger group or a smaller share",
     )
-    source = f"lookahead_source={c.lookahead_source} needs lookahead=policy or lookahead=environment"
+    source = f"lookahead_source={c.lookahead_source} needs lookahead=policy"
     yield c.looks_ahead or c.lookahead_source == "world_model", source
     untrained = "lookahead_source=memory_first needs a world model that is trained: world_model.weight above 0"
     yield c.lookahead_source != "memory_first" or c.world_model.weight > 0, untrained

@@ -7,7 +7,7 @@ looks at a model, an environment or a device. The constructor checks types and r
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import ConfigDict, Field
@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
 from lfo.config import checks
+from lfo.config.algorithms import ALGORITHMS
 from lfo.env.shipped import SHIPPED
 from lfo.settings import dotted
 
@@ -39,6 +40,10 @@ def knob(default: Any, text: str, *, main: bool = False, beside: bool = False, *
     seed).
     """
     return Field(default, description=text, json_schema_extra={"main": main, "beside": beside}, **limits)
+
+
+def _words(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
@@ -94,6 +99,8 @@ class WorldModelConfig:
     lora_plus: Above0 = knob(1.0, "LoRA+: B matrices of its adapter learn at so many times the rate of A matrices")
     input: Literal["state", "inline"] = knob("state", "rows of their own, or the observation tokens of the rollout")
     predict: str = knob("default", "tools whose replies it learns: as the environment says, `all`, `none`, or names")
+    user_turns: Factor = knob(0.0, "with `input=inline`: weight of answers to messages that call no tool")
+    other_replies: Factor = knob(0.0, "with `input=inline`: weight of replies to other calls and to broken ones")
     state_tokens: int = knob(
         512, "tokens of a state; a longer one is cut to what concerns the call, then further", ge=32
     )
@@ -108,7 +115,7 @@ class WorldModelConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
 class ImagineConfig:
-    """Look-ahead that the policy proposes."""
+    """What is imagined, and how it is shown."""
 
     form: Literal["auto", "mark", "tool", "user"] = knob(
         "auto", "how the policy is told of a predicted reply; `auto`: as this base acts on it (docs/YOUR_MODEL.md)"
@@ -130,10 +137,6 @@ class InternaliseConfig:
     until: Whole = knob(0, "steps after which look-ahead and world model end, and DAPO alone goes on; 0 is never")
     swap_names: Share = knob(0.0, "chance that a rare word of a success is swapped for another when it is imitated")
     teacher: Literal["base", "policy", "hindsight"] = knob("base", "who gives what is imitated: see Into the weights")
-
-    def over(self, step: int) -> bool:
-        """Whether DAPO alone trains in this step."""
-        return 0 < self.until <= step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
@@ -161,7 +164,7 @@ class RunConfig:
     """All settings of one run: enough to repeat it with the same code on the same machine."""
 
     preset: Preset = knob("default", "where the values start from: see Presets", main=True, beside=True)
-    algo: Literal["dual-lora", "internalise", "dapo"] = knob("dual-lora", "what is trained: see Presets", main=True)
+    algo: str = knob("dual-lora", f"what is trained: {_words(ALGORITHMS)}; see Presets", main=True)
     engine: Literal["local", "verl"] = knob("local", "who trains: one process, or many (docs/VERL_INTEGRATION.md)")
     model: str = knob("tiny", "the embedded base, a name of `lfo models list`, a folder or a hub id", main=True)
     env: str = knob("phone-calls", "or `oracle-codes`, `package.module:Class`, or docs/ADAPTERS.md", main=True)
@@ -170,8 +173,10 @@ class RunConfig:
         "given to the environment's class, as `env_args.seed=1`; `levels=2,3` is short for `env_args.levels=[2,3]`",
         main=True,
     )
-    coupling: str = knob("separate", "how the adapters meet: `separate`, `shared` or `stacked`", main=True)
-    lookahead: Literal["policy", "environment", "off"] = knob("policy", "who proposes what to imagine", main=True)
+    coupling: str = knob(
+        "separate", "how many adapters there are: two `separate` ones, or one `shared` by both jobs", main=True
+    )
+    lookahead: Literal["policy", "off"] = knob("policy", "who proposes what to imagine; `off`: nothing is", main=True)
     lookahead_source: Source = knob(
         "world_model", "who predicts replies; the last three are controls: docs/EVALUATION.md"
     )
@@ -202,14 +207,14 @@ class RunConfig:
     eval: EvalConfig = EvalConfig()
     verl: dict[str, Any] = knob({}, "settings of verl itself, beside those made of these, as `verl.trainer.nnodes=2`")
 
-    older: dict[str, Any] = Field(default_factory=dict)  # removed settings of a saved run
+    older: dict[str, Any] = Field(default_factory=dict)  # of a saved run: what no present setting can say
 
     def __post_init__(self) -> None:
         checks.check(self)
 
     @property
     def has_world_model(self) -> bool:
-        return self.algo != "dapo"
+        return ALGORITHMS[self.algo].has_world_model
 
     @property
     def looks_ahead(self) -> bool:

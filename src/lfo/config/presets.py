@@ -1,4 +1,4 @@
-"""Named sets of settings: what `preset=` and `algo=` stand for, by the dotted names of `knobs`."""
+"""Named sets of settings: what `preset=` stands for, by the dotted names of `knobs` (`algo=`: `algorithms`)."""
 
 from __future__ import annotations
 
@@ -76,24 +76,5 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "rollout.max_context": 4096,
         "rollout.max_turn_tokens": 512,
         "steps": 300,
-    },
-}
-
-# What an algorithm implies, whatever the preset says; plain DAPO is dual-LoRA without its world model.
-ALGORITHMS: Mapping[str, Mapping[str, Any]] = {
-    "dual-lora": {},
-    # What look-ahead achieves becomes part of the policy's weights. Imitation goes on to the end: after
-    # 120 steps of it, 40 more beat 40 of DAPO on five seeds, 90.0 against 88.5 % on val.
-    "internalise": {
-        "lookahead": "policy",
-        "internalise.rows": 8,
-        "steps": 160,
-        "imagine.drafts": 4,  # the first draft of the base misses the informative question in 10-20 % of the tasks
-    },
-    "dapo": {
-        "lookahead": "off",
-        "world_model.weight": 0.0,
-        "world_model.replay": False,
-        "exploration.blind_share": 0.0,
     },
 }

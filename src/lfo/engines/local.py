@@ -77,10 +77,8 @@ class LocalBackend:
     ) -> list[Rollout]:
         return self.agent.run(requests, temperature=temperature, untrained=untrained)
 
-    def complete(
-        self, prompts: Sequence[Sequence[int]], uniforms: Sequence[Sequence[float]] | None = None
-    ) -> list[tuple[int, ...]]:
-        return self.agent.complete(prompts, uniforms)
+    def complete(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+        return self.agent.complete(prompts)
 
     def score(self, rows: Sequence[TrainingSample]) -> list[ReplyScore]:
         return self.learner.reply_scores(rows)

@@ -71,11 +71,11 @@ class DescribesReplies(Protocol):
 
 @runtime_checkable
 class OffersLookahead(Protocol):
-    """Optional: return the next call to imagine, or None.
+    """Optional: return the next call to imagine, or None. A control in evaluation, which no loss uses.
 
     A pure function of the transcript, which contains only what the policy has seen. It is called before each turn of
-    the policy until it returns None; imagined exchanges are in the transcript as messages marked `predicted`. Training
-    may also make the call for real; it then lists the calls of a point with empty replies.
+    the policy until it returns None; imagined exchanges are in the transcript as messages marked `predicted`. To list
+    the calls of a point, their replies are left empty.
     """
 
     def lookahead_query(self, transcript: Sequence[Message]) -> ToolCall | None: ...

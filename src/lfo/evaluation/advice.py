@@ -21,7 +21,7 @@ from lfo.evaluation.correlation import ACCURACY_KEYS, LOOKAHEAD, VAL
 from lfo.evaluation.costs import MetricsRows
 from lfo.evaluation.success import FAR, evaluated_tasks, far_below
 from lfo.evaluation.trends import GAIN, LATELY, Trends, numbers
-from lfo.model.couplings import coupling_of, names_where
+from lfo.model.couplings import coupling_of
 from lfo.rollout.runner import ENVIRONMENT_FAILURES
 from lfo.types import StopReason
 
@@ -202,8 +202,8 @@ def _takes_back(run: Trends) -> Trouble | None:
 
 
 def _drafts(run: Trends) -> tuple[list[float], list[float]]:
-    """Return recent imagined calls per rollout and the share kept; nothing if the environment proposes them."""
-    if run.config.lookahead != "policy":
+    """Return recent imagined calls per rollout and the share kept; nothing without look-ahead."""
+    if not run.config.looks_ahead:
         return [], []
     where = "eval/val/" if run.lately("eval/val/drafts") else ""
     return run.lately(f"{where}drafts"), run.lately(f"{where}drafts_kept")
@@ -211,8 +211,14 @@ def _drafts(run: Trends) -> tuple[list[float], list[float]]:
 
 def _weight_too_high(run: Trends) -> Trouble | None:
     weights, tokens = run.lately("world_model_weight"), run.lately("world_model_accuracy")
-    # If the adapters do not meet, the world-model loss cannot affect the policy.
-    if not coupling_of(run.config.coupling).meets or not run.learns_policy or not weights or not tokens or not run.val:
+    # With two adapters the world-model loss cannot affect the policy.
+    if (
+        not coupling_of(run.config.coupling).is_shared
+        or not run.learns_policy
+        or not weights
+        or not tokens
+        or not run.val
+    ):
         return None
     weight, lost = weights[-1], max(run.val) - run.val[-1]
     if weight < HIGH_WEIGHT or fmean(tokens) < GOOD_TOKENS or run.success >= SOLVED or (run.gains and lost < LOST):
@@ -349,8 +355,7 @@ def _gradient_imbalance(run: Trends) -> Trouble | None:
         return Trouble(
             name="gradient imbalance",
             figure=f"the gradient of the world model was {1 / ratio:.0f} times the policy's, {_over(ratios)}",
-            knob="raise policy.learning_rate, or lower world_model.weight where the adapters meet "
-            f"(coupling={' or '.join(names_where(lambda row: row.meets))})",
+            knob="raise policy.learning_rate, or lower world_model.weight with coupling=shared",
         )
     return Trouble(
         name="gradient imbalance",

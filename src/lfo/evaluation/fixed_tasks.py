@@ -69,7 +69,7 @@ def evaluate_splits(
         if config.looks_ahead:
             alone = roll_out(requests, temperature=0.0) if sighted else rollouts
             metrics["success_blind"] = fmean(rollout.reward for rollout in alone)
-        if sighted and config.lookahead == "policy":
+        if sighted:
             metrics["drafts_informative"] = informative_drafts(config, make_environment, rollouts)
         if sighted and config.lookahead_source != "truth":
             metrics["lookahead_accuracy"] = lookahead_accuracy(config, make_environment, tasks, rollouts)

@@ -8,9 +8,8 @@ The tasks are the first of `val`. Training draws none of them, but it may draw t
 phone-call world half of the tasks of `val` on level 2 have a company and a service of one of the first 480 training
 tasks, so what a rep wants for them may have been learned, in other words (docs/RESULTS.md).
 
-All replies are generated in one greedy batch and scored in one forward pass. For calls that look-ahead asks about, more
-replies are sampled, with random numbers seeded by the call, to measure certainty. Nothing is trained, so a run is the
-same with and without this evaluation.
+All replies are generated in one greedy batch and scored in one forward pass. Nothing is trained, so a run is the same
+with and without this evaluation.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ from lfo.env.phone_calls import PhoneCalls
 from lfo.env.players import EVERY_REPLY, Player, Recorder
 from lfo.env.tasks import Task
 from lfo.errors import EnvironmentFailed
-from lfo.evaluation.certainty import calibration_metrics
 from lfo.evaluation.world_model import OTHER, Prediction, lost_tokens, prediction_metrics
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import (
@@ -49,7 +47,6 @@ from lfo.protocol.world_model import (
     render_state,
     state_of,
 )
-from lfo.rollout.certainty import certainty, sampled_replies
 from lfo.rollout.deliberation import Question
 from lfo.rollout.predictors import true_reply_predictor
 from lfo.rollout.records import rollout_from_texts, transcripts
@@ -87,12 +84,6 @@ class Examination:
         count = min(CALLS, self._config.eval.tasks)
         return held_out_calls(self._make_environment, self._runner_config, self._untrained, count=count)
 
-    @cached_property
-    def asked(self) -> list[ObservedCall]:
-        """Calls that look-ahead asks about, each of a different task; the pool if there are none."""
-        count = min(CALLS, self._config.eval.tasks)
-        return asked_calls(self._make_environment, self._runner_config, self._untrained, count=count) or self.calls
-
     def _untrained(self, tasks: Sequence[Any]) -> list[Rollout]:
         """Play blind with the base, with the same random numbers in every run."""
         requests = [RolloutRequest(task=task, seeds=(0, index), blind=True) for index, task in enumerate(tasks)]
@@ -126,25 +117,9 @@ class Examination:
             )
             for call, predicted, verdict, score in zip(self.calls, written, verdicts, scores, strict=True)
         ]
-        measured = {**prediction_metrics(predictions), **self._calibration()}
-        metrics = {f"world_model_eval/{name}": value for name, value in measured.items()}
+        metrics = {f"world_model_eval/{name}": value for name, value in prediction_metrics(predictions).items()}
         examples = [_example(call, made) for call, made in zip(self.calls, predictions, strict=True)]
         return metrics, _of_different_categories(examples, EXAMPLES)
-
-    def _calibration(self) -> dict[str, Any]:
-        """Return the calibration of certainty on calls that look-ahead asks about."""
-        codec, complete = self._codec, self._backend.complete
-        judge = self._runner_config.ask(self._make_environment)
-        prompts = [codec.question_ids(call.state, call.call) for call in self.asked]
-        predicted = [codec.decode(ids) for ids in complete(prompts)]
-        drawn = sampled_replies(complete, prompts, limit=self._config.world_model.reply_tokens)
-        sampled = [list(map(codec.decode, some)) for some in drawn]
-        pairs = [(each, call.reply) for each, call in zip(predicted, self.asked, strict=True)]
-        asks = self._runner_config.ask
-        return calibration_metrics(
-            asks(lambda: [certainty(judge, each, some) for each, some in zip(predicted, sampled, strict=True)]),
-            asks(lambda: [same_meaning(judge, *pair) for pair in pairs]),
-        )
 
 
 def held_out_calls(
@@ -167,22 +142,6 @@ def held_out_calls(
     played = [(task, rollout) for task, rollout in played if not isinstance(rollout, EnvironmentFailed)]
     made = (call for _, rollout in played for call in observed_calls(rollout, predict=tools))
     return _evenly([*_asked_calls(make_environment, runner_config, played), *made], count)
-
-
-def asked_calls(
-    make_environment: EnvironmentFactory, runner_config: RunnerConfig, base_policy: PlaysTasks, *, count: int = CALLS
-) -> list[ObservedCall]:
-    """Return the first call of each task that look-ahead asks about; none if the environment names none."""
-    judge = runner_config.ask(make_environment)
-    if not isinstance(judge, OffersLookahead):
-        return []
-    tasks = runner_config.ask(lambda: tasks_of(judge, SPLIT)[:count])
-    if isinstance(judge, PhoneCalls):
-        rollouts = runner_config.call_all([partial(_play, make_environment, task, EVERY_REPLY[0]) for task in tasks])
-    else:
-        rollouts = base_policy(tasks)
-    played = [each for each in zip(tasks, rollouts, strict=True) if not isinstance(each[1], EnvironmentFailed)]
-    return list(_asked_calls(make_environment, runner_config, played))
 
 
 def _asked_calls(

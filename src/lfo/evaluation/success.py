@@ -64,22 +64,18 @@ def draft_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 def step_metrics(rollouts: Sequence[Rollout], tools: Collection[str]) -> tuple[dict[str, Any], list[str]]:
     """Return the metrics of the rollouts of a training step, and warnings."""
-    own = [rollout for rollout in rollouts if not rollout.inquired]
-    sighted = [rollout.reward for rollout in own if not rollout.blind]
-    blind = [rollout.reward for rollout in own if rollout.blind]
-    metrics = rollout_metrics(own) | draft_metrics(own)
+    sighted = [rollout.reward for rollout in rollouts if not rollout.blind]
+    blind = [rollout.reward for rollout in rollouts if rollout.blind]
+    metrics = rollout_metrics(rollouts) | draft_metrics(rollouts)
     if sighted and blind:
         metrics |= {"success_sighted": fmean(sighted), "success_blind": fmean(blind)}
-    if rollouts:
-        of_all = rollout_metrics(rollouts)
-        metrics |= {name: of_all[name] for name in ("stops", "replies_cut") if name in of_all}
     metrics["sampled_tokens"] = sum(rollout.sampled_count for rollout in rollouts)
     warnings = [BROKEN_ROLLOUTS] if any(rollout.stop in ENVIRONMENT_FAILURES for rollout in rollouts) else []
     if any(map(opening_is_too_long, rollouts)):
         warnings.append(NO_ROOM)
     if "replies_cut" in metrics:
         warnings.append(CUT_REPLIES)
-    made = [turn.call for rollout in own for turn in rollout.turns if not turn.predicted]
+    made = [turn.call for rollout in rollouts for turn in rollout.turns if not turn.predicted]
     if made and not any(call is not None and call.name in tools for call in made):
         warnings.append(NO_CALLS)
     return metrics, warnings

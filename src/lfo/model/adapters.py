@@ -2,8 +2,8 @@
 
 `couplings` defines which adapters exist, and which of them the policy and the world model use.
 
-    model = DualAdapterModel.build(base, coupling="stacked", seed=0)
-    hidden_BTD = model.hidden(tokens_BT, model.policy_adapters, detached=model.policy_detached)
+    model = DualAdapterModel.build(base, coupling="separate", seed=0)
+    hidden_BTD = model.hidden(tokens_BT, model.policy_adapters)
     logits_BTV = model.logits(tokens_BT, model.world_model_adapters)
 
 It maps token ids to hidden states and does not use losses, samples or text. Rows are padded on the right and need no
@@ -22,7 +22,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -71,7 +71,7 @@ class DualAdapterModel:
         self.peft_model = peft_model
         self.coupling = coupling
         self.policy_adapters, self.world_model_adapters = coupling.policy, coupling.world_model
-        self.policy_detached, self.adapter_names = coupling.spared, coupling.adapters
+        self.adapter_names = coupling.adapters
         self.gradient_checkpointing = False
 
         self._layers: dict[str, LoraLinear] = {
@@ -90,9 +90,7 @@ class DualAdapterModel:
         for name in self.adapter_names:
             for parameter in self.adapter_parameters(name):
                 parameter.requires_grad_(True)
-        self._active: tuple[str, ...] = self.policy_adapters
-        self._detached: tuple[str, ...] = ()
-        self._switch(self._active, self._detached)
+        self._switch(self.policy_adapters)
 
     @classmethod
     def of_run(cls, base: nn.Module, config: RunConfig, *, gradient_checkpointing: bool = False) -> DualAdapterModel:
@@ -192,23 +190,27 @@ class DualAdapterModel:
 
     # ------------------------------------------------------------------ switching
 
-    def active(self, adapters: Sequence[str], detached: Sequence[str] = ()) -> _Activation:
+    def active(self, adapters: Sequence[str]) -> AbstractContextManager[None]:
         """Return a context in which exactly `adapters` are active; `()` is the base.
 
-        Parameters of `detached` adapters get no gradient from a forward inside. Contexts nest; leaving one restores the
-        state before, also after an exception.
+        Contexts nest; leaving one restores the state before, also after an exception.
         """
         self._check(adapters)
-        self._check(detached)
-        return _Activation(self, tuple(adapters), tuple(detached))
+        return self._activated(tuple(adapters))
 
-    def _switch(self, adapters: tuple[str, ...], detached: tuple[str, ...]) -> None:
+    @contextmanager
+    def _activated(self, adapters: tuple[str, ...]) -> Iterator[None]:
+        before = self._active
+        self._switch(adapters)
+        try:
+            yield
+        finally:
+            self._switch(before)
+
+    def _switch(self, adapters: tuple[str, ...]) -> None:
         for layer in self._layers.values():
             layer._active_adapter = list(adapters)  # peft's public setters also change requires_grad
-        for name in set(detached) ^ set(self._detached):
-            for parameter in self.adapter_parameters(name):
-                parameter.requires_grad_(name not in detached)
-        self._active, self._detached = adapters, detached
+        self._active = adapters
 
     def _check(self, adapters: Sequence[str]) -> None:
         if isinstance(adapters, str):
@@ -222,7 +224,6 @@ class DualAdapterModel:
         self,
         tokens_BT: Tensor,
         adapters: Sequence[str],
-        detached: Sequence[str] = (),
         *,
         tree: RowTree | None = None,
         wanted_BT: Tensor | None = None,
@@ -233,13 +234,13 @@ class DualAdapterModel:
         mask on the host, is False, hidden states may be invalid.
         """
         if self._lean is not None:
-            with self.active(adapters, detached):
+            with self.active(adapters):
                 return self._lean(tokens_BT, [adapters] * len(tokens_BT), tree=tree, wanted_BT=wanted_BT)
-        return self.hidden_of_modules(tokens_BT, adapters, detached)
+        return self.hidden_of_modules(tokens_BT, adapters)
 
-    def hidden_of_modules(self, tokens_BT: Tensor, adapters: Sequence[str], detached: Sequence[str] = ()) -> Tensor:
+    def hidden_of_modules(self, tokens_BT: Tensor, adapters: Sequence[str]) -> Tensor:
         """Compute `hidden` with the modules of transformers and peft, for every architecture; the reference."""
-        with self.active(adapters, detached), self._checkpointing(), self._mixed_precision():
+        with self.active(adapters), self._checkpointing(), self._mixed_precision():
             return self.causal_lm.get_decoder()(input_ids=tokens_BT, use_cache=False).last_hidden_state
 
     @property
@@ -248,7 +249,7 @@ class DualAdapterModel:
 
         This saves kernel launches on a GPU. On a CPU it would only compute more.
         """
-        return self.device.type == "cuda" and self._lean is not None and not self.policy_detached
+        return self.device.type == "cuda" and self._lean is not None
 
     def hidden_of_mixed_rows(
         self,
@@ -262,8 +263,8 @@ class DualAdapterModel:
         assert self._lean is not None
         return self._lean(tokens_BT, adapters, tree=tree, wanted_BT=wanted_BT)
 
-    def logits(self, tokens_BT: Tensor, adapters: Sequence[str], detached: Sequence[str] = ()) -> Tensor:
-        return self.causal_lm.get_output_embeddings()(self.hidden(tokens_BT, adapters, detached))
+    def logits(self, tokens_BT: Tensor, adapters: Sequence[str]) -> Tensor:
+        return self.causal_lm.get_output_embeddings()(self.hidden(tokens_BT, adapters))
 
     @cached_property
     def _lean(self) -> LeanForward | None:
@@ -291,7 +292,7 @@ class DualAdapterModel:
 
     def _enable_gradient_checkpointing(self) -> None:
         def contexts() -> tuple[Any, Any]:
-            return nullcontext(), _Activation(self, self._active, self._detached)
+            return nullcontext(), self._activated(self._active)
 
         # Without dropout there is no random state to preserve.
         self.causal_lm.gradient_checkpointing_enable(
@@ -318,41 +319,30 @@ class DualAdapterModel:
 
     @torch.no_grad()
     def deltas(self, adapters: Sequence[str]) -> dict[str, LoraDelta]:
-        """Return the sum of `adapters` as one LoRA for each layer, by the layer's name in `causal_lm`.
-
-        The sum of two LoRAs is a LoRA of rank r1 + r2: A stacked, B concatenated, each B with its own scale.
-        """
+        """Return the LoRA of the one of `adapters`, if any, for each layer by its name in `causal_lm`."""
         self._check(adapters)
-        if not adapters:
-            return {}
         deltas = {}
-        for name, layer in self._layers.items():
-            if len(adapters) == 1:
-                (a, b), scale = _weights(layer, adapters[0]), layer.scaling[adapters[0]]
-            else:
-                a = torch.cat([_weights(layer, adapter)[0] for adapter in adapters])
-                b = torch.cat([_weights(layer, adapter)[1] * layer.scaling[adapter] for adapter in adapters], dim=1)
-                scale = 1.0
-            deltas[name.removeprefix("base_model.model.")] = LoraDelta(a=a.detach(), b=b.detach(), scale=scale)
+        for adapter in adapters:
+            for name, layer in self._layers.items():
+                a, b = _weights(layer, adapter)
+                delta = LoraDelta(a=a.detach(), b=b.detach(), scale=layer.scaling[adapter])
+                deltas[name.removeprefix("base_model.model.")] = delta
         return deltas
 
-    def as_one_lora(self, adapters: Sequence[str]) -> tuple[dict[str, Tensor], LoraConfig]:
-        """Return the sum of `adapters` as one ordinary LoRA: its tensors with PEFT's names, and its config."""
+    def as_lora(self, adapter: str) -> tuple[dict[str, Tensor], LoraConfig]:
+        """Return an adapter as an ordinary LoRA: its tensors with PEFT's names, and its config."""
         tensors = {}
-        for name, delta in self.deltas(adapters).items():
+        for name, delta in self.deltas((adapter,)).items():
             tensors[f"base_model.model.{name}.lora_A.weight"] = delta.a
             tensors[f"base_model.model.{name}.lora_B.weight"] = delta.b
-        configs = [cast(LoraConfig, self.peft_model.peft_config[name]) for name in adapters]
-        rank = sum(config.r for config in configs)
-        # B of a sum contains the scales, so alpha = rank, which is scale 1.
-        alpha = configs[0].lora_alpha if len(configs) == 1 else rank
-        return tensors, replace(configs[0], r=rank, lora_alpha=alpha, inference_mode=True)
+        config = cast(LoraConfig, self.peft_model.peft_config[adapter])
+        return tensors, replace(config, inference_mode=True)
 
-    def export(self, folder: Path | str, adapters: Sequence[str]) -> None:
-        """Write the sum of `adapters` as one ordinary PEFT folder."""
+    def export(self, folder: Path | str, adapter: str) -> None:
+        """Write an adapter as an ordinary PEFT folder."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        tensors, config = self.as_one_lora(adapters)
+        tensors, config = self.as_lora(adapter)
         tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
         save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
         fields = {key: sorted(value) if isinstance(value, set) else value for key, value in config.to_dict().items()}
@@ -360,11 +350,11 @@ class DualAdapterModel:
 
     def save(self, directory: Path | str) -> None:
         """Write each adapter as a PEFT folder; a world model without its own adapter is written too."""
-        folders: dict[str, tuple[str, ...]] = {name: (name,) for name in self.adapter_names}
-        if self.world_model_adapters:
-            folders.setdefault(WORLD_MODEL, self.world_model_adapters)
-        for name, adapters in folders.items():
-            self.export(Path(directory) / name, adapters)
+        folders = {name: name for name in self.adapter_names}
+        for adapter in self.world_model_adapters:
+            folders[WORLD_MODEL] = adapter
+        for name, adapter in folders.items():
+            self.export(Path(directory) / name, adapter)
 
     @torch.no_grad()
     def load(self, directory: Path | str) -> None:
@@ -412,21 +402,6 @@ class DualAdapterModel:
             raise DataError(f"The adapter file {path} was made for another rank or model size.")
         refuse_values_not_finite(tensors, path)
         return ordered
-
-
-class _Activation:
-    """The context of `DualAdapterModel.active`; it may be entered again, for a second backward."""
-
-    def __init__(self, model: DualAdapterModel, adapters: tuple[str, ...], detached: tuple[str, ...]) -> None:
-        self._model, self._adapters, self._detached = model, adapters, detached
-        self._before: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
-
-    def __enter__(self) -> None:
-        self._before.append((self._model._active, self._model._detached))
-        self._model._switch(self._adapters, self._detached)
-
-    def __exit__(self, *exception: object) -> None:
-        self._model._switch(*self._before.pop())
 
 
 def _weights(layer: LoraLinear, adapter: str) -> tuple[nn.Parameter, nn.Parameter]:

@@ -222,14 +222,11 @@ class Learner:
         has_world = batch.has_world_model and tokens.world_model > 0
         if not (has_policy or has_world):
             return
-        # Inline with stacked: one forward for all losses, but only the policy losses must spare the world model.
-        spared = model.policy_detached if batch.adapters == model.policy_adapters else ()
         options: dict[str, Any] = {"tree": batch.tree, "wanted_BT": batch.wanted_BT}
         if model.mixes_rows:
             hidden_BTD = model.hidden_of_mixed_rows(batch.tokens_BT, batch.adapters_of_rows, **options)
         else:
-            detached = () if has_world else spared
-            hidden_BTD = model.hidden(batch.tokens_BT, batch.adapters, detached, **options)
+            hidden_BTD = model.hidden(batch.tokens_BT, batch.adapters, **options)
         policy = world = hidden_BTD.new_zeros(())
         if batch.has_policy:
             policy = self._policy_loss(hidden_BTD, batch, tokens.policy, sums)
@@ -239,13 +236,7 @@ class Learner:
         if has_world:
             weights_BT, count = batch.world_model_weights_BT, tokens.world_model
             world = self._cross_entropy("world_model", hidden_BTD, batch, weights_BT, count, sums)
-        if has_policy and has_world and spared:
-            kept = [parameter for name, group in self.parameters.items() if name not in spared for parameter in group]
-            everything = [parameter for group in self.parameters.values() for parameter in group]
-            policy.backward(inputs=kept, retain_graph=True)
-            (world_model_weight * world).backward(inputs=everything)
-        else:
-            total_loss(policy, world, weight=world_model_weight).backward()
+        total_loss(policy, world, weight=world_model_weight).backward()
 
     def _policy_loss(self, hidden_BTD: Tensor, batch: Batch, tokens: float, sums: dict[str, Any]) -> Tensor:
         weights_BT = batch.policy_weights_BT

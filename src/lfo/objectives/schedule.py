@@ -1,4 +1,4 @@
-"""Schedules by step: active losses, phases, learning rate, world-model weight.
+"""Schedules by step: active losses, learning rate, world-model weight.
 
 Steps start at 0. All functions are pure, so a resumed run continues exactly.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 RATE_FLOOR = 0.1  # the cosine ends at this share of the learning rate
 
@@ -46,21 +46,6 @@ def exploring_steps(schedule: str) -> int:
     """Return the number of first steps in which every rollout explores: N of `explore_first:N`."""
     name, _, number = schedule.partition(":")
     return int(number) if name == "explore_first" else 0
-
-
-Phase = Literal["ask", "internalise", "reinforce"]
-
-
-def phase_of(step: int, *, begun: bool, until: int) -> Phase:
-    """Return the phase of a step.
-
-    ask           the world model learns; the policy, if it acts itself, learns by DAPO what to ask
-    internalise   once `begun`: the policy imitates successes, the world model keeps learning
-    reinforce     from step `until` on (0: never): DAPO alone, without look-ahead and world model
-    """
-    if 0 < until <= step:
-        return "reinforce"
-    return "internalise" if begun else "ask"
 
 
 def rate_of(step: int, *, warmup: int, total: int, until: int, constant: bool = False) -> float:

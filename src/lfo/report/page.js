@@ -345,46 +345,6 @@ function dotPlot(rows, format) {
   });
 }
 
-/** Certainty against accuracy: a dot for each bin of each group, sized by its number of predictions. */
-function reliabilityDiagram(groups) {
-  const hidden = choices.get("hidden in reliability") || new Set();
-  choices.set("hidden in reliability", hidden);
-  return responsive(function draw(box, width) {
-    const margin = { left: 46, right: 16, top: 26, bottom: 44 };
-    const side = Math.min(width - margin.left - margin.right, 380);
-    const height = side + margin.top + margin.bottom;
-    const x = (value) => margin.left + value * side;
-    const y = (value) => margin.top + (1 - value) * side;
-    const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": "reliability diagram" });
-    for (const value of [0, 0.25, 0.5, 0.75, 1]) {
-      svg.append(
-        shape("line", { class: value === 0 ? "base" : "grid", x1: x(0), x2: x(1), y1: y(value), y2: y(value) }),
-        shape("text", { x: x(0) - 8, y: y(value) + 4, "text-anchor": "end" }, FORMATS.share(value)),
-        shape("text", { x: x(value), y: y(0) + 18, "text-anchor": "middle" }, FORMATS.share(value)));
-    }
-    svg.append(
-      shape("line", { class: "rule", x1: x(0), y1: y(0), x2: x(1), y2: y(1) }),
-      shape("text", { x: x(1), y: height - 6, "text-anchor": "end" }, "certainty of the prediction"),
-      shape("text", { x: x(0), y: y(1) - 10 }, "came true"));
-    for (const { group, bins } of groups.filter((each) => !hidden.has(each.group))) {
-      const total = bins.reduce((sum, bin) => sum + bin.count, 0);
-      const drawn = shape("g", { class: colour(group) }, shape("path", { class: "run", d: pathOf(bins.map((bin) => [x(bin.certainty), y(bin.right)])) }));
-      for (const bin of bins) {
-        const words = `${data.groups[group].name}: ${FORMATS.share(bin.certainty)} sure, ${FORMATS.share(bin.right)} right, of ${plain.format(bin.count)}`;
-        drawn.append(
-          shape("line", { class: "whisker", x1: x(bin.certainty), x2: x(bin.certainty), y1: y(bin.low), y2: y(bin.high) }),
-          shape("circle", { class: "dot", cx: x(bin.certainty), cy: y(bin.right), r: 3 + 9 * Math.sqrt(bin.count / total) }, shape("title", {}, words)));
-      }
-      svg.append(drawn);
-    }
-    const toggle = (group) => {
-      if (!hidden.delete(group)) hidden.add(group);
-      draw(box, width);
-    };
-    box.replaceChildren(legend(groups.map((each) => each.group), hidden, toggle), svg);
-  });
-}
-
 // Sections ----------------------------------------------------------------------------------------------------------
 
 function head() {
@@ -470,13 +430,6 @@ function worldModel() {
     show(Number(chosen("measure by kind", kinds)));
   } else {
     side.append(empty("These runs were not evaluated by kind of reply."));
-  }
-  if (data.reliability.length) {
-    const diagram = reliabilityDiagram(data.reliability).box;
-    diagram.id = "reliability-chart";
-    node.append(element("h3", { class: "apart" }, "Calibration of its certainty"),
-      element("p", { class: "about" }, "Certainty is the share of sampled replies with the same meaning as the predicted reply, on held-out calls of the kind that look-ahead asks about, at the last evaluation. On the dotted line, predictions are right as often as their certainty says; above it more often, below it less often. Larger dots have more predictions; bars are 95 % intervals."),
-      diagram, ...data.reliability.map(({ words }) => element("p", { class: "quiet" }, words)));
   }
   if (data.examples.length) node.append(element("h3", { class: "apart" }, "Expected and said"), examples());
 }
@@ -716,7 +669,7 @@ const SECTIONS = [
   ["learning", learning, ["success", "groups"]],
   ["comparison", comparison, ["comparison", "groups"]],
   ["levels", levels, ["levels", "groups"]],
-  ["world-model", worldModel, ["world_model", "categories", "reliability", "examples", "groups"]],
+  ["world-model", worldModel, ["world_model", "categories", "examples", "groups"]],
   ["training", training, ["training", "groups"]],
   ["ablations", ablations, ["ablations"]],
   ["rollouts", rolloutBrowser, ["rollouts"]],

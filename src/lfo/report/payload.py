@@ -24,7 +24,6 @@ from lfo.evaluation.runs import RunRecord, find_runs, folders, holds_run, read_r
 from lfo.evaluation.sample_efficiency import Comparison, compare
 from lfo.evaluation.sample_efficiency import curve as curve_of
 from lfo.report.curves import POINTS, SMALL_CHART_POINTS, Member, curve, mark
-from lfo.report.reliability import reliability_of
 from lfo.report.samples import BUDGET, ROLLOUTS_PER_RUN, Texts, read_predictions, read_rollouts
 from lfo.report.studies import ABLATION_FILE, StudyResult, described
 from lfo.report.text import shown
@@ -45,7 +44,6 @@ WORLD_MODEL = {
     "world_model_eval/exact": ("text exactly right, held-out calls", "share"),
     "world_model_eval/bleu": ("BLEU, held-out calls", "number"),
     "world_model_eval/perplexity": ("perplexity, held-out calls", "number"),
-    "world_model_eval/calibration_error": ("calibration error, held-out calls", "fraction"),
     "eval/val/lookahead_accuracy": ("look-ahead right, on val", "share"),
     "eval/test_unseen_companies/lookahead_accuracy": ("look-ahead right, unseen companies", "share"),
     "world_model_accuracy": ("trained tokens right, by weight", "share"),
@@ -132,7 +130,6 @@ def build(found: Found, records: Iterable[RunRecord] | None = None) -> dict[str,
         "levels": page.levels(),
         "world_model": page.curves(WORLD_MODEL, POINTS),
         "categories": page.categories(),
-        "reliability": reliability_of(page.members, [name for name, _ in page.groups]),
         "examples": examples,
         "training": page.curves(TRAINING, SMALL_CHART_POINTS),
         "ablations": [study.chart(page.records) for study in found.studies],

@@ -7,7 +7,7 @@ policy        The policy drafts its turn. If the draft calls a tool that may be 
               not fit the schema of its tool needs no prediction: the policy is told what does not fit. Small
               instruct models repeat the error of a real call instead of making another one: they are told so.
 environment   The environment names calls (`lookahead_query`, a function of the transcript). Each is shown with its
-              predicted reply before the policy speaks. This is a control, and an option for users who know what to ask.
+              predicted reply before the policy speaks. This is a control in evaluation: nothing is trained so.
 
     P0  D0 (expected) I0  A0  E0 ...       D0: draft, I0: predicted reply, A0: the real action after it
     P0  D0  E0 ...                         the exchange was taken back, because no different call followed I0
@@ -31,13 +31,13 @@ from lfo.env.answers import asked_call
 from lfo.env.interface import Environment, OffersLookahead
 from lfo.env.patience import name_of
 from lfo.errors import EnvironmentFailed
-from lfo.protocol.chat import ChatCodec, Tokens
+from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import OPENING, format_tool_call, read_tool_call
 from lfo.protocol.schemas import listed_words, misfit, words_of
 from lfo.protocol.shown import MARK, ShownForm
 from lfo.protocol.world_model import WorldModelState, state_of
-from lfo.rollout.row import MOST_IMAGINED, Dictated, Mark, Row, SamplerRows, Speech
-from lfo.types import Message, Origin, Rollout, StopReason, ToolCall, Turn
+from lfo.rollout.row import Dictated, Mark, Row, SamplerRows, Speech
+from lfo.types import MOST_IMAGINED, Message, Origin, Rollout, StopReason, ToolCall, Turn
 
 EXPECTED = MARK.text("")  # the text before a predicted reply that is marked
 _TAG = re.compile(r"</?\w+>")
@@ -336,31 +336,6 @@ class Deliberation:
                 if not show_exchange(row, self._codec, format_tool_call(question.call), reply, form=self._form):
                     row.stop = StopReason.CONTEXT_OVERFLOW
             asking = [row for row, _ in questions if row.stop is None]
-
-    def inquire(self, batch: Sequence[Row]) -> set[int]:
-        """Make for explorers, once per rollout, a real call that other rollouts only imagine; return their row indices.
-
-        The first question of look-ahead is left to the policy. The call is not sampled and therefore not trained."""
-        inquiring: set[int] = set()
-        asking = [row for row in batch if row.request.inquiry and row.inquired is None]
-        asking = [row for row in asking if isinstance(row.environment, OffersLookahead)]
-        calls = [partial(questions, row.environment, row.transcript) for row in asking]
-        outcomes = self._call_all(calls, what=_query_of(asking))
-        for row, outcome in zip(asking, outcomes, strict=True):
-            if isinstance(outcome, EnvironmentFailed):
-                row.fail(outcome)
-            elif outcome:
-                index = row.request.inquiry % len(outcome)
-                row.inquired = index > 0
-                if row.inquired:
-                    dictated = self._codec.encode_message(format_tool_call(outcome[index]))
-                    message = (*dictated, self._codec.end_of_turn)
-                    piece = Tokens(ids=message, origins=(int(Origin.PROMPT),) * len(message), spans=())
-                    if row.write(piece) is None:
-                        row.stop = StopReason.CONTEXT_OVERFLOW
-                    row.speech = Dictated(tokens=message)
-                    inquiring.add(row.index)
-        return inquiring
 
 
 def _without_tags(text: str) -> list[str]:

@@ -10,25 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from lfo.config import RunConfig
 from lfo.rollout.row import Feedback, RolloutRequest
-from lfo.types import Rollout
+from lfo.types import Rollout, StepPlan
 
 
 def roll_out_in_waves(
-    config: RunConfig,
+    plan: StepPlan,
     requests: Sequence[RolloutRequest],
     roll_out: Callable[[Sequence[RolloutRequest]], Sequence[Rollout]],
     *,
     tools: Collection[str] | None,
 ) -> list[Rollout]:
     """Return one rollout for each request, in order; only replies of `tools` are shown (None: all)."""
-    size, first = config.rollout.group_size, config.first_wave
+    size, first = len(plan.seats), plan.first_wave
     groups = [requests[start : start + size] for start in range(0, len(requests), size)]
     early = list(roll_out([request for group in groups for request in group[:first]]))
     waves = [early[index * first : (index + 1) * first] for index in range(len(groups))]
     feedbacks = [feedback_from(wave, tools=tools) for wave in waves]
-    if config.feedback == "other_task":
+    if plan.feedback == "other_task":
         feedbacks = _of_another_task([wave[0].task_id for wave in waves], feedbacks)
     late = iter(
         roll_out(

@@ -6,15 +6,20 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lfo.config import RunConfig
-from lfo.objectives.schedule import Phase, active_losses, phase_of, rate_of
 from lfo.protocol.world_model import WorldModelExample
 from lfo.rollout.practice import Practice
 from lfo.rollout.renaming import Renaming
-from lfo.rollout.samples import ReplayBuffer, deal, inline_rows, policy_rows, world_model_sample
+from lfo.rollout.samples import (
+    NOTHING,
+    Observed,
+    ReplayBuffer,
+    deal,
+    inline_rows,
+    policy_rows,
+    world_model_sample,
+)
 from lfo.rollout.successes import SuccessBuffer, imitation_sample
-from lfo.types import Rollout, RolloutGroup, TrainingSample
-
-FIRST_TASKS = 24  # imitation begins once this many tasks, or half of all, have a success
+from lfo.types import Rollout, RolloutGroup, StepPlan, TrainingSample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +39,6 @@ class MiniBatches:
     policy_adapters: tuple[str, ...]
     world_model_adapters: tuple[str, ...]
     predicted_tools: Collection[str] | None  # None: all
-    train_tasks: int | None  # None: an endless stream
     practice: Practice
     renaming: Renaming
     replay: ReplayBuffer = field(default_factory=ReplayBuffer)
@@ -50,27 +54,9 @@ class MiniBatches:
         if self.config.internalise.teacher == "hindsight":
             self.successes.add_in_hindsight(rollouts, self.predicted_tools)
 
-    def phase(self, step: int) -> Phase:
-        """Return the phase of a step, given the successes stored so far."""
-        internalise = self.config.internalise
-        first = FIRST_TASKS if self.train_tasks is None else min(FIRST_TASKS, -(-self.train_tasks // 2))
-        begun = internalise.rows > 0 and len(self.successes) >= first
-        return phase_of(step, begun=begun, until=internalise.until)
-
-    def learns_by_dapo(self, step: int) -> bool:
-        """Whether the policy learns from its own rollouts in this step.
-
-        It does not while it imitates: with both losses in one step, blind success grew half as fast. It cannot while
-        the base acts: then there are no rollouts of the policy. A schedule does not apply to the last phase.
-        """
-        internalise, phase = self.config.internalise, self.phase(step)
-        taught = phase == "internalise" or (phase == "ask" and internalise.rows > 0 and internalise.teacher != "policy")
-        scheduled = phase == "reinforce" or active_losses(self.config.world_model.schedule, step).policy
-        return scheduled and not self.config.policy.frozen and not taught
-
     def update(
         self,
-        step: int,
+        plan: StepPlan,
         groups: Sequence[RolloutGroup],
         kept: Mapping[int, RolloutGroup],
         new_examples: Sequence[Sequence[WorldModelExample]],
@@ -81,53 +67,48 @@ class MiniBatches:
 
         `new_examples` are those of each group. `world_model_weight` is used in steps that train the world model.
         """
-        config, world, phase = self.config, self.config.world_model, self.phase(step)
-        active = active_losses(world.schedule, step)
-        # An inline world model is trained on the rows of the policy.
-        inline = self.predicted_tools if world.input == "inline" and world_model_weight else frozenset()
-        trains_world = active.world_model and world.predict != "none" and phase != "reinforce"
-        world_model_weight = world_model_weight if trains_world else 0.0
-        kept = kept if self.learns_by_dapo(step) else {}
+        observed = self._observed() if world_model_weight else NOTHING
+        world_model_weight = world_model_weight if plan.predicts else 0.0
+        kept = kept if plan.reinforces else {}
         parts = [
-            self._policy_rows(kept, inline),
-            self._world_rows(step, groups, kept, new_examples, inline) if world_model_weight else self._no_rows(),
-            self._imitation_rows(step) if phase == "internalise" and active.policy else self._no_rows(),
+            self._policy_rows(kept, observed),
+            self._world_rows(plan, groups, kept, new_examples, observed) if world_model_weight else self._no_rows(),
+            self._imitation_rows(plan.step) if plan.imitates else self._no_rows(),
         ]
         return Update(
             mini_batches=[[row for part in rows for row in part] for rows in zip(*parts, strict=True)],
             world_model_weight=world_model_weight,
-            rate_factor=rate_of(
-                step,
-                warmup=config.optimizer.warmup_steps,
-                total=config.steps,
-                until=config.internalise.until,
-                constant=config.optimizer.constant,
-            ),
+            rate_factor=plan.rate,
         )
 
     def examples(self, examples: Sequence[WorldModelExample]) -> list[TrainingSample]:
         return [world_model_sample(example, adapters=self.world_model_adapters) for example in examples]
 
+    def _observed(self) -> Observed:
+        """Return what an inline world model learns, on the rows of the policy; another one has rows of its own."""
+        world = self.config.world_model
+        if world.input != "inline":
+            return NOTHING
+        return Observed(tools=self.predicted_tools, user_turns=world.user_turns, other=world.other_replies)
+
     def _no_rows(self) -> list[list[TrainingSample]]:
         return [[] for _ in range(self.count)]
 
-    def _policy_rows(
-        self, kept: Mapping[int, RolloutGroup], inline: Collection[str] | None
-    ) -> list[list[TrainingSample]]:
-        rows = [policy_rows(group, adapters=self.policy_adapters, inline=inline) for group in kept.values()]
+    def _policy_rows(self, kept: Mapping[int, RolloutGroup], observed: Observed) -> list[list[TrainingSample]]:
+        rows = [policy_rows(group, adapters=self.policy_adapters, observed=observed) for group in kept.values()]
         return deal(rows, self.count)
 
     def _world_rows(
         self,
-        step: int,
+        plan: StepPlan,
         groups: Sequence[RolloutGroup],
         kept: Mapping[int, RolloutGroup],
         new_examples: Sequence[Sequence[WorldModelExample]],
-        inline: Collection[str] | None,
+        observed: Observed,
     ) -> list[list[TrainingSample]]:
         if self.config.world_model.input == "inline":
-            return deal(inline_rows(groups, without=kept, adapters=self.policy_adapters, inline=inline), self.count)
-        return [self._example_rows(step, index, new) for index, new in enumerate(deal(new_examples, self.count))]
+            return deal(inline_rows(groups, without=kept, adapters=self.policy_adapters, observed=observed), self.count)
+        return [self._example_rows(plan.step, index, new) for index, new in enumerate(deal(new_examples, self.count))]
 
     def _example_rows(self, step: int, index: int, new: Sequence[WorldModelExample]) -> list[TrainingSample]:
         """Return the world-model rows of one mini-batch, from the whole replay buffer or only from new examples."""

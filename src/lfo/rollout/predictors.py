@@ -9,7 +9,7 @@ memory_first  the memory, until the world model predicts new replies as well
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,6 @@ from lfo.env.interface import Environment, EnvironmentFactory, imagined_tools, s
 from lfo.errors import EnvironmentFailed
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import TARGET_TOKENS, WorldModelCodec
-from lfo.rollout.certainty import Complete
 from lfo.rollout.deliberation import LookAhead, Predictor, Question
 from lfo.rollout.memory_first import MemoryFirst
 from lfo.rollout.reply_store import ReplyStore
@@ -27,6 +26,8 @@ from lfo.rollout.runner import RunnerConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+Complete = Callable[[Sequence[Sequence[int]]], Sequence[Sequence[int]]]  # prompts -> what the world model writes
 
 
 def make_lookahead(
@@ -48,7 +49,6 @@ def make_lookahead(
         tools = asks(lambda: imagined_tools(make_environment(), config.world_model.predict))
     return LookAhead(
         predictor=_predictor(config, make_environment, codec, complete, store),
-        proposed_by=config.lookahead,
         tools=tools,
         drafts=config.imagine.drafts,
     )

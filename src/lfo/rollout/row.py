@@ -11,7 +11,7 @@ from lfo.env.interface import Environment
 from lfo.env.patience import EnvironmentTimedOut
 from lfo.errors import EnvironmentFailed
 from lfo.protocol.chat import Tokens
-from lfo.types import Message, Origin, Rollout, StopReason, Turn
+from lfo.types import Message, Origin, Rollout, Seat, StopReason, Turn
 
 
 class Speech(Protocol):
@@ -25,7 +25,6 @@ class Speech(Protocol):
     def stopped(self) -> bool: ...
 
 
-MOST_IMAGINED = 2  # exchanges that stay in one rollout
 # A text with more characters than this for each token of the context does not fit into it, by definition: it is cut and
 # never tokenised. Ordinary text has about four.
 CHARS_A_TOKEN = 64
@@ -33,7 +32,7 @@ CHARS_A_TOKEN = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dictated:
-    """A message that was not sampled just now: written for the policy, restored from a draft, or from a server."""
+    """A message that was not sampled just now: restored from a draft, or from a server."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...] = ()
@@ -61,17 +60,12 @@ class Feedback:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RolloutRequest:
+class RolloutRequest(Seat):
     """One rollout to run; `seeds` seed its random numbers: `RolloutRequest(task=task, seeds=(0, 17, 3, 5))`."""
 
     task: Any
     seeds: tuple[int, ...]
-    blind: bool = False  # no look-ahead
-    imagine: int | None = None  # how many exchanges it may imagine; None: the limit of the run
-    picks: bool = False  # the first candidate turn that other rollouts would imagine is made for real
-    by_base: bool = False  # the base acts, without the policy adapter
     feedback: Feedback | None = None
-    inquiry: int = 0  # index of the look-ahead question that a blind rollout asks for real, modulo their number
 
 
 class Mark(NamedTuple):
@@ -104,7 +98,6 @@ class Row:
     stop: StopReason | None = None
     error: str = ""
     speech: Speech | None = None
-    inquired: bool | None = None  # whether a look-ahead question was asked for real; None: there was no question yet
     taken_back: list[Turn] = field(default_factory=list)
     discarded_tokens: int = 0
     cut: int = 0  # replies that are longer than `most_chars`; an opening counts as one
@@ -179,7 +172,6 @@ class Row:
             error=self.error,
             blind=self.request.blind,
             imagine=self.request.imagine,
-            inquired=bool(self.inquired),
             untrained=self.request.by_base,
             feedback=self.request.feedback is not None,
             cut=self.cut,

@@ -25,7 +25,7 @@ from lfo.errors import ConfigError, EnvironmentFailed
 from lfo.protocol.chat import ChatCodec, ParsedMessage, Tokens
 from lfo.protocol.hermes import read_tool_call
 from lfo.protocol.shown import SHOWN_FORMS, ShownForm
-from lfo.rollout.deliberation import Deliberation, LookAhead, is_asked, show_exchange
+from lfo.rollout.deliberation import Deliberation, LookAhead, show_exchange
 from lfo.rollout.row import CHARS_A_TOKEN, RolloutRequest, Row, SamplerRows
 from lfo.types import Message, ReplyFacts, Rollout, StepResult, StopReason, ToolCall, Turn
 
@@ -125,12 +125,9 @@ class Runner:
             if not alive:
                 break
             self._show_feedback(alive)
-            dictated: set[int] = set()
             if deliberation and proposed_by == "environment":
                 deliberation.look_ahead(alive)
-                dictated = deliberation.inquire([row for row in alive if row.stop is None])
-            speaking = [row for row in alive if row.stop is None and row.index not in dictated]
-            self._sample_messages(speaking, rows, turn, temperature)
+            self._sample_messages([row for row in alive if row.stop is None], rows, turn, temperature)
             if deliberation and proposed_by == "policy":
                 deliberation.reconsider([row for row in alive if row.stop is None], turn, temperature)
             self._step_environments([row for row in alive if row.stop is None])
@@ -229,15 +226,12 @@ class Runner:
 
     def _step(self, row: Row, message: str) -> _Exchange:
         assert row.environment is not None
-        # If the policy proposes, `mark_imagined` finds the asked calls later, from the whole group.
-        named = self._lookahead is not None and self._lookahead.proposed_by == "environment"
-        asked = named and is_asked(row.environment, row.transcript, message)
         result = checked_step(row.environment, message)
         cut = len(result.observation) > row.most_chars
         if cut:
             result = replace(result, observation=result.observation[: row.most_chars])
         facts = describe_with(row.environment, result.observation)
-        return _Exchange(message=message, result=result, facts=facts, asked=asked, cut=cut)
+        return _Exchange(message=message, result=result, facts=facts, cut=cut)
 
     def _count(self, row: Row, exchange: _Exchange) -> None:
         """Add the result of a step to its row."""
@@ -289,7 +283,6 @@ class Runner:
                     action_end=begin if index else action_end,
                     observation_start=begin,
                     observation_end=end,
-                    asked=exchange.asked,
                     facts=exchange.facts,
                     thought="" if index else said.thought,
                 )
@@ -303,7 +296,6 @@ class _Exchange:
     message: str
     result: StepResult | None = None
     facts: ReplyFacts | None = None
-    asked: bool = False
     cut: bool = False  # the reply is longer than any context, and only its beginning is here
 
     @property

@@ -21,11 +21,33 @@ from lfo.protocol.world_model import WorldModelCodec, WorldModelExample
 from lfo.rollout.deliberation import asked_at, imagined
 from lfo.rollout.records import read_rollouts
 from lfo.rollout.runner import ENVIRONMENT_FAILURES
-from lfo.types import Origin, Rollout, RolloutGroup, TrainingSample
+from lfo.types import Origin, Rollout, RolloutGroup, TrainingSample, Turn
 
 MOST_ENCODERS = 4  # threads that tokenise replies; more would wait for the interpreter lock
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observed:
+    """How much the tokens of each observation count for a world model that learns on the rows of the policy.
+
+    Every observation that this rollout received has one of three sources. What it did not receive counts nothing.
+    """
+
+    tools: Collection[str] | None = frozenset()  # replies to calls of these tools count 1 (None: of all)
+    user_turns: float = 0.0  # answers to messages that call no tool
+    other: float = 0.0  # replies to other calls, and to those that cannot be parsed
+
+    def weight(self, turn: Turn) -> float:
+        if turn.predicted:
+            return 0.0
+        if turn.call is None:
+            return self.other if "<tool_call>" in turn.action else self.user_turns
+        return 1.0 if self.tools is None or turn.call.name in self.tools else self.other
+
+
+NOTHING = Observed()
 
 
 def policy_sample(
@@ -33,20 +55,19 @@ def policy_sample(
     advantage: float | None,
     *,
     adapters: tuple[str, ...],
-    inline: Collection[str] | None = frozenset(),
+    observed: Observed = NOTHING,
 ) -> TrainingSample | None:
-    """Return a rollout as a row: the advantage on sampled tokens, world-model weights on replies of `inline` tools.
+    """Return a rollout as a row: the advantage on sampled tokens, world-model weights on what is `observed`.
 
     `advantage=None`: the policy does not learn from this rollout. An advantage of 0 still counts in the mean over
     tokens. The row ends with the last token that has a weight; None if there is none.
     """
     sampled = [float(origin == Origin.SAMPLED and advantage is not None) for origin in rollout.origins]
-    observed = [0.0] * len(rollout.tokens)
+    learned = [0.0] * len(rollout.tokens)
     for turn in rollout.turns:
-        if turn.call is not None and not turn.predicted and (inline is None or turn.call.name in inline):
-            for index in range(turn.observation_start, turn.observation_end):
-                observed[index] = 1.0
-    weighted = [index for index in range(len(rollout.tokens)) if sampled[index] or observed[index]]
+        for index in range(turn.observation_start, turn.observation_end):
+            learned[index] = observed.weight(turn)
+    weighted = [index for index in range(len(rollout.tokens)) if sampled[index] or learned[index]]
     if not weighted:
         return None
     end = weighted[-1] + 1
@@ -56,13 +77,13 @@ def policy_sample(
         logprobs=rollout.logprobs[:end],
         advantages=[(advantage or 0.0) * weight for weight in sampled[:end]],
         policy_weights=sampled[:end],
-        world_model_weights=observed[:end],
+        world_model_weights=learned[:end],
     )
 
 
 def acted_by_policy(rollout: Rollout) -> bool:
-    """Whether the policy alone acted: the environment did not fail, and neither runner nor base acted instead of it."""
-    return rollout.stop not in ENVIRONMENT_FAILURES and not rollout.inquired and not rollout.untrained
+    """Whether the policy alone acted: the environment did not fail, and the base did not act instead of it."""
+    return rollout.stop not in ENVIRONMENT_FAILURES and not rollout.untrained
 
 
 def mark_imagined(group: RolloutGroup) -> RolloutGroup:
@@ -107,14 +128,14 @@ def mark_first_calls(group: RolloutGroup, tools: Container[str] | None) -> Rollo
 
 
 def policy_rows(
-    group: RolloutGroup, *, adapters: tuple[str, ...], inline: Collection[str] | None
+    group: RolloutGroup, *, adapters: tuple[str, ...], observed: Observed = NOTHING
 ) -> list[TrainingSample]:
     """Return the rows of a group, each with its group-relative advantage."""
     advantages = group_advantages(group.rewards, conditions=group.conditions)
     if group.bonuses:
         advantages = [advantage + bonus for advantage, bonus in zip(advantages, group.bonuses, strict=True)]
     rows = (
-        policy_sample(rollout, advantage, adapters=adapters, inline=inline)
+        policy_sample(rollout, advantage, adapters=adapters, observed=observed)
         for rollout, advantage in zip(group.rollouts, advantages, strict=True)
     )
     return [row for row in rows if row is not None]
@@ -125,7 +146,7 @@ def inline_rows(
     *,
     without: Collection[int],
     adapters: tuple[str, ...],
-    inline: Collection[str] | None,
+    observed: Observed,
 ) -> list[list[TrainingSample]]:
     """Return, for each group, inline world-model rows of the rollouts that give no policy row.
 
@@ -136,7 +157,7 @@ def inline_rows(
             row
             for rollout in group.rollouts
             if not (index in without and acted_by_policy(rollout))
-            and (row := policy_sample(rollout, None, adapters=adapters, inline=inline))
+            and (row := policy_sample(rollout, None, adapters=adapters, observed=observed))
         ]
         for index, group in enumerate(groups)
     ]

@@ -101,14 +101,14 @@ class SuccessBuffer:
     def add(self, rollouts: Iterable[Rollout]) -> None:
         """Store successful rollouts, except those in which a call was made for the policy."""
         for rollout in rollouts:
-            if rollout.succeeded and not rollout.inquired:
+            if rollout.succeeded:
                 self._keep(rollout)
 
     def add_in_hindsight(self, rollouts: Iterable[Rollout], tools: Collection[str] | None) -> None:
         """Store failed rollouts in hindsight, for tasks without a stored success."""
         for rollout in rollouts:
             better = in_hindsight(rollout, tools)
-            if better is not None and not rollout.inquired and rollout.task_id not in self.successes:
+            if better is not None and rollout.task_id not in self.successes:
                 self._keep(better)
 
     def _keep(self, rollout: Rollout) -> None:

@@ -224,11 +224,6 @@ class Batcher:
             deliberation = Deliberation(
                 look, codec, self._slots.rows, form=runner.shown, max_turn_tokens=key.limit, call_all=runner.call_all
             )
-        if deliberation and look and look.proposed_by == "environment":
-            deliberation.look_ahead(rows)
-            rows = [row for row in rows if row.stop is None]
-        if not rows:
-            return
         speeches = self._slots.rows.decode(
             [row.index for row in rows],
             max_new_tokens=[key.limit] * len(rows),
@@ -239,7 +234,7 @@ class Batcher:
             row.say(speech)
             if not speech.stopped:
                 row.stop = StopReason.TURN_OVERFLOW
-        if deliberation and look and look.proposed_by == "policy":
+        if deliberation is not None:
             deliberation.reconsider([row for row in rows if row.stop is None], 0, key.temperature)
         self.batches += 1
         sampled = (sum(origin == Origin.SAMPLED for origin in row.origins) + row.discarded_tokens for row in rows)
@@ -248,8 +243,7 @@ class Batcher:
     def _reply(self, ready: Ready, codec: ChatCodec, key: Key) -> Reply:
         """Return the message of a row for the client, and keep its row for the next request."""
         row, request = ready.row, ready.job.request
-        if row.speech is None:
-            raise RefusedRequest(f"look-ahead failed: {row.error or row.stop}", status=500)
+        assert row.speech is not None
         if isinstance(row.speech, Failed):
             raise row.speech.error
         said = codec.read(row.speech.tokens)

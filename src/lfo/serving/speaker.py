@@ -15,7 +15,7 @@ from lfo.config import RunConfig
 from lfo.env.interface import EnvironmentFactory
 from lfo.errors import UsageError
 from lfo.loading import environment_of_run, load_tokenizer
-from lfo.model.couplings import POLICY, WORLD_MODEL, coupling_of
+from lfo.model.couplings import POLICY, WORLD_MODEL
 from lfo.protocol.chat import ChatCodec
 from lfo.rollout import ending_tools
 from lfo.rollout.deliberation import LookAhead
@@ -85,7 +85,7 @@ def upstream_speaker(
     from_memory = store is not None and not (isinstance(store, MemoryFirst) and store.handed_over)
     lookahead = lookahead and config.looks_ahead and not config.looks_ahead_untrained
     needed = {POLICY} | ({WORLD_MODEL} if lookahead and not from_memory else set())
-    _refuse_missing(needed - set(upstream.models()), url, config)
+    _refuse_missing(needed - set(upstream.models()), url)
     tools = None
     if learns_tools(make_environment(), config):
         tools = EndingTools()
@@ -105,12 +105,11 @@ def upstream_speaker(
     )
 
 
-def _refuse_missing(models: set[str], url: str, config: RunConfig) -> None:
+def _refuse_missing(models: set[str], url: str) -> None:
     if POLICY in models:
         raise UsageError(f"{url} has no model {POLICY!r}; start vLLM with the --lora-modules that lfo export names")
     if WORLD_MODEL in models:
-        summed = coupling_of(config.coupling, with_world_model=config.has_world_model).summed > 1
         raise UsageError(
-            f"{url} has no model {WORLD_MODEL!r}, which look-ahead needs; export with "
-            f"{'--stacked' if summed else '--both'}, or serve with --no-lookahead"
+            f"{url} has no model {WORLD_MODEL!r}, which look-ahead needs; export with --both, or serve with "
+            "--no-lookahead"
         )

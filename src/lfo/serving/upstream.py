@@ -22,7 +22,7 @@ from http.client import HTTPException
 from typing import Any
 
 from lfo.errors import WorkError
-from lfo.rollout.certainty import Complete
+from lfo.rollout.predictors import Complete
 from lfo.rollout.row import Dictated
 
 PATIENCE = 300.0  # seconds to wait for one completion
@@ -138,18 +138,11 @@ class UpstreamRows:
 
 
 def completer(upstream: Upstream, model: str, limit: int) -> Complete:
-    """Return a function that completes prompts with the world model; `uniforms` give the server only a seed.
+    """Return a function that completes prompts with the world model. A failed completion becomes an empty reply."""
 
-    A failed completion becomes an empty reply.
-    """
-
-    def complete(
-        prompts: Sequence[Sequence[int]], uniforms: Sequence[Sequence[float]] | None = None
-    ) -> list[tuple[int, ...]]:
-        seeds = [0] * len(prompts) if uniforms is None else [int(numbers[0] * 2**31) for numbers in uniforms]
-        temperature = 0.0 if uniforms is None else 1.0
-        limits = [limit] * len(prompts)
-        said = upstream.complete(model, prompts, limits=limits, temperature=temperature, seeds=seeds)
+    def complete(prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+        count = len(prompts)
+        said = upstream.complete(model, prompts, limits=[limit] * count, temperature=0.0, seeds=[0] * count)
         return [upstream.ends[:1] if isinstance(each, Failed) else each.tokens for each in said]
 
     return complete

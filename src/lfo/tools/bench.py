@@ -81,7 +81,7 @@ def bench_step(
     for repeat in range(repeats + 1):  # the first one is a warm-up
         for name, variant in variants.items():
             if name in ("dapo", "lookahead"):
-                _timed(variant, "rollout", lambda trainer=variant.trainer: trainer.draw(0, 0))
+                _timed(variant, "rollout", lambda trainer=variant.trainer: trainer.draw(trainer.plan(0), 0))
             _train(variant)
         if repeat == 0:
             for variant in variants.values():
@@ -116,7 +116,7 @@ def bench_step(
 def _variant(overrides: Sequence[str]) -> _Variant:
     config = load_config(["preset=tiny", *overrides])
     trainer = create_trainer(config, environment_factory(config), load_tokenizer(config.model))
-    groups = trainer.draw(0, 0)
+    groups = trainer.draw(trainer.plan(0), 0)
     return _Variant(trainer=trainer, groups=[_mixed(group) for group in groups], seconds={})
 
 
@@ -163,7 +163,7 @@ def _fill_replay(trainer: Trainer, batches: int) -> None:
     """Fill the buffers as if some steps had been trained."""
     if trainer.state.weight and trainer.config.world_model.replay:
         for step in range(1, batches + 1):
-            trainer.store_replies(trainer.draw(step, 0))
+            trainer.store_replies(trainer.draw(trainer.plan(step), 0))
 
 
 def _train(variant: _Variant) -> None:
@@ -175,7 +175,7 @@ def _train(variant: _Variant) -> None:
     examples = _timed(variant, "examples", lambda: trainer.store_replies(variant.groups))
 
     def update() -> None:
-        work = trainer.make_update(0, _collected(variant.groups), examples)
+        work = trainer.make_update(trainer.plan(0), _collected(variant.groups), examples)
         backend.learn(work.mini_batches, world_model_weight=work.world_model_weight, rate_factor=work.rate_factor)
         backend.sync(0)
 
@@ -197,7 +197,7 @@ def _timed(variant: _Variant, phase: str, work: Callable[[], Any]) -> Any:
 def _count(variant: _Variant) -> dict[str, int]:
     """Return the rows and tokens of one step, by loss, and how many of the tokens no update needs to compute twice."""
     trainer = variant.trainer
-    update = trainer.make_update(0, _collected(variant.groups), trainer.store_replies(variant.groups))
+    update = trainer.make_update(trainer.plan(0), _collected(variant.groups), trainer.store_replies(variant.groups))
     learnt = [row for rows in update.mini_batches for row in rows]
     parts = [
         distinct((row.adapters, row.tokens, [*map(max, row.policy_weights, row.world_model_weights)]) for row in rows)

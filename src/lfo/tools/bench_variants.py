@@ -1,7 +1,6 @@
 """Experimental variants of learning from few replies, which only the bench has.
 
 none        as in training
-unsure      choose from a pool the tasks whose predictions are least certain
 retrieve-k  put the k most similar exchanges so far before the prompt, in training and in every question
 again-k     after the last task, go on until k times as many updates are made, from the same replies
 """
@@ -12,73 +11,40 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
-from lfo.env.interface import EnvironmentFactory
 from lfo.errors import UsageError
 from lfo.protocol.world_model import ObservedCall, WorldModelCodec, WorldModelExample, render_target
-from lfo.rollout.certainty import certainty, sampled_replies
 from lfo.rollout.practice import Practice, words
-from lfo.rollout.tasks import draw_tasks
 from lfo.training import Trainer
 
-POOL = 4  # tasks to choose each task from
 RETRIEVE, AGAIN = re.compile(r"retrieve-([1-9])"), re.compile(r"again-([1-9])")
 
-Record = Callable[[Any], Sequence[ObservedCall]]  # the calls of a task that look-ahead asks about
-DrawTasks = Callable[[int], Sequence[Any]]  # step -> its tasks
 Ask = Callable[[ObservedCall], list[int]]  # the prompt of a question
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variant:
-    draw: DrawTasks
     ask: Ask
     again: int = 1  # how many times as many updates are made before the last measurement
 
 
-def make_variant(name: str, trainer: Trainer, make_environment: EnvironmentFactory, record: Record) -> Variant:
-    """Return how a trial draws tasks and makes prompts; `retrieve-k` also replaces the practice of the trainer."""
-    config, codec = trainer.config, trainer.codec
-
-    def plain(step: int) -> Sequence[Any]:
-        return draw_tasks(config, make_environment(), step, 0)
+def make_variant(name: str, trainer: Trainer) -> Variant:
+    """Return how a trial makes prompts; `retrieve-k` also replaces the practice of the trainer."""
+    codec = trainer.codec
 
     def ask(observed: ObservedCall) -> list[int]:
         return codec.question_ids(observed.state, observed.call)
 
-    def least_sure(step: int) -> Sequence[Any]:
-        larger = replace(config.rollout, prompts=POOL * config.rollout.prompts)
-        pool = draw_tasks(replace(config, rollout=larger), make_environment(), step, 0)
-        trainer.backend.sync(step)
-        certainties = _certainties(trainer, [record(task) for task in pool])
-        ranked = sorted(range(len(pool)), key=lambda index: (certainties[index], index))
-        return [pool[index] for index in sorted(ranked[: config.rollout.prompts])]
-
     if name == "none":
-        return Variant(draw=plain, ask=ask)
-    if name == "unsure":
-        return Variant(draw=least_sure, ask=ask)
+        return Variant(ask=ask)
     if found := RETRIEVE.fullmatch(name):
         retrieval = Retrieval(codec, int(found[1]), trainer.mini_batches.practice, trainer.mini_batches.replay.examples)
         trainer.mini_batches.practice = retrieval
-        return Variant(draw=plain, ask=retrieval.ask)
+        return Variant(ask=retrieval.ask)
     if found := AGAIN.fullmatch(name):
-        return Variant(draw=plain, ask=ask, again=int(found[1]))
-    raise UsageError(f"--variant must be none, unsure, retrieve-1 to -9 or again-1 to -9, not {name!r}")
-
-
-def _certainties(trainer: Trainer, tasks: Sequence[Sequence[ObservedCall]]) -> list[float]:
-    """Return the certainty of the world model for each task: that of its least certain call."""
-    codec, judge, complete = trainer.codec, trainer.make_environment(), trainer.backend.complete
-    prompts = [codec.question_ids(each.state, each.call) for calls in tasks for each in calls]
-    predicted = [codec.decode(ids) for ids in complete(prompts)]
-    drawn = sampled_replies(complete, prompts, limit=trainer.config.world_model.reply_tokens)
-    sure = iter(
-        certainty(judge, reply, map(codec.decode, some)) or 0.0 for reply, some in zip(predicted, drawn, strict=True)
-    )
-    return [min(next(sure) for _ in calls) for calls in tasks]
+        return Variant(ask=ask, again=int(found[1]))
+    raise UsageError(f"--variant must be none, retrieve-1 to -9 or again-1 to -9, not {name!r}")
 
 
 class Retrieval(Practice):

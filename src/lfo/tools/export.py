@@ -4,10 +4,8 @@
     alone      policy/        one plain LoRA, which needs nothing  none
                beside it
     adapters   policy/        the LoRA as it was trained           world_model/   a LoRA on the base
-    stacked    policy/        one LoRA of rank r1 + r2: the sum    world_model/   a LoRA on the base
-               of both adapters, where the policy runs on both
-    merged     the folder itself: a whole model, base + whatever   world_model/   a LoRA on the *unmerged* base;
-               adapters the policy runs on                         where one adapter is both, the merged model itself
+    merged     the folder itself: a whole model, base + policy     world_model/   a LoRA on the *unmerged* base;
+                                                                   where one adapter is both, the merged model itself
 
 The embedded base, which is on no hub, is included as `base/`; any other folder is named by its absolute path. The card
 (`README.md`) shows how to serve the files and how to do look-ahead, which is up to the caller.
@@ -28,15 +26,15 @@ from transformers import AutoConfig
 
 from lfo.agent import Agent
 from lfo.atomic import new_folder, write_folder_atomic, write_text_atomic
-from lfo.errors import UsageError, WorkError
+from lfo.errors import WorkError
 from lfo.evaluation.alone import Alone, policy_alone
 from lfo.evaluation.runs import read_run
 from lfo.loading import EMBEDDED, model_source
-from lfo.model.couplings import POLICY, WORLD_MODEL, names_where
+from lfo.model.couplings import POLICY, WORLD_MODEL
 from lfo.rundir import run_folder
 from lfo.tools.model_card import BASE, base_of, model_card
 
-Form = Literal["alone", "adapters", "merged", "stacked"]
+Form = Literal["alone", "adapters", "merged"]
 
 
 def alone(agent: Agent, run: str | Path) -> Alone | None:
@@ -51,12 +49,6 @@ def alone(agent: Agent, run: str | Path) -> Alone | None:
 def export(agent: Agent, out: str | Path, *, run: str | Path, form: Form = "adapters") -> list[str]:
     """Write the new folder `out` and return its files. `merged` makes the agent unusable."""
     out = new_folder(Path(out))
-    if form == "stacked" and agent.model.coupling.summed == 1:
-        summing = " or ".join(names_where(lambda row: row.summed > 1))
-        raise UsageError(
-            f"--stacked is for coupling={summing}, and {run} has coupling={agent.config.coupling}: "
-            "its policy adapter is complete without it"
-        )
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_folder_atomic(out, _writer(agent, Path(run), form))
@@ -73,12 +65,11 @@ def has_own_world_model(agent: Agent, form: Form) -> bool:
 
 def _writer(agent: Agent, run: Path, form: Form) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
-        model = agent.model
         if has_own_world_model(agent, form):
-            _write_adapter(agent, folder / WORLD_MODEL, model.world_model_adapters)
+            (adapter,) = agent.model.world_model_adapters
+            _write_adapter(agent, folder / WORLD_MODEL, adapter)
         if form != "merged":
-            summed = form in ("stacked", "alone")
-            _write_adapter(agent, folder / POLICY, model.policy_adapters if summed else (POLICY,))
+            _write_adapter(agent, folder / POLICY, POLICY)
         if agent.config.model == EMBEDDED and any(folder.iterdir()):
             shutil.copytree(model_source(EMBEDDED), folder / BASE)
         write_text_atomic(folder / "README.md", model_card(agent, run, form, has_own_world_model(agent, form)))
@@ -88,8 +79,8 @@ def _writer(agent: Agent, run: Path, form: Form) -> Callable[[Path], None]:
     return write
 
 
-def _write_adapter(agent: Agent, folder: Path, adapters: tuple[str, ...]) -> None:
-    agent.model.export(folder, adapters)
+def _write_adapter(agent: Agent, folder: Path, adapter: str) -> None:
+    agent.model.export(folder, adapter)
     path = folder / "adapter_config.json"
     settings = json.loads(path.read_text(encoding="utf-8"))
     settings["base_model_name_or_path"] = base_of(agent)
@@ -98,7 +89,7 @@ def _write_adapter(agent: Agent, folder: Path, adapters: tuple[str, ...]) -> Non
 
 def _write_merged(agent: Agent, folder: Path) -> None:
     """Merge the policy into a full model in the precision of the loaded base, and save it in that of its files."""
-    merged: Any = cast(Any, agent.model.peft_model).merge_and_unload(adapter_names=list(agent.model.policy_adapters))
+    merged: Any = cast(Any, agent.model.peft_model).merge_and_unload(adapter_names=[POLICY])
     # The embedded base is stored in fp16 but always computed in fp32, so the merged model is saved in fp32.
     stored = AutoConfig.from_pretrained(model_source(agent.config.model), trust_remote_code=False).dtype
     merged.to((stored if agent.config.model != EMBEDDED else None) or torch.float32).save_pretrained(folder)

@@ -15,10 +15,9 @@ from lfo.model.couplings import POLICY, WORLD_MODEL
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.shown import ShownForm
 from lfo.protocol.world_model import WorldModelState, render_prompt, render_target
-from lfo.rollout.row import MOST_IMAGINED
 from lfo.rundir import run_folder
 from lfo.statistics import wilson
-from lfo.types import ToolCall
+from lfo.types import MOST_IMAGINED, ToolCall
 
 BASE = "base"
 VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # supported by vLLM
@@ -47,19 +46,6 @@ def base_of(agent: Agent) -> str:
     return str(source.resolve()) if source.is_dir() else agent.config.model
 
 
-def _policy_rank(agent: Agent, form: str) -> int:
-    return agent.config.lora.rank * (agent.model.coupling.summed if form in ("stacked", "alone") else 1)
-
-
-def _world_model_rank(agent: Agent) -> int:
-    return agent.config.lora.rank * len(agent.model.world_model_adapters)
-
-
-def _needs_both(agent: Agent, form: str) -> bool:
-    """Whether the policy needs several exported adapters at the same time."""
-    return form == "adapters" and agent.model.coupling.summed > 1
-
-
 def _front_matter(agent: Agent, form: str) -> str:
     base = base_of(agent)
     on_hub = base != BASE and not Path(base).is_absolute()
@@ -74,7 +60,6 @@ def _what_it_is(agent: Agent, name: str, form: str) -> str:
     what = {
         "alone": "The policy as one LoRA, which acts without look-ahead and without a world model,",
         "adapters": "The LoRA adapters",
-        "stacked": "The LoRA adapters, with both summed into one for the policy,",
         "merged": "The policy, merged into a whole model,",
     }[form]
     learned = (
@@ -132,15 +117,14 @@ def _figures(record: RunRecord, weights: str, *, blind: bool) -> str:
 
 
 def _files(agent: Agent, form: str, own_world_model: bool) -> str:
-    lines = []
+    lines, rank = [], agent.config.lora.rank
     if form == "merged":
         lines.append("- this folder itself: the policy, a whole model with tokenizer and chat template")
     else:
-        summed = " (world model and policy summed: use it alone)" if form == "stacked" else ""
-        lines.append(f"- `policy/`: a LoRA of rank {_policy_rank(agent, form)}{summed}")
+        lines.append(f"- `policy/`: a LoRA of rank {rank}")
     if own_world_model:
         unmerged = ", for the base and not for the merged model" if form == "merged" else ""
-        lines.append(f"- `world_model/`: a LoRA of rank {_world_model_rank(agent)}{unmerged}")
+        lines.append(f"- `world_model/`: a LoRA of rank {rank}{unmerged}")
     base, needs_base = base_of(agent), own_world_model or form != "merged"
     if needs_base and base == BASE:
         lines.append("- `base/`: the base, which is on no hub; compute it in fp32, as in training")
@@ -150,11 +134,6 @@ def _files(agent: Agent, form: str, own_world_model: bool) -> str:
             f"\n\nThe base is not among them: it is the folder `{base}` of the machine that wrote this. On another "
             "machine, copy that folder, and replace its path below and in each `adapter_config.json`."
         )
-    if _needs_both(agent, form):
-        text += (
-            "\n\nThe policy of this run acts with **both** adapters active. A server that activates one adapter at a "
-            "time needs the form of `lfo export --stacked`."
-        )
     if agent.model.coupling.is_shared and own_world_model:
         text += "\n\nThe run has one adapter for both jobs, so `policy/` and `world_model/` hold the same weights."
     return text
@@ -163,28 +142,23 @@ def _files(agent: Agent, form: str, own_world_model: bool) -> str:
 def _serving(agent: Agent, form: str, own_world_model: bool) -> str:
     base, dtype = base_of(agent), " --dtype float32" if agent.config.model == EMBEDDED else ""
     text = "## Serving\n\nRun these in this folder.\n\n"
-    needs_both = _needs_both(agent, form)
-    ranks = {} if form == "merged" or needs_both else {POLICY: _policy_rank(agent, form)}
-    ranks |= {WORLD_MODEL: _world_model_rank(agent)} if own_world_model else {}
+    modules = [] if form == "merged" else [f"{POLICY}={POLICY}"]
+    modules += [f"{WORLD_MODEL}={WORLD_MODEL}"] if own_world_model else []
     commands = []
     if form == "merged":
         commands.append(f"vllm serve . --served-model-name {POLICY}{dtype}")
-    if ranks:
-        rank = max(ranks.values())
+    if modules:
+        rank = agent.config.lora.rank
         most = next((each for each in VLLM_RANKS if each >= rank), rank)
+        loras = f"--enable-lora --max-lora-rank {most} --lora-modules {' '.join(modules)}"
         port = " --port 8001" if form == "merged" else ""
-        modules = " ".join(f"{name}={name}" for name in ranks)
-        commands.append(
-            f"vllm serve {shlex.quote(base)}{dtype} --enable-lora --max-lora-rank {most} --lora-modules {modules}{port}"
-        )
+        commands.append(f"vllm serve {shlex.quote(base)}{dtype} {loras}{port}")
     text += "With vLLM:\n\n" + "\n".join(f"    {command}" for command in commands)
-    if needs_both:
-        text += "\n\nThe policy is not among the modules, because vLLM activates one adapter at a time: see Files."
     text += "\n\nGive the tools with each request. The policy writes one call a message, in `<tool_call>` tags."
-    return text + "\n\nIn Python:\n\n" + _indented(_python(agent, form, base, needs_both, own_world_model))
+    return text + "\n\nIn Python:\n\n" + _indented(_python(agent, form, base, own_world_model))
 
 
-def _python(agent: Agent, form: str, base: str, needs_both: bool, own_world_model: bool) -> str:
+def _python(agent: Agent, form: str, base: str, own_world_model: bool) -> str:
     dtype = '"float32"' if agent.config.model == EMBEDDED else '"auto"'
     lines = ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
     if form == "merged":
@@ -197,9 +171,9 @@ def _python(agent: Agent, form: str, base: str, needs_both: bool, own_world_mode
     lines.append(f'model = PeftModel.from_pretrained(base, "{POLICY}", adapter_name="{POLICY}")')
     if own_world_model:
         lines.append(f'model.load_adapter("{WORLD_MODEL}", adapter_name="{WORLD_MODEL}")')
-    active = json.dumps(agent.model.policy_adapters if needs_both else POLICY)
-    switch = "model.base_model.set_adapter" if needs_both else "model.set_adapter"
-    lines.append(f"{switch}({active})  # to act" + (f'; "{WORLD_MODEL}" to predict' if own_world_model else ""))
+    lines.append(
+        f'model.set_adapter("{POLICY}")  # to act' + (f'; "{WORLD_MODEL}" to predict' if own_world_model else "")
+    )
     return "\n".join(lines)
 
 
@@ -276,13 +250,6 @@ def _written_as(form: ShownForm) -> str:
 
 def _propose_and_decide(agent: Agent) -> tuple[str, str]:
     """Return who proposes the call of step 1, and what happens to the exchange after step 3."""
-    if agent.config.lookahead == "environment":
-        before = "Choose the call that the environment names (its `lookahead_query`), from what the policy has seen."
-        if agent.config.env == "phone-calls":
-            before += """
-   In the phone-call world this is a call without details to the department whose service the user named, after the
-   directory was seen and before the form is used."""
-        return before, "It stays there. Then let the policy write its turn."
     before = f"""Let the policy draft its turn. If the draft is not one call of a tool that the run imagines
    (`world_model.predict={agent.config.world_model.predict}`), or uses what was imagined before, it is the turn."""
     after = f"""Let the policy write again. If it now makes a different call, the

@@ -22,7 +22,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from lfo.errors import ConfigError, UsageError
-from lfo.model.adapters import DualAdapterModel
+from lfo.model.adapters import POLICY, DualAdapterModel
 from lfo.model.sampler import Sampler
 from lfo.tools import speed
 from lfo.tools.memory import model_config
@@ -67,7 +67,7 @@ def _speakers(name: str, folder: Path, rows: int) -> dict[str, Speak]:
         base = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model = DualAdapterModel.build(base, coupling="separate", seed=0, rank=RANK)
     config.save_pretrained(folder)
-    model.export(folder / "policy", model.policy_adapters)
+    model.export(folder / "policy", POLICY)
     context = PROMPT + LONG + 1
     cache_bytes = int(CACHE_ROOM * rows * context * cache_bytes_of_a_token(SHAPES[name]))
     theirs = BareVllm(folder, folder / "policy", rank=RANK, context=context, rows=rows, cache_bytes=cache_bytes)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,7 +32,7 @@ from lfo.protocol.chat import ChatCodec
 from lfo.protocol.world_model import WorldModelCodec
 from lfo.rollout.deliberation import LookAhead
 from lfo.rollout.predictors import make_lookahead, world_model_codec
-from lfo.rollout.row import Feedback, RolloutRequest
+from lfo.rollout.row import RolloutRequest
 from lfo.rollout.runner import Runner, RunnerConfig
 from lfo.types import Origin, Rollout
 
@@ -156,17 +156,7 @@ class RunnerLoop(AgentLoopBase):
         self._event_loop = asyncio.get_running_loop()
         self._request_id = f"{fields['uid']}-{member}"
         self.adapter = str(fields["adapter"][member])
-        feedback = fields["feedback"][member]
-        request = RolloutRequest(
-            task=fields["task"],
-            seeds=tuple(fields["seeds"][member]),
-            blind=bool(fields["blind"][member]),
-            imagine=fields["imagine"][member],
-            picks=bool(fields["picks"][member]),
-            inquiry=int(fields["inquiry"][member]),
-            by_base=bool(fields["by_base"][member]),
-            feedback=None if feedback is None else Feedback(**feedback),
-        )
+        request = replace(msgspec.convert(fields["requests"][member], RolloutRequest), task=fields["task"])
         parts, lookahead = self._parts, None
         if fields["looks_ahead"]:
             lookahead = make_lookahead(
@@ -190,16 +180,14 @@ class RunnerLoop(AgentLoopBase):
         """Return the tokens of a message with this text."""
         return (*self._parts.codec.encode_message(text), self._parts.codec.end_of_turn)
 
-    def _complete(
-        self, prompts: Sequence[Sequence[int]], uniforms: Sequence[Sequence[float]] | None = None
-    ) -> list[tuple[int, ...]]:
+    def _complete(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
         """Complete all prompts in parallel, one request for each."""
-        limit, temperature = self.run_config.world_model.reply_tokens, 0.0 if uniforms is None else 1.0
+        limit = self.run_config.world_model.reply_tokens
 
         async def everybody() -> list[_Said]:
             asked = [
-                self._answer(prompt, WORLD_MODEL, f"-{index}", limit=limit, temperature=temperature, uniforms=numbers)
-                for index, (prompt, numbers) in enumerate(zip(prompts, uniforms or [()] * len(prompts), strict=True))
+                self._answer(prompt, WORLD_MODEL, f"-{index}", limit=limit, temperature=0.0, uniforms=())
+                for index, prompt in enumerate(prompts)
             ]
             return await asyncio.gather(*asked)
 

@@ -110,11 +110,9 @@ class VerlBackend:
             requests, step=self._step, temperature=temperature, untrained=untrained, tools=tools
         )
 
-    def complete(
-        self, prompts: Sequence[Sequence[int]], uniforms: Sequence[Sequence[float]] | None = None
-    ) -> list[tuple[int, ...]]:
+    def complete(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
         limit = self.config.world_model.reply_tokens
-        return self.cluster.complete(prompts, uniforms, limit=limit, ends=self._ends)
+        return self.cluster.complete(prompts, limit=limit, ends=self._ends)
 
     def score(self, rows: Sequence[TrainingSample]) -> list[ReplyScore]:
         return self.cluster.reply_scores(rows) if rows else []

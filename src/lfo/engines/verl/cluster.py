@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from threading import Thread
 from typing import Any, cast
@@ -227,14 +228,8 @@ class Cluster:
                 "uid": names,
                 "index": list(range(len(groups))),
                 "task": [group[0].task for group in groups],
-                "seeds": [[list(request.seeds) for request in group] for group in groups],
-                "blind": [[request.blind for request in group] for group in groups],
-                "imagine": [[request.imagine for request in group] for group in groups],
-                "picks": [[request.picks for request in group] for group in groups],
-                "inquiry": [[request.inquiry for request in group] for group in groups],
+                "requests": [[msgspec.to_builtins(replace(each, task=None)) for each in group] for group in groups],
                 "adapter": [[BASE if untrained or each.by_base else POLICY for each in group] for group in groups],
-                "by_base": [[request.by_base for request in group] for group in groups],
-                "feedback": [[msgspec.to_builtins(request.feedback) for request in group] for group in groups],
                 "looks_ahead": [not untrained] * len(groups),
                 "tools": [tools] * len(groups),
                 "temperature": [temperature] * len(groups),
@@ -282,35 +277,19 @@ class Cluster:
                 looked = time.monotonic()
             time.sleep(POLL_SECONDS)
 
-    def complete(
-        self,
-        prompts: Sequence[Sequence[int]],
-        uniforms: Sequence[Sequence[float]] | None,
-        *,
-        limit: int,
-        ends: Sequence[int],
-    ) -> list[tuple[int, ...]]:
-        """Return what the world model writes after each prompt, greedy or sampled, up to one of the tokens `ends` or to
-        `limit` tokens."""
+    def complete(self, prompts: Sequence[Sequence[int]], *, limit: int, ends: Sequence[int]) -> list[tuple[int, ...]]:
+        """Return what the world model writes after each prompt, up to one of the tokens `ends` or to `limit` tokens."""
         server = self._config.actor_rollout_ref.rollout.name
 
-        async def ask(prompt: Sequence[int], numbers: Sequence[float]) -> tuple[int, ...]:
-            parameters = sampling_parameters(
-                server,
-                limit=limit,
-                temperature=float(bool(numbers)),
-                uniforms=numbers,
-                ends=ends,
-                repeatable=self._config.actor_rollout_ref.rollout.full_determinism,
-            )
+        async def ask(prompt: Sequence[int]) -> tuple[int, ...]:
+            parameters = sampling_parameters(server, limit=limit, temperature=0.0, uniforms=(), ends=ends)
             output = await self._client.generate(
                 uuid.uuid4().hex, prompt_ids=list(prompt), sampling_params=parameters, adapter=WORLD_MODEL
             )
             return tuple(output.token_ids)
 
         async def everybody() -> list[tuple[int, ...]]:
-            rows = [()] * len(prompts) if uniforms is None else uniforms
-            return await asyncio.gather(*map(ask, prompts, map(tuple, rows)))
+            return await asyncio.gather(*map(ask, prompts))
 
         return asyncio.run(everybody())
 

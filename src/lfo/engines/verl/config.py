@@ -33,7 +33,6 @@ from lfo.config import RunConfig
 from lfo.engines.verl.unread import why_unread
 from lfo.errors import ConfigError
 from lfo.loading import model_source, pick_device
-from lfo.model.couplings import coupling_of
 from lfo.model.learner import BETAS, CLIP_HIGH, CLIP_LOW, MAX_NORM, WEIGHT_DECAY
 from lfo.settings import dotted
 
@@ -231,8 +230,7 @@ def _translated(config: RunConfig, tokenizer: str | None) -> dict[str, dict[str,
         "trackers": {"trainer.logger": []},  # our loop logs
         "lora.rank": {
             f"{_MODEL}.lora_rank": config.lora.rank,
-            # what a server must be able to load
-            f"{_MODEL}.lora.rank": config.lora.rank * coupling_of(config.coupling).room,
+            f"{_MODEL}.lora.rank": config.lora.rank,
             f"{_MODEL}.lora_alpha": alpha,
             f"{_MODEL}.lora.alpha": alpha,
         },

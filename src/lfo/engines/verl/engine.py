@@ -1,8 +1,8 @@
 """verl's FSDP engine with two adapters on one frozen, sharded base.
 
 The layers of the base are large, so several ranks shard them (FSDP2). Embeddings, output layer and both adapters are
-small and stay whole on every rank. So the code of the local engine (`DualAdapterModel`, `Learner`) can switch, spare,
-clip, save and load adapters, and gradients are added once for each mini-batch instead of reduce-scattered by layer.
+small and stay whole on every rank. So the code of the local engine (`DualAdapterModel`, `Learner`) can switch, clip,
+save and load adapters, and gradients are added once for each mini-batch instead of reduce-scattered by layer.
 
 verl has one adapter, named "default". Here the adapters have their own names, and what verl does with its adapter
 (`get_per_tensor_param`, checkpoints) is overridden.
@@ -30,6 +30,7 @@ from lfo.config import RunConfig, from_mapping
 from lfo.engines.verl.config import ENGINE, SAMPLER, forget_world_models, world_model_folder
 from lfo.engines.verl.learner import RankedLearner
 from lfo.model.adapters import DualAdapterModel
+from lfo.model.couplings import POLICY, WORLD_MODEL
 from lfo.types import ReplyScore, TrainingSample
 
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -127,7 +128,7 @@ class DualLoraEngine(FSDPEngine):
         if self.rank == 0 and self.model.world_model_adapters and not self.model.coupling.is_shared:
             folder = world_model_folder(Path(self.run.output_dir), step)
             folder.parent.mkdir(parents=True, exist_ok=True)
-            write_folder_atomic(folder, lambda path: self.model.export(path, self.model.world_model_adapters))
+            write_folder_atomic(folder, lambda path: self.model.export(path, WORLD_MODEL))
             forget_world_models(folder, self._exported)
             self._exported = folder
         torch.distributed.barrier()
@@ -149,7 +150,7 @@ class DualLoraEngine(FSDPEngine):
         self.learner.load(Path(local_path) / OPTIMIZER_FILE)
 
     def get_per_tensor_param(self, **_: Any) -> tuple[Iterator[tuple[str, Tensor]], dict[str, Any]]:
-        """Return the weights for rollouts: all adapters for our sampler, or the policy as one LoRA for vLLM."""
+        """Return the weights for rollouts: all adapters for our sampler, or the policy as a LoRA for vLLM."""
         if self.rollout_name == SAMPLER:
             adapters = [
                 (f"{name}.{index}", parameter.detach())
@@ -161,8 +162,8 @@ class DualLoraEngine(FSDPEngine):
 
 
 def policy_lora(model: DualAdapterModel) -> tuple[Iterator[tuple[str, Tensor]], dict[str, Any]]:
-    """Return the adapters of the policy as one ordinary LoRA; two adapters give rank r1 + r2."""
-    tensors, config = model.as_one_lora(model.policy_adapters)
+    """Return the policy as an ordinary LoRA."""
+    tensors, config = model.as_lora(POLICY)
     return iter(tensors.items()), {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

@@ -4,7 +4,7 @@ Every rank gets the whole mini-batch and computes its share of it. Gradients are
 same step on their copies of the adapters. Loss, clipping and optimizer are the code of the local engine.
 
 The base is sharded, so all ranks take part in each forward and backward of a layer: they must make the same passes in
-the same order. Therefore there are rounds: in each round every rank has a micro-batch of the same kind, and a rank
+the same order. Therefore there are rounds: in each round every rank has a micro-batch with the same adapter, and a rank
 without rows gets an empty part, which has no weights.
 
     rows by length   9 8 7 5 5 4 2        2 ranks, 16 tokens at most for one micro-batch of one rank
@@ -32,16 +32,12 @@ from lfo.types import TrainingSample
 
 
 def rounds(samples: Sequence[TrainingSample], *, ranks: int, tokens: int) -> Iterator[list[list[TrainingSample]]]:
-    """Yield the rows of each rank for each round, longest rows first; rows of a round use the same adapters.
-
-    Rows with a policy loss, rows to imitate and the others are separate, because only the first two may have to spare
-    the world model.
-    """
-    kinds: dict[tuple[bool, bool, tuple[str, ...]], list[TrainingSample]] = defaultdict(list)
+    """Yield the rows of each rank for each round, longest rows first; rows of a round use the same adapters."""
+    by_adapters: dict[tuple[str, ...], list[TrainingSample]] = defaultdict(list)
     for sample in samples:
-        kinds[not any(sample.policy_weights), not any(sample.imitation_weights), sample.adapters].append(sample)
-    for kind in sorted(kinds):
-        rows = sorted(kinds[kind], key=lambda row: len(row.tokens), reverse=True)
+        by_adapters[sample.adapters].append(sample)
+    for adapters in sorted(by_adapters):
+        rows = sorted(by_adapters[adapters], key=lambda row: len(row.tokens), reverse=True)
         while rows:
             count = max(1, tokens // len(rows[0].tokens)) * ranks
             yield [rows[:count][rank::ranks] or [empty_part(rows[0])] for rank in range(ranks)]
@@ -49,7 +45,7 @@ def rounds(samples: Sequence[TrainingSample], *, ranks: int, tokens: int) -> Ite
 
 
 def empty_part(sample: TrainingSample) -> TrainingSample:
-    """Return the shortest row of the same kind that trains nothing."""
+    """Return the shortest row with the same adapters that trains nothing."""
     zeros = (0.0, 0.0)
     return dataclasses.replace(
         sample,
@@ -62,26 +58,8 @@ def empty_part(sample: TrainingSample) -> TrainingSample:
     )
 
 
-def trains_the_policy(sample: TrainingSample) -> bool:
-    """Whether a row trains the policy, by the policy loss or by imitation."""
-    return any(sample.policy_weights) or any(sample.imitation_weights)
-
-
 def without_world_model(sample: TrainingSample) -> TrainingSample:
     return dataclasses.replace(sample, world_model_weights=(0.0,) * len(sample.tokens))
-
-
-def without_both(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-    """Split rows that train both policy and world model into one row for each."""
-    parts = []
-    for sample in samples:
-        if trains_the_policy(sample) and any(sample.world_model_weights):
-            nothing = (0.0,) * len(sample.tokens)
-            parts.append(without_world_model(sample))
-            parts.append(dataclasses.replace(sample, policy_weights=nothing, imitation_weights=()))
-        else:
-            parts.append(sample)
-    return parts
 
 
 class RankedLearner(Learner):
@@ -91,7 +69,6 @@ class RankedLearner(Learner):
         super().__init__(model, config)
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.micro_batch_tokens = micro_batch_tokens
-        self._round_trains_policy = False  # whether any rank has rows that train the policy in the current round
 
     def update(
         self, samples: Sequence[TrainingSample], *, world_model_weight: float, rate_factor: float
@@ -104,20 +81,15 @@ class RankedLearner(Learner):
         if self.ranks == 1 and self.model.mixes_rows:
             yield from super()._micro_batches(samples)
             return
-        # If the policy loss must spare the world model, it needs its own backward pass.
-        samples = without_both(samples) if self.model.policy_detached else samples
         for parts in rounds(samples, ranks=self.ranks, tokens=self.micro_batch_tokens):
-            rows = [row for part in parts for row in part]
-            self._round_trains_policy = any(map(trains_the_policy, rows))
             yield collate(parts[self.rank], self.model.device)
 
     def _backward(self, batch: Batch, tokens: Normalizers, world_model_weight: float, sums: dict[str, Any]) -> None:
         if batch.has_policy or batch.has_world_model or batch.has_imitation:
             super()._backward(batch, tokens, world_model_weight, sums)
             return
-        # Make the same passes as the other ranks and spare the same adapters: AdamW treats zeros as a gradient.
-        spared = self.model.policy_detached if self._round_trains_policy else ()
-        hidden_BTD = self.model.hidden(batch.tokens_BT, batch.adapters, spared)
+        # Make the same passes as the other ranks.
+        hidden_BTD = self.model.hidden(batch.tokens_BT, batch.adapters)
         (hidden_BTD.sum() * 0.0).backward()
 
     @torch.no_grad()

@@ -1,0 +1,17 @@
+"""Feedback: a part of each group is shown a real reply that another rollout of its task has received.
+
+What succeeds with it is imitated without it (`internalise`); there is no world model. How exchanges are chosen and
+shown: `lfo.rollout.feedback`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lfo.config import RunConfig
+from lfo.types import StepPlan
+
+
+def adapt(plan: StepPlan, config: RunConfig) -> StepPlan:
+    """Return the plan with a second wave, if the run has feedback."""
+    return replace(plan, first_wave=config.first_wave, feedback=config.feedback) if config.has_feedback else plan
