@@ -4,7 +4,9 @@
 Each module has a class, the environment, and `gold(task)`, the calls that succeed. A task has a `key`, the facts that
 decide, and an `answer`, what they require. A law, drawn once per seed and never shown, maps keys to answers. Keys occur
 in many tasks of `train`; `val` asks in other words for the answers of the same keys; keys of `test_unseen` are in no
-other split.
+other split. `env_args.seed` draws another law. In the folder `tests`:
+
+    lfo check-env env=worlds.kiln:Kiln
 """
 
 from collections.abc import Sequence

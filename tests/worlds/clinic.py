@@ -17,8 +17,8 @@ from . import known_and_unseen
 Remedy = Literal["aldorin", "betrisol", "cormavet", "dulcifen", "estrapan", "fumidex", "gastolene", "hydravel"]
 Form = Literal["paste", "drops", "patch", "powder", "spray"]
 
-COMPLAINTS = ("ear mites", "limping", "hair loss", "a cough", "fever", "poor appetite")
-SPECIES = ("ferret", "parrot", "tortoise")
+COMPLAINTS: tuple[str, ...] = ("ear mites", "limping", "hair loss", "a cough", "fever", "poor appetite")
+SPECIES: tuple[str, ...] = ("ferret", "parrot", "tortoise")
 NAMES = ("Biscuit", "Pepper", "Duke", "Olive", "Ziggy", "Mango", "Clover", "Rufus", "Tilly", "Bramble")
 OWNERS = ("Mr Hale", "Ms Okafor", "Mrs Lindqvist", "Dr Rossi", "Mr Tanaka", "Ms Abara", "Mrs Kowal")
 WORDINGS = (

@@ -14,8 +14,8 @@ from lfo.types import Message, ToolCall
 
 from . import known_and_unseen
 
-KINDS = ("russets", "quinces", "damsons", "medlars", "bergamots")
-STAGES = ("green", "firm", "mellow", "bruised")
+KINDS: tuple[str, ...] = ("russets", "quinces", "damsons", "medlars", "bergamots")
+STAGES: tuple[str, ...] = ("green", "firm", "mellow", "bruised")
 WORDINGS = (
     "Lot {lot} has come in. Give it a chamber.",
     "Store lot {lot}, please.",

@@ -1,8 +1,8 @@
 """A darkroom: develop a film by three numbers. Three strips to try; a spoiled strip names one wrong number only.
 
-The heat follows from the developer, the tilts from the film, and the minutes are a sum over both. So somebody who only
-reads knows the last number when the last strip is gone, and one number known beforehand is enough. Pairs of film and
-developer in `test_unseen` follow from their parts.
+The heat follows from the developer; minutes and tilts are sums over developer and film. Somebody who only reads knows
+the last number when the last strip is gone, but one number known beforehand is enough. Pairs of developer and film in
+`test_unseen` follow from their parts.
 """
 
 import functools
@@ -15,8 +15,8 @@ from lfo.types import Message, ToolCall
 
 from . import known_and_unseen
 
-FILMS = ("Halden", "Pankro", "Sirocco", "Velour", "Nordlys")
-DEVELOPERS = ("Rodax", "Finol", "Metapan", "Quill")
+FILMS: tuple[str, ...] = ("Halden", "Pankro", "Sirocco")
+DEVELOPERS: tuple[str, ...] = ("Rodax", "Finol", "Metapan", "Quill", "Ultrol", "Bravin")
 STRIPS = 3
 WORDINGS = (
     "Roll {roll}: {film} film, to be developed in {developer}. You have three strips for trials.",
@@ -24,7 +24,7 @@ WORDINGS = (
     "{film} film in a bath of {developer}, roll {roll}; three strips may be spoiled at most.",
 )
 OTHER_WORDINGS = (
-    "The next roll is {roll}. Someone shot it on {film}, and all that is left is {developer}. 3 strips.",
+    "The next roll is {roll}. Someone shot it on {film}, and all that is left is {developer}. Three strips.",
     "Get roll {roll} developed for me. Bath: {developer}. Film: {film}. Three strips, no more.",
 )
 
@@ -33,30 +33,31 @@ OTHER_WORDINGS = (
 class Roll:
     id: str
     text: str
-    key: tuple[str, str]  # film and developer
+    key: tuple[str, str]  # developer and film
     answer: tuple[int, int, int]  # degrees, minutes, tilts
 
 
 @functools.cache
 def _splits(seed: int) -> dict[str, list[Roll]]:
     random = Random(f"darkroom {seed}")
-    heat = dict(zip(DEVELOPERS, random.sample(range(18, 30), len(DEVELOPERS)), strict=True))
-    delay = dict(zip(DEVELOPERS, random.sample((0, 6, 12, 18), len(DEVELOPERS)), strict=True))
-    tilts = dict(zip(FILMS, random.sample(range(31, 60), len(FILMS)), strict=True))
-    minutes = dict(zip(FILMS, random.sample(range(7, 13), len(FILMS)), strict=True))
-    known, unseen = known_and_unseen(random.sample(FILMS, len(FILMS)), DEVELOPERS)
+    heat = dict(zip(DEVELOPERS, random.sample(range(18, 35), len(DEVELOPERS)), strict=True))
+    minutes = dict(zip(DEVELOPERS, random.sample(range(4, 34, 3), len(DEVELOPERS)), strict=True))
+    longer = dict(zip(FILMS, random.sample(range(3), len(FILMS)), strict=True))
+    tilts = dict(zip(DEVELOPERS, random.sample(range(35, 95, 5), len(DEVELOPERS)), strict=True))
+    oftener = dict(zip(FILMS, random.sample(range(5), len(FILMS)), strict=True))
+    known, unseen = known_and_unseen(random.sample(DEVELOPERS, len(DEVELOPERS)), FILMS)
     rolls = iter(random.sample(range(1000, 10000), 1000))
     splits: dict[str, list[Roll]] = {"train": [], "val": [], "test_unseen": []}
-    for split, keys, copies in (("train", known, 20), ("val", known, 4), ("test_unseen", unseen, 10)):
-        for film, developer in keys * copies:
+    for split, keys, copies in (("train", known, 25), ("val", known, 5), ("test_unseen", unseen, 10)):
+        for developer, film in keys * copies:
             roll = next(rolls)
             wording = random.choice(OTHER_WORDINGS if split == "val" else WORDINGS)
             splits[split].append(
                 Roll(
                     id=f"roll-{roll}",
                     text=wording.format(roll=roll, film=film, developer=developer),
-                    key=(film, developer),
-                    answer=(heat[developer], minutes[film] + delay[developer], tilts[film]),
+                    key=(developer, film),
+                    answer=(heat[developer], minutes[developer] + longer[film], tilts[developer] + oftener[film]),
                 )
             )
         random.shuffle(splits[split])

@@ -18,8 +18,8 @@ from . import known_and_unseen
 Flux = Literal["bone ash", "soda", "wood ash", "lithia", "borax", "whiting", "pearl ash"]
 Air = Literal["smoky", "clear", "steamy", "salted", "sealed"]
 
-CLAYS = ("Tarn", "Moorfoot", "Blackwater", "Osney", "Linden")
-FINISHES = ("celadon", "tenmoku", "crackle", "matt white")
+CLAYS: tuple[str, ...] = ("Tarn", "Moorfoot", "Blackwater", "Osney", "Linden")
+FINISHES: tuple[str, ...] = ("celadon", "tenmoku", "crackle", "matt white")
 POTS = ("bowl", "jug", "teapot", "platter", "vase", "beaker")
 POTTERS = ("Ines", "Gwen", "Tobias", "Marek", "Yusuf", "Freya", "Otto", "Delphine")
 WORDINGS = (

@@ -17,8 +17,8 @@ from . import known_and_unseen
 
 Siding = Literal["Alder", "Birch", "Cedar", "Hazel", "Larch", "Maple", "Rowan", "Willow"]
 
-CARGOES = ("sugar", "gravel", "paper", "timber", "cattle", "cement")
-BRAKES = ("vacuum", "drum", "disc", "block")
+CARGOES: tuple[str, ...] = ("sugar", "gravel", "paper", "timber", "cattle", "cement")
+BRAKES: tuple[str, ...] = ("vacuum", "drum", "disc", "block")
 TOWNS = ("Ostham", "Bellmere", "Graufurt", "Pilsby", "Novara", "Tarnow")
 SPEEDS = (8, 11, 14, 17, 19, 22, 26, 29)
 WORDINGS = (
