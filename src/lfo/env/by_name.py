@@ -115,7 +115,7 @@ def environment_named(name: str, *, setting: str = "env", hint: str = "") -> Any
 
 
 def _other_package(module: str) -> str:
-    """Say where Python found the package of a missing module: an installed one wins over a folder without __init__.py."""
+    """Say where Python found the package of a missing module: an installed one wins over a bare folder."""
     package = module.partition(".")[0]
     places = list(getattr(sys.modules.get(package), "__path__", ()))
     return f"; Python found the package {package} in {places[0]}" if places and package != module else ""
