@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from lfo.config import RunConfig
     from lfo.env.interface import EnvironmentFactory
 
-Data = Annotated[Path, typer.Option("--data", metavar="DIR", help="A folder of `lfo generate`.")]
-
 
 def generate(
     num_companies: Annotated[int, typer.Option(help="Companies of the training tasks.")] = 100,
