@@ -19,7 +19,7 @@ from lfo.env.rules import IDENTIFIERS, PROOFS, law, law_of
 from lfo.env.tasks import Task, TaskStream
 from lfo.env.world import KINDS, company
 from lfo.errors import UsageError
-from lfo.evaluation.runs import describe_data
+from lfo.evaluation.data import describe_data
 from lfo.loading import environment_factory
 
 LAWS = range(1, 6)

@@ -14,7 +14,7 @@ import torch
 from lfo.env.oracle import OracleCodes
 from lfo.errors import ConfigError, DataError
 from lfo.evaluation.balance import POLICY_SILENT, SAMPLER_DIFFERS, WORLD_MODEL_SILENT, gradient_balance, judged
-from lfo.evaluation.runs import describe_data
+from lfo.evaluation.data import describe_data
 from lfo.evaluation.success import rollout_metrics
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import render_state
