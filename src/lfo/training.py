@@ -28,10 +28,11 @@ from lfo.env.interface import EnvironmentFactory, predicted_tools
 from lfo.env.patience import name_of
 from lfo.errors import EnvironmentFailed, UsageError
 from lfo.evaluation.balance import judged, mean_of_each
+from lfo.evaluation.data import continued_data, describe_data
 from lfo.evaluation.fixed_tasks import evaluate_splits
 from lfo.evaluation.held_out import Examination
-from lfo.evaluation.runs import continued_data, describe_data
-from lfo.evaluation.success import evaluated_tasks, far_below, step_metrics
+from lfo.evaluation.success import step_metrics
+from lfo.evaluation.trends import evaluated_tasks, far_below
 from lfo.model.couplings import coupling_of
 from lfo.objectives.advantages import (
     DynamicSamplingReport,

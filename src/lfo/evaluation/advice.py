@@ -19,8 +19,7 @@ from lfo.config import RunConfig
 from lfo.evaluation.balance import MOST
 from lfo.evaluation.correlation import ACCURACY_KEYS, LOOKAHEAD, VAL
 from lfo.evaluation.costs import MetricsRows
-from lfo.evaluation.success import FAR, evaluated_tasks, far_below
-from lfo.evaluation.trends import GAIN, LATELY, Trends, numbers
+from lfo.evaluation.trends import FAR, GAIN, LATELY, Trends, evaluated_tasks, far_below, numbers
 from lfo.model.couplings import coupling_of
 from lfo.rollout.runner import ENVIRONMENT_FAILURES
 from lfo.types import StopReason

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -20,7 +19,6 @@ CUT_REPLIES = (
     f"some replies are longer than {CHARS_A_TOKEN} characters for each token of rollout.max_context and were cut: "
     "`replies_cut` counts them"
 )
-FAR = 0.2  # least distance to the best evaluation; smaller ones also occur in healthy runs
 
 
 def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
@@ -79,18 +77,3 @@ def step_metrics(rollouts: Sequence[Rollout], tools: Collection[str]) -> tuple[d
     if made and not any(call is not None and call.name in tools for call in made):
         warnings.append(NO_CALLS)
     return metrics, warnings
-
-
-def far_below(best: float, value: float, *, tasks: int) -> bool:
-    """Whether an evaluation on `tasks` tasks is below the best one by `FAR` and by three standard errors.
-
-    >>> far_below(0.76, 0.5, tasks=100), far_below(0.76, 0.6, tasks=100), far_below(0.76, 0.5, tasks=20)
-    (True, False, False)
-    """
-    return best - value >= max(FAR, 3 * math.sqrt(2 * 0.25 / tasks))
-
-
-def evaluated_tasks(row: Mapping[str, Any], *, at_most: int) -> int:
-    """Return the number of val tasks behind a row's success; an environment may have fewer than `eval.tasks`."""
-    stops = row.get("eval/val/stops")
-    return sum(stops.values()) if isinstance(stops, Mapping) and stops else at_most

@@ -45,12 +45,7 @@ class FusedDecoder:
     """Base and adapters of a Llama-like model, merged into separate weights."""
 
     def __init__(
-        self,
-        model: DualAdapterModel,
-        adapters: Sequence[str],
-        *,
-        max_context: int,
-        dtype: torch.dtype | None = None,
+        self, model: DualAdapterModel, adapters: Sequence[str], *, max_context: int, dtype: torch.dtype | None = None
     ) -> None:
         self.adapters = tuple(adapters)
         self.max_context = max_context
