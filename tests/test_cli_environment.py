@@ -153,10 +153,10 @@ def test_commands_become_tool_calls() -> None:
 
 
 def test_bench_env_has_its_keys(lfo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lfo.env import bench
+    from benchmarks import environment
 
-    monkeypatch.setattr(bench, "TASKS", 100)
-    monkeypatch.setattr(bench, "REPEATS", 2)
+    monkeypatch.setattr(environment, "TASKS", 100)
+    monkeypatch.setattr(environment, "REPEATS", 2)
     code, out, _ = lfo("bench", "env", "--json")
     result = json.loads(out)
     assert code == 0

@@ -103,7 +103,6 @@ LIVES_IN: Mapping[str, tuple[str, ...]] = {
 # (module, what it imports inside a function), with the reason.
 LATE: Mapping[tuple[str, str], str] = {
     ("lfo.model.turn_decoder", "lfo.model.turn_kernels"): "Triton is there only beside a GPU",
-    ("lfo.tools.server_bench", "lfo.engines.verl.bare_vllm"): "vLLM is there only where it was asked for",
 }
 # The environment is pure Python, and so is what it may import, except for its faces to other libraries.
 PURE = ("lfo.env", "lfo.protocol.hermes", "lfo.statistics")

@@ -236,7 +236,7 @@ class ReplayBuffer:
         """Return at most `count` different examples, all with the same probability.
 
         With `asked_first`, calls that look-ahead asks about come before all others, because the world model will be
-        asked about these. (With three quarters of such calls it learned half as fast: docs/LOG.md.)
+        asked about these. (With three quarters of such calls it learned half as fast: research/LOG.md.)
         """
         keys = list(self.examples)
         shuffled = [keys[index] for index in np.random.default_rng(list(seeds)).permutation(len(keys))]

@@ -21,11 +21,11 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks import speed
+from benchmarks.memory import model_config
 from lfo.errors import ConfigError, UsageError
 from lfo.model.adapters import POLICY, DualAdapterModel
 from lfo.model.sampler import Sampler
-from lfo.tools import speed
-from lfo.tools.memory import model_config
 from lfo.tools.plan import SHAPES, cache_bytes_of_a_token
 
 PROMPT, SHORT, LONG = 743, 16, 80  # tokens: a phone-call prompt, and turns whose difference is pure decoding
@@ -60,7 +60,7 @@ def against_vllm(shapes: Sequence[str], rows: Sequence[int]) -> Iterator[dict[st
 
 
 def _speakers(name: str, folder: Path, rows: int) -> dict[str, Speak]:
-    from lfo.engines.verl.bare_vllm import BareVllm  # vLLM is optional, and heavy
+    from benchmarks.bare_vllm import BareVllm  # vLLM is optional, and heavy
 
     config = model_config(SHAPES[name])
     with torch.device("cuda"):

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What look-ahead achieves becomes part of the policy's weights: the tables of docs/LOG.md, sections 31 and 36. Level 2, embedded base.
-#   runs/internalise.sh              every arm, seeds 0 to 4, two runs at a time: about 20 minutes a run on a core of its own
-#   ARMS='lookahead|imitation' SEEDS='0 1' runs/internalise.sh 4
+# What look-ahead achieves becomes part of the policy's weights: the tables of research/LOG.md, sections 31 and 36. Level 2, embedded base.
+#   research/internalise.sh              every arm, seeds 0 to 4, two runs at a time: about 20 minutes a run on a core of its own
+#   ARMS='lookahead|imitation' SEEDS='0 1' research/internalise.sh 4
 # Runs land in runs/internalise/ARM-SEED; those that have ended are kept, started ones are resumed. Then, for each seed, whether
 # DAPO after step 120 gains more than going on with imitation does:
 #   lfo eval runs/internalise/lookahead-0 --blind --tasks 1000 --against runs/internalise/imitation-0
@@ -27,4 +27,4 @@ arms() {
 }
 chosen=$(arms | grep -E "^(${ARMS:-.*})-[0-9]+ ") || { echo "no arm matches ARMS=$ARMS" >&2; exit 2; }
 if [ -n "${DRY:-}" ]; then echo "$chosen"; exit; fi
-xargs -P "${1:-2}" -L 1 runs/train_once.sh <<< "$chosen"
+xargs -P "${1:-2}" -L 1 research/train_once.sh <<< "$chosen"

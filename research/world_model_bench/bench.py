@@ -1,8 +1,8 @@
 """Measure how fast the world model learns, from recorded replies and with the updates of training.
 
-    lfo bench world-model                                              the preset, on level 2, one seed
-    lfo bench world-model --seeds 5 world_model.swap_names=0           another config, on five seeds
-    lfo bench world-model --seeds 5 --rivals-only env_args.law=1       the baselines of `rivals.py` alone, in seconds
+    python -m research.world_model_bench                                          the preset, on level 2, one seed
+    python -m research.world_model_bench --seeds 5 world_model.swap_names=0       another config, on five seeds
+    python -m research.world_model_bench --seeds 5 --rivals-only env_args.law=1   the baselines of `rivals.py` alone
 
 A trial is a run without rollouts, of 60 steps by default. For every task that the run would draw, the calls that
 look-ahead asks about are made in a copy of the environment and added to the replay buffer. Then `Trainer.rows` and
@@ -39,10 +39,10 @@ from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import ObservedCall, state_of
 from lfo.rollout.records import rollout_from_texts, transcript_at
 from lfo.rollout.tasks import draw_tasks
-from lfo.tools.bench_variants import Ask, make_variant
-from lfo.tools.rivals import NAMES, TOP, Asked, Judge, Vectors, fit_rivals, frozen_embedding
 from lfo.training import Collected, Trainer
 from lfo.types import Message, ToolCall
+from research.world_model_bench.rivals import NAMES, TOP, Asked, Judge, Vectors, fit_rivals, frozen_embedding
+from research.world_model_bench.variants import Ask, make_variant
 
 POINTS = (40, 80, 160, 320)
 CALLS = 200  # held-out tasks of each split
@@ -293,7 +293,7 @@ def _kind(make_environment: EnvironmentFactory) -> type:
     kind = next((each for each in SPLITS if isinstance(made, each)), None)
     if kind is None:
         raise UsageError(
-            f"lfo bench world-model records phone-calls and oracle-codes, not {type(made).__name__}; train a short run "
+            f"the world-model bench records phone-calls and oracle-codes, not {type(made).__name__}; train a short run "
             "with policy.frozen=true instead and read world_model_eval/semantic_accuracy"
         )
     return kind

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The comparison: plain DAPO, both couplings with and without look-ahead, and the controls, several seeds each. Arms of
-# docs/RESULTS.md with coupling=stacked or lookahead=environment are retired: docs/LOG.md names the commit that can repeat them.
-#   runs/experiment.sh tiny 2                     the embedded base on level 2: about 5 minutes a run on one CPU core
-#   runs/experiment.sh tiny 2,3,4                 on levels 2 to 4
-#   runs/experiment.sh smollm2-135m 2,3,4 5       on one GPU, five runs at a time
+# docs/RESULTS.md with coupling=stacked or lookahead=environment are retired: research/LOG.md names the commit that can repeat them.
+#   research/experiment.sh tiny 2                     the embedded base on level 2: about 5 minutes a run on one CPU core
+#   research/experiment.sh tiny 2,3,4                 on levels 2 to 4
+#   research/experiment.sh smollm2-135m 2,3,4 5       on one GPU, five runs at a time
 # Runs land in runs/PRESET-levelsN/ARM-SEED; those that have ended are kept, started ones are resumed. Set ARMS to a regular
 # expression to run some of them, as ARMS='dual|dapo', SEEDS, STEPS, DAPO_STEPS or LFO as you like, and EXTRA to settings for all
 # arms, as EXTRA='policy.learning_rate=1e-4'.
@@ -34,4 +34,4 @@ arms() {
   done
 }
 chosen=$(arms | grep -E "^(${ARMS:-.*})-[0-9]+ ") || { echo "no arm matches ARMS=$ARMS" >&2; exit 2; }
-xargs -P "$jobs" -L 1 runs/train_once.sh <<< "$chosen"
+xargs -P "$jobs" -L 1 research/train_once.sh <<< "$chosen"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Two worlds that others wrote, on the embedded base taught how their tools are called and nothing else. One core a run.
-#   runs/foreign.sh              both worlds, every arm, seeds 0 to 2, two runs at a time
-#   WORLDS=lake ARMS='dual|dapo' SEEDS=0 runs/foreign.sh 4
-#   DEVICE=cuda HOURS=0.167 runs/foreign.sh 4    on a GPU, each run ended after ten minutes
+#   research/foreign.sh              both worlds, every arm, seeds 0 to 2, two runs at a time
+#   WORLDS=lake ARMS='dual|dapo' SEEDS=0 research/foreign.sh 4
+#   DEVICE=cuda HOURS=0.167 research/foreign.sh 4    on a GPU, each run ended after ten minutes
 # It needs pip install 'learn-from-observation[textarena]', and no download.
 #   lake        Gymnasium's FrozenLake-v1 with its usual 4x4 map, not slippery. The agent is told the number of its field and nothing of
 #               the map, which is the same in every task: where the holes and the goal are carries over. A task begins on any of the 11 fields that
@@ -47,6 +47,6 @@ for world in ${WORLDS:-lake secretary}; do
   fi
   export COMMON="preset=tiny device=$device model=$base env=$env ${of_train[*]} world_model.swap_names=0
     world_model.wording=1 world_model.state_tokens=384 world_model.examples_per_mini_batch=6 eval.every=10 eval.tasks=200 checkpoint_every=50 ${EXTRA:-}"
-  xargs -P "${1:-2}" -L 1 runs/train_once.sh <<< "$chosen" || failed=1
+  xargs -P "${1:-2}" -L 1 research/train_once.sh <<< "$chosen" || failed=1
 done
 exit "${failed:-0}"

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# How many replies the world model needs, for every recipe, beside its rivals: the table of docs/LOG.md.
-#   runs/world_model_bench.sh                        all variants, seeds 0 to 4, one after the other: about 30 minutes on one core
-#   VARIANTS='tiny|retrieve-1' SEEDS='2 3' CALLS=100 TASKS=40,80,160 runs/world_model_bench.sh
+# How many replies the world model needs, for every recipe, beside its rivals: the table of research/LOG.md.
+#   research/world_model_bench.sh                        all variants, seeds 0 to 4, one after the other: about 30 minutes on one core
+#   VARIANTS='tiny|retrieve-1' SEEDS='2 3' CALLS=100 TASKS=40,80,160 research/world_model_bench.sh
 # Each seed is a file runs/world-model-bench/VARIANT-SEED.json; those that are there are kept.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=1
-lfo=${LFO:-.venv/bin/lfo} folder=runs/world-model-bench
+python=${PYTHON:-.venv/bin/python} folder=runs/world-model-bench
 plain="world_model.learning_rate=2e-3 world_model.lora_plus=1 world_model.swap_names=0 world_model.wording=1"
 variants() {
   echo "tiny"
@@ -27,7 +27,7 @@ while read -r name settings; do
     [ -s "$file" ] && continue
     echo "$name, seed $seed" >&2
     # shellcheck disable=SC2086
-    "$lfo" bench world-model --json --tasks "${TASKS:-40,80,160,320}" --calls "${CALLS:-200}" seed="$seed" $settings \
+    "$python" -m research.world_model_bench --json --tasks "${TASKS:-40,80,160,320}" --calls "${CALLS:-200}" seed="$seed" $settings \
       > "$file.part" < /dev/null
     mv "$file.part" "$file"
   done

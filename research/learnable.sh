@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Level 6, where guessing sometimes pays, so that plain DAPO has something to learn from. One core a run, ended after 12 hours; what a run has
 # not reached by then is censored.
-#   runs/learnable.sh            every arm, seeds 0 to 4, two runs at a time
-#   DEVICE=cuda HOURS=0.167 runs/learnable.sh 4      on a GPU: four at a time, each ended after ten minutes
-#   ARMS='dapo-8|dual' SEEDS='0 1' runs/learnable.sh 4
-#   LAW=3 runs/learnable.sh 16   under law 3; LEVELS=2 the sparse regime
-# Settings are chosen on seeds 10 and 11 (runs/baselines.sh) and reported on 0 to 4. Runs land in runs/learnable/ARM-SEED, those
+#   research/learnable.sh            every arm, seeds 0 to 4, two runs at a time
+#   DEVICE=cuda HOURS=0.167 research/learnable.sh 4      on a GPU: four at a time, each ended after ten minutes
+#   ARMS='dapo-8|dual' SEEDS='0 1' research/learnable.sh 4
+#   LAW=3 research/learnable.sh 16   under law 3; LEVELS=2 the sparse regime
+# Settings are chosen on seeds 10 and 11 (research/baselines.sh) and reported on 0 to 4. Runs land in runs/learnable/ARM-SEED, those
 # of another law or level in runs/learnable-lawL-levelsN; those that have ended are kept, started ones are resumed. Then the table of
 # tasks, rollouts, tokens and seconds to 70 % of the ceiling, against one of the baselines:
 #   lfo compare runs/learnable --baseline 'dapo group_size=64'
@@ -49,4 +49,4 @@ arms() {
 }
 chosen=$(arms | grep -E "^(${ARMS:-.*})-[0-9]+ ") || { echo "no arm matches ARMS=$ARMS" >&2; exit 2; }
 if [ -n "${DRY:-}" ]; then echo "$chosen"; exit; fi
-xargs -P "${1:-2}" -L 1 runs/train_once.sh <<< "$chosen"
+xargs -P "${1:-2}" -L 1 research/train_once.sh <<< "$chosen"

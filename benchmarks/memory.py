@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
+from benchmarks.speed import seconds_of
 from lfo.config import load_config
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.learner import Learner
 from lfo.tools.plan import SHAPES, Shape, Work, training
-from lfo.tools.speed import seconds_of
 from lfo.types import TrainingSample
 
 

@@ -1,9 +1,10 @@
 """Draw the learning curves of runs as one SVG: success on val by tasks seen, thin lines for seeds, a thick mean.
 
-python scripts/plot_curves.py docs/level2.svg "with look-ahead=results/level2-preset/dual-*" \
-    "look-ahead, policy frozen=results/level2-preset/frozen-*" \
-    "policy alone, blind=results/internalise/lookahead-*" "feedback instead=results/internalise/feedback-*" \
-    "plain DAPO=results/level2-groups-64/dapo-*"
+python research/plot_curves.py docs/level2.svg "with look-ahead=research/results/level2-preset/dual-*" \
+    "look-ahead, policy frozen=research/results/level2-preset/frozen-*" \
+    "policy alone, blind=research/results/internalise/lookahead-*" \
+    "feedback instead=research/results/internalise/feedback-*" \
+    "plain DAPO=research/results/level2-groups-64/dapo-*"
 
 A group whose name ends in "blind" shows its success without look-ahead.
 """

@@ -2,8 +2,8 @@
 # Does a base that has practised the syntax of an environment's tools call them readably, and is it no better than random
 # play? For three environments that others wrote: `lfo pretrain --env` and then its `--check` on 500 rollouts. (An older
 # Gymnasium has Taxi-v3 and no v4: set ENVS.)
-#   runs/readable_calls.sh                        SmolLM2-135M, after `lfo models fetch smollm2-135m`: on a GPU
-#   BASE=tiny DEVICE=cpu runs/readable_calls.sh   the embedded base
+#   research/readable_calls.sh                        SmolLM2-135M, after `lfo models fetch smollm2-135m`: on a GPU
+#   BASE=tiny DEVICE=cpu research/readable_calls.sh   the embedded base
 # Bases land in runs/readable-BASE/NAME and what the check found in NAME.json; those that are there are kept. Set ENVS (names
 # with spaces), STEPS, CONVERSATIONS, TASKS, ROW, LFO or PYTHON as you like. The last lines are the shares of readable turns.
 set -euo pipefail

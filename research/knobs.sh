@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One setting at a time: the default of the embedded base on level 2, and the same with one thing changed.
-#   runs/knobs.sh             every knob, seed 0, two runs at a time: about 5 minutes a run on one CPU core
-#   KNOBS='rank|no-replay' SEEDS='0 1 2' runs/knobs.sh 4
+#   research/knobs.sh             every knob, seed 0, two runs at a time: about 5 minutes a run on one CPU core
+#   KNOBS='rank|no-replay' SEEDS='0 1 2' research/knobs.sh 4
 # Runs land in runs/knobs/KNOB-SEED; those that have ended are kept, started ones are resumed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -34,4 +34,4 @@ settings() {
   done
 }
 chosen=$(settings | grep -E "^(${KNOBS:-.*})-[0-9]+ ") || { echo "no knob matches KNOBS=$KNOBS" >&2; exit 2; }
-xargs -P "${1:-2}" -L 1 runs/train_once.sh <<< "$chosen"
+xargs -P "${1:-2}" -L 1 research/train_once.sh <<< "$chosen"

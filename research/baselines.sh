@@ -3,13 +3,13 @@
 #   plain DAPO    groups of 8, of 64 with three rates, of 128 with two
 #   ECHO-style    groups of 64: four weights inline, a lower rate, and the state form
 #   imitation     of own successes, in hindsight and with feedback, two rates each
-#   runs/baselines.sh            level 6, two runs at a time; LEVELS=2 runs/baselines.sh 16 the sparse regime
-#   ARMS='echo.*' runs/baselines.sh 8
-#   DEVICE=cuda HOURS=0.167 STEPS=300 runs/baselines.sh 4     on a GPU: each run ended after ten minutes
+#   research/baselines.sh            level 6, two runs at a time; LEVELS=2 research/baselines.sh 16 the sparse regime
+#   ARMS='echo.*' research/baselines.sh 8
+#   DEVICE=cuda HOURS=0.167 STEPS=300 research/baselines.sh 4     on a GPU: each run ended after ten minutes
 # Runs land in runs/tuning-levelsN/ARM-SEED. The setting with the highest mean of `val` over its seeds at the last evaluation is
-# what runs/learnable.sh takes (RATE, ECHO_RATE, ECHO, and IMITATION_RATE for all that imitates there); copy metrics.jsonl (gzip -9n) and config.yaml of all of them into results/tuning.
+# what research/learnable.sh takes (RATE, ECHO_RATE, ECHO, and IMITATION_RATE for all that imitates there); copy metrics.jsonl (gzip -9n) and config.yaml of all of them into research/results/tuning.
 # Outside the agent, what is learnable from the same replies (lookup, memory, linear classifier):
-#   lfo bench world-model --json seed=S
+#   python -m research.world_model_bench --json seed=S
 set -euo pipefail
 cd "$(dirname "$0")/.."
 levels=${LEVELS:-6} mini=${MINI:-1}
@@ -37,4 +37,4 @@ arms() {
 }
 chosen=$(arms | grep -E "^(${ARMS:-.*})-[0-9]+ ") || { echo "no arm matches ARMS=$ARMS" >&2; exit 2; }
 if [ -n "${DRY:-}" ]; then echo "$chosen"; exit; fi
-xargs -P "${1:-2}" -L 1 runs/train_once.sh <<< "$chosen"
+xargs -P "${1:-2}" -L 1 research/train_once.sh <<< "$chosen"
