@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from lfo.algorithms import plan_of
-from lfo.algorithms.situation import Situation
 from lfo.config.algorithms import ALGORITHMS
-from lfo.types import Seat
+from lfo.types import Seat, Situation
 from small_runs import fussy_calls, small_config, small_trainer
 
-BLIND, SIGHTED = Seat(blind=True), Seat()
+BLIND, SIGHTED = Seat(look_ahead=False), Seat()
 GROUP_OF_8 = "rollout.group_size=8"
 SUCCESSES = Situation(success_tasks=24)
 
@@ -37,7 +36,7 @@ def test_feedback_has_a_second_wave_and_imitates():
     config = small_config("algo=feedback", GROUP_OF_8)
     first = plan_of(config, 3)
     assert (first.first_wave, first.feedback, first.predicts) == (4, "own", False)
-    assert first.seats == (Seat(blind=True, by_base=True),) * 8
+    assert first.seats == (Seat(look_ahead=False, player="base"),) * 8
     assert plan_of(config, 3, SUCCESSES).imitates
     with_lookahead = small_config(GROUP_OF_8, "feedback=own")
     assert plan_of(with_lookahead, 3).feedback == "own"
