@@ -64,7 +64,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "engines": frozenset(
         {
             *("types", "errors", "settings", "config", "atomic", "rundir", "env", "protocol", "objectives", "rollout"),
-            *("model", "couplings", "loading", "base_form", "agent", "preflight", "training"),
+            *("model", "couplings", "loading", "base_form", "agent", "preflight", "algorithms", "training"),
         }
     ),
     "tools": frozenset(

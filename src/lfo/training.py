@@ -126,7 +126,8 @@ class Trainer:
             practice=Practice(self.codec, swap_names=world.swap_names, wording=world.wording),
             renaming=Renaming(tokenizer, chance=config.internalise.swap_names),
         )
-        self.train_tasks = self.asks(lambda: count_tasks(self.environment)) if config.imitates else None
+        self.imitates = config.imitates
+        self.train_tasks = self.asks(lambda: count_tasks(self.environment)) if self.imitates else None
         if world.from_logs:
             logged = logged_replies(world.from_logs, self.environment, self.codec, predict=self.predicted_tools)
             self.mini_batches.replay = logged
@@ -301,7 +302,7 @@ class Trainer:
     def store_replies(self, groups: Sequence[RolloutGroup]) -> list[list[WorldModelExample]]:
         """Store what later steps need of these rollouts; return the distinct world-model examples of each group."""
         rollouts = [rollout for group in groups for rollout in group.rollouts]
-        if self.config.imitates:
+        if self.imitates:
             self.mini_batches.store_successes(rollouts)
         for observer in (self.backend.reply_store, self.backend.ending_tools):
             if observer is not None:
@@ -340,7 +341,7 @@ class Trainer:
             "replay_size": len(self.mini_batches.replay.examples),
             "world_model_weight": self.state.weight,
             **({"phase": plan.phase} if plan.phase else {}),
-            **({"success_tasks": self.mini_batches.success_tasks} if self.config.imitates else {}),
+            **({"success_tasks": self.mini_batches.success_tasks} if self.imitates else {}),
             **({"warnings": warnings} if warnings else {}),
         }
 
@@ -391,7 +392,7 @@ class Trainer:
         """Write everything that a resumed run needs to continue exactly."""
         self.backend.save(folder)
         self.mini_batches.replay.save(folder / REPLAY_FILE)
-        if self.config.imitates:
+        if self.imitates:
             self.mini_batches.successes.save(folder / SUCCESSES_FILE)
         (folder / STATE_FILE).write_text(json.dumps(dataclasses.asdict(self.state)), encoding="utf-8")
 
@@ -400,7 +401,7 @@ class Trainer:
         self.backend.sync(checkpoint.step)
         with reading(checkpoint.path / REPLAY_FILE) as file:
             self.mini_batches.replay = ReplayBuffer.load(file)
-        if self.config.imitates:
+        if self.imitates:
             with reading(checkpoint.path / SUCCESSES_FILE) as file:
                 self.mini_batches.successes = SuccessBuffer.load(file)
         with reading(checkpoint.path / STATE_FILE) as file:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from lfo.algorithms.dapo import most_draws
 from lfo.config import RunConfig
 from lfo.config.algorithms import ALGORITHMS
 from lfo.env.interface import Environment, tasks_of
@@ -49,7 +50,7 @@ def draw_requests(config: RunConfig, environment: Environment, plan: StepPlan, d
 def draw_tasks(config: RunConfig, environment: Environment, step: int, draw: int) -> Sequence[Any]:
     """Return the tasks of one draw of a step. Environments with an endless stream never repeat a task."""
     count = config.rollout.prompts
-    first = (step * config.policy.draws + draw) * count
+    first = (step * most_draws(config) + draw) * count
     stream = getattr(environment, "stream", None)
     if stream is not None:
         tasks = stream("train", 1 + config.seed)

@@ -16,10 +16,15 @@ def adapt(plan: StepPlan, config: RunConfig, situation: Situation) -> StepPlan:
     return replace(
         plan,
         seats=(Seat(look_ahead=False),) * config.rollout.group_size,
-        draws=config.policy.draws,
+        draws=most_draws(config),
         reinforces=not config.policy.frozen,
         rate=rate_in(config, plan.step),
     )
+
+
+def most_draws(config: RunConfig) -> int:
+    """Return the largest number of draws in one step."""
+    return max(1, config.policy.max_resamples + 1)
 
 
 def rate_in(config: RunConfig, step: int, *, until: int = 0) -> float:

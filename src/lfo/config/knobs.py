@@ -86,11 +86,6 @@ class PolicyConfig:
     max_resamples: int = knob(1, "most redraws of tasks in a step if groups teach nothing; -1 keeps such groups", ge=-1)
     overlong_buffer: Whole = knob(0, "tokens before `rollout.max_context` over which reward falls linearly; 0 is off")
 
-    @property
-    def draws(self) -> int:
-        """The largest number of draws in one step."""
-        return max(1, self.max_resamples + 1)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
 class WorldModelConfig:
