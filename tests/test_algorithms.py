@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from lfo import algorithms
 from lfo.algorithms import plan_of
 from lfo.config.algorithms import ALGORITHMS
-from lfo.types import Seat, Situation
+from lfo.types import Observed, Seat, Situation
 from small_runs import fussy_calls, small_config, small_trainer
 
 BLIND, SIGHTED = Seat(look_ahead=False), Seat()
@@ -47,8 +48,19 @@ def test_echo_is_dapo_with_an_observation_loss():
     config = small_config("algo=echo")
     plan, plain = plan_of(config, 3), plan_of(small_config("algo=dapo"), 3)
     assert plan.predicts
+    assert plain.observed is None
+    assert plan_of(config, 3, Situation(predicted_tools={"say"})).observed == Observed(
+        tools={"say"}, user_turns=1.0, other=1.0
+    )
     assert (plan.seats, plan.draws, plan.reinforces) == (plain.seats, plain.draws, plain.reinforces)
     assert config.world_model.weight == 0.05
+
+
+def test_each_algorithm_is_a_short_file_of_its_name():
+    folder = Path(algorithms.__file__).parent
+    files = {path.stem: path.read_text(encoding="utf-8") for path in folder.glob("*.py") if path.stem != "__init__"}
+    assert files.keys() == {name.replace("-", "_") for name in ALGORITHMS}
+    assert all(len(text.splitlines()) <= 200 for text in files.values())
 
 
 @pytest.mark.parametrize(
