@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from lfo.cli import main
-from lfo.cli.common import Json, answer, working
+from lfo.cli.common import Json, answer, progress_bar, working
 from lfo.errors import UsageError
 
 Overrides = Annotated[
@@ -29,6 +32,41 @@ def bench_environment(as_json: Json = False) -> None:
     words = f"{result['tool_calls_per_second']:,.0f} tool calls a second on one core\n"
     words += f"{result['generate_seconds']:.2f} s to generate the default data"
     answer(result, lambda: typer.echo(words), as_json=as_json)
+
+
+@app.command("bounds")
+def check_bounds(
+    data: Annotated[Path, typer.Option("--data", metavar="DIR", help="A folder of `lfo generate`.")] = Path("data"),
+    as_json: Json = False,
+) -> None:
+    """Check the phone-call world: every scripted player on fresh tasks, every bound; exit code 1 if one is broken."""
+    from benchmarks.bounds import check, plays
+    from lfo.env.generator import load
+
+    dataset = load(data)
+    with progress_bar("players", plays(dataset.options), hidden=as_json) as advance:
+        result = check(dataset, on_played=lambda: advance(1))
+    answer(result, lambda: _show_bounds(result), as_json=as_json)
+    if not result["ok"]:
+        raise typer.Exit(1)
+
+
+def _show_bounds(result: dict[str, Any]) -> None:
+    levels = list(result["fresh_ceiling"])
+    table = Table("player", *(f"level {level}" for level in levels), title="success on fresh tasks, 95 % interval")
+    for name, scores in result["players"].items():
+        cells = (scores[level] for level in levels)
+        table.add_row(name, *(f"{each['success']:.1%} ({each['low']:.1%}-{each['high']:.1%})" for each in cells))
+    table.add_row("information ceiling", *(f"{result['fresh_ceiling'][level]:.1%}" for level in levels))
+    for name, scores in result["hostile"].items():
+        table.add_row(
+            f"hostile: {name}", *(f"{scores[level]['success']:.1%}" if level in scores else "-" for level in levels)
+        )
+    console = Console()
+    console.print(table)
+    for problem in result["problems"]:
+        console.print(f"BROKEN: {problem}", markup=False)
+    console.print("All bounds hold." if result["ok"] else f"{len(result['problems'])} bounds are broken.")
 
 
 @app.command("step")

@@ -12,7 +12,7 @@ from typing import cast
 
 from lfo.env.generator import generate
 from lfo.env.phone_calls import PhoneCalls
-from lfo.env.players import PLAYERS, Recorder
+from lfo.env.players import Recorder, informed
 from lfo.env.tasks import Task
 
 TASKS, REPEATS = 2_000, 5
@@ -24,7 +24,7 @@ def tool_calls_per_second() -> float:
     for task in PhoneCalls().stream("val", stream_seed=2).take(TASKS):
         recorder = Recorder(PhoneCalls())
         recorder.environment.reset(task)
-        PLAYERS["informed"](cast(PhoneCalls, recorder), task)
+        informed(cast(PhoneCalls, recorder), task)
         scripts.append((task, [message for message, _ in recorder.exchanges]))
     best = min(_replay(scripts) for _ in range(REPEATS))
     return sum(len(messages) for _, messages in scripts) / best

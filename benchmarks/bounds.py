@@ -15,7 +15,7 @@ the ceiling at which runs are compared.
 The check also tests that the splits are disjoint, and that every task in the files can be solved but not by doing
 nothing.
 
-    lfo check-env --data data
+    lfo bench bounds --data data
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benchmarks.players import HOSTILE_PLAYERS, PLAYERS
 from lfo.env import reps
 from lfo.env.ceiling import ceiling, industry_of, mean_ceiling
 from lfo.env.generator import Dataset, Options
 from lfo.env.phone_calls import PhoneCalls
-from lfo.env.players import HOSTILE_PLAYERS, PLAYERS, Player
+from lfo.env.players import Player
 from lfo.env.tasks import LEVEL, SPLITS, Task
 from lfo.statistics import wilson
 
