@@ -146,13 +146,17 @@ def main() -> int:
     parser.add_argument("paths", nargs="+", type=Path)
     parser.add_argument("--only", default=",".join(VARIANTS))
     options = parser.parse_args()
-    only, paths = options.only.split(","), options.paths
-    if len(paths) != (3 if options.verb == "resume" else 2):
+    only, (first, second, *third) = options.only.split(","), options.paths
+    if len(third) != (options.verb == "resume"):
         parser.error(f"{options.verb} needs {'three' if options.verb == 'resume' else 'two'} folders")
     if options.verb == "compare":
-        return 0 if compare(*paths, only) else 1
-    paths[-1].mkdir(parents=True, exist_ok=True)
-    (record if options.verb == "record" else resume)(*paths, only)
+        return 0 if compare(first, second, only) else 1
+    folder = (second, *third)[-1]
+    folder.mkdir(parents=True, exist_ok=True)
+    if options.verb == "resume":
+        resume(first, second, folder, only)
+    else:
+        record(first, folder, only)
     return 0
 
 

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 from collections import defaultdict
+from contextlib import nullcontext
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -63,13 +64,11 @@ class Traced:
 
 def trace(algo: str, others: list[str]) -> dict[str, set[str]]:
     """Train with `algo`; return the functions that ran in its steps after the first, by file."""
-    traced, step = Traced(), Trainer.step
+    traced, untraced = Traced(), Trainer.step
 
-    def traced_step(trainer: Trainer, number: int) -> dict[str, Any]:
-        if number == 0:
-            return step(trainer, number)
-        with traced:
-            return step(trainer, number)
+    def traced_step(self: Trainer, step: int) -> dict[str, Any]:
+        with traced if step else nullcontext():
+            return untraced(self, step)
 
     with tempfile.TemporaryDirectory() as folder:
         config = load_config([*SETTINGS, f"algo={algo}", f"output_dir={folder}/run", *others])
@@ -77,7 +76,7 @@ def trace(algo: str, others: list[str]) -> dict[str, set[str]]:
         try:
             train(config)
         finally:
-            Trainer.step = step
+            Trainer.step = untraced
     return traced.functions
 
 
