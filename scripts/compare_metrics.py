@@ -122,6 +122,10 @@ def compare(before: Path, after: Path, only: list[str]) -> bool:
     """Print the result of each variant; return whether all are equal."""
     equal = True
     for name in only:
+        if missing := [folder for folder in (before, after) if not (folder / name / "metrics.jsonl").is_file()]:
+            print(f"{name:16} MISSING in {missing[0]}")
+            equal = False
+            continue
         one, other = rows_of(before / name), rows_of(after / name)
         pairs = zip(one, other, strict=False)
         differing = {key for old, new in pairs for key in old.keys() & new.keys() if old[key] != new[key]}
