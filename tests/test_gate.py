@@ -55,7 +55,7 @@ def rollout(task_id: str, *turns: Turn, opening: str = "", blind: bool = True, t
         logprobs=(0.0,),
         turns=turns,
         taken_back=taken_back,
-        blind=blind,
+        look_ahead=not blind,
         reward=float(right),
         stop=StopReason.DONE,
     )
@@ -67,7 +67,7 @@ def reader(request: RolloutRequest, temperature: float) -> Rollout:
     refusal = f"Refused: dial {task.number}."
     if temperature:
         return rollout(task.id, turn(ToolCall(name="dial", arguments={}), "dial needs the argument number."))
-    if not request.blind:
+    if request.look_ahead:
         told = turn(wrong, refusal, predicted=True)
         return rollout(task.id, told, turn(call(task.number), "Connected."), blind=False)
     if request.feedback is not None:
@@ -79,10 +79,10 @@ def reader(request: RolloutRequest, temperature: float) -> Rollout:
 
 def parrot(request: RolloutRequest, temperature: float) -> Rollout:
     """Makes the same call whatever it is shown; what it imagines is taken back."""
-    alone = reader(replace(request, blind=True, feedback=None), 0.0)
-    if request.blind:
+    alone = reader(replace(request, look_ahead=False, feedback=None), 0.0)
+    if not request.look_ahead:
         return alone
-    return replace(alone, blind=False, taken_back=(turn(call("0"), "Refused.", predicted=True, taken_back=True),))
+    return replace(alone, look_ahead=True, taken_back=(turn(call("0"), "Refused.", predicted=True, taken_back=True),))
 
 
 def measured(player: Callable[[RolloutRequest, float], Rollout], tasks: int = 28) -> dict[str, Any]:

@@ -30,7 +30,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "objectives": frozenset({"types"}),
     "rollout": frozenset({"types", "errors", "checkpoints", "config", "env", "protocol", "objectives"}),
     "model": frozenset({"types", "errors", "checkpoints", "config", "couplings", "objectives"}),
-    "algorithms": frozenset({"types", "config", "objectives"}),
+    "algorithms": frozenset({"types", "config", "env", "rollout"}),
     "backend": frozenset({"types", "config", "rollout"}),
     "tracking": frozenset({"errors", "config", "streams"}),
     "evaluation": frozenset(
@@ -64,7 +64,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "engines": frozenset(
         {
             *("types", "errors", "settings", "config", "atomic", "rundir", "env", "protocol", "objectives", "rollout"),
-            *("model", "couplings", "loading", "base_form", "agent", "preflight", "training"),
+            *("model", "couplings", "loading", "base_form", "agent", "preflight", "algorithms", "training"),
         }
     ),
     "tools": frozenset(

@@ -25,6 +25,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from lfo.algorithms import draw_tasks
 from lfo.config import RunConfig, load_config
 from lfo.engines import create_trainer
 from lfo.engines.local import LocalBackend
@@ -38,7 +39,6 @@ from lfo.objectives.advantages import DynamicSamplingReport
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import ObservedCall, state_of
 from lfo.rollout.records import rollout_from_texts, transcript_at
-from lfo.rollout.tasks import draw_tasks
 from lfo.training import Collected, Trainer
 from lfo.types import Message, ToolCall
 from research.world_model_bench.rivals import NAMES, TOP, Asked, Judge, Vectors, fit_rivals, frozen_embedding

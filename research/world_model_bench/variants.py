@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from lfo.errors import UsageError
 from lfo.protocol.world_model import ObservedCall, WorldModelCodec, WorldModelExample, render_target
-from lfo.rollout.practice import Practice, words
+from lfo.rollout.replay import Practice, words
 from lfo.training import Trainer
 
 RETRIEVE, AGAIN = re.compile(r"retrieve-([1-9])"), re.compile(r"again-([1-9])")

@@ -38,7 +38,7 @@ def group_names(configs: Sequence[RunConfig]) -> list[str]:
 
     "dapo", "dual-lora", "dual-lora frozen-policy", "dual-lora coupling=shared lookahead=off"
 
-    `algo=dapo` with `internalise.rows` imitates and makes few or no updates of DAPO: it is called "imitation". A frozen
+    `algo=dapo` that imitates makes few or no updates of DAPO: it is called "imitation". A frozen
     policy, which is a control, and feedback are always named. Names are unique: groups that no config value
     distinguishes get numbers.
     """
@@ -65,7 +65,7 @@ def group_names(configs: Sequence[RunConfig]) -> list[str]:
 
 
 def _algorithm(config: RunConfig) -> str:
-    return IMITATION if config.algo == "dapo" and config.internalise.rows else config.algo
+    return IMITATION if config.algo == "dapo" and config.imitates else config.algo
 
 
 def _distinguishing(one: RunConfig, other: RunConfig) -> set[str]:

@@ -168,7 +168,9 @@ def compare(runs: Sequence[RunRecord], *, baseline: str | None = None) -> Compar
     if baseline is None:
         notes.append("there are no ratios without plain DAPO; --baseline names another baseline")
     if any(config_of(run).leaves_policy_alone and any(BLIND in row for row in run.rows) for run in runs):
-        notes.append("runs that internalise are measured with look-ahead; --blind measures their policies alone")
+        notes.append(
+            "runs that leave the policy alone are measured with look-ahead; --blind measures their policies alone"
+        )
     if len(often := sorted({config_of(run).eval.every for run in runs})) > 1:
         *others, last = map(str, often)
         notes.append(

@@ -428,8 +428,8 @@ def _short_name(path: Path, records: Sequence[RunRecord]) -> str:
 def _phases(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the phases of a run, each with its last step; "" if it has none.
 
-    >>> _phases([{"step": 1, "phase": "ask"}, {"step": 2, "phase": "ask"}, {"step": 3, "phase": "internalise"}])
-    'ask to step 2, internalise to step 3'
+    >>> _phases([{"step": 1, "phase": "ask"}, {"step": 2, "phase": "ask"}, {"step": 3, "phase": "reinforce"}])
+    'ask to step 2, reinforce to step 3'
     """
     last = {str(row["phase"]): row["step"] for row in rows if "phase" in row}
     return ", ".join(f"{phase} to step {step}" for phase, step in last.items())

@@ -38,7 +38,7 @@ CALL, REPLY = ToolCall(name="refund_order", arguments={"order": "17"}), "A refun
 def model_card(agent: Agent, run: Path, form: str, own_world_model: bool) -> str:
     config, record, base = agent.config, read_run(run_folder(run)), base_of(agent)
     weights = "" if agent.adapters_folder is None else agent.adapters_folder.name
-    blind = form == "alone" or config.looks_ahead_untrained
+    acts_alone = form == "alone" or config.looks_ahead_untrained
     shown = form_of(config)
     exchange = [
         {"role": "assistant", "content": format_tool_call(CALL)},
@@ -47,12 +47,12 @@ def model_card(agent: Agent, run: Path, form: str, own_world_model: bool) -> str
     return _template().render(
         base=base,
         base_is_local=Path(base).is_absolute(),
-        blind=blind,
+        acts_alone=acts_alone,
         config=config,
         embedded=config.model == EMBEDDED,
         end_of_reply=render_target("").removeprefix("<|csr|>"),
         exchange=json.dumps(exchange, indent=2),
-        figures=_figures(record, weights, blind=blind),
+        figures=_figures(record, weights, acts_alone=acts_alone),
         form=form,
         merged=form == "merged",
         most_imagined=MOST_IMAGINED,
@@ -90,14 +90,14 @@ def base_of(agent: Agent) -> str:
     return str(source.resolve()) if source.is_dir() else agent.config.model
 
 
-def _figures(record: RunRecord, weights: str, *, blind: bool) -> dict[str, Any] | None:
-    """Return the results at the step of these adapters, or the last ones; `blind`: without look-ahead."""
+def _figures(record: RunRecord, weights: str, *, acts_alone: bool) -> dict[str, Any] | None:
+    """Return the results at the step of these adapters, or the last ones; `acts_alone`: without look-ahead."""
     rows = [row for row in record.rows if any(name.startswith("eval/") for name in row)]
     rows = [row for row in rows if weights == f"step-{row['step']:06d}"] or rows
     if not rows:
         return None
     splits, last = (record.data or {}).get("splits", {}), rows[-1]
-    metric = "success_blind" if blind else "success"
+    metric = "success_blind" if acts_alone else "success"
     values = {
         parts[1]: last[name] for name in last if (parts := name.split("/"))[0] == "eval" and parts[2:] == [metric]
     }

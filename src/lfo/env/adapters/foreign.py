@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from lfo.env.output import redirected_stdout
+from lfo.env.patience import redirected_stdout
 from lfo.errors import ConfigError, EnvironmentFailed, LfoError, UsageError
 from lfo.protocol.hermes import Mistake, parse_tool_call, quote
 from lfo.protocol.schemas import refuse_bad_arguments

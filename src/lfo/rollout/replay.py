@@ -1,4 +1,4 @@
-"""Augment world-model examples, so that few replies teach much. Works for any environment.
+"""What the world model practises on: every reply received so far, and augmented copies. Works for any environment.
 
 Swapped names. A word that occurs in few states, such as a name or a number, does not help in other tasks, but a small
 model memorises the reply that came with it. So each time an example is drawn, such words are swapped for others of the
@@ -16,19 +16,125 @@ Both count occurrences in the examples that are drawn first: calls that look-ahe
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
 
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
+from lfo.env.interface import Environment
+from lfo.errors import DataError
 from lfo.protocol.world_model import WorldModelCodec, WorldModelExample
+from lfo.rollout.records import read_rollouts
+from lfo.types import RolloutGroup
 
+MOST_ENCODERS = 4  # threads that tokenise replies; more would wait for the interpreter lock
 FEW = 2  # a word is a name if it occurs in at most this many states,
 FEW_SHARE = 0.02  # or in at most this share of them,
 MOST_SHARE = 0.25  # but never if it occurs in more than this share: of a handful of states, every word would be one
 WORD = re.compile(r"[^\W\d_]+|\d+")
+
+
+@dataclass(slots=True)
+class ReplayBuffer:
+    """Every distinct reply received so far. Environments are stationary, so old replies stay true.
+
+    A draw depends only on the buffer and the seeds, so a resumed run draws the same examples.
+    """
+
+    examples: dict[str, WorldModelExample] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def add(self, examples: Iterable[WorldModelExample]) -> int:
+        """Add new examples and return their number. `asked` is never unset: a rollout that saw the predicted reply may
+        make the same call later without asking."""
+        before = len(self.examples)
+        for example in examples:
+            if example.asked or example.key not in self.examples:
+                self.examples[example.key] = example
+        return len(self.examples) - before
+
+    def draw(self, count: int, seeds: Sequence[int], *, asked_first: bool = False) -> list[WorldModelExample]:
+        """Return at most `count` different examples, all with the same probability.
+
+        With `asked_first`, calls that look-ahead asks about come before all others, because the world model will be
+        asked about these. (With three quarters of such calls it learned half as fast: research/LOG.md.)
+        """
+        keys = list(self.examples)
+        shuffled = [keys[index] for index in np.random.default_rng(list(seeds)).permutation(len(keys))]
+        if asked_first:
+            shuffled.sort(key=lambda key: not self.examples[key].asked)
+        return [self.examples[key] for key in shuffled[:count]]
+
+    def save(self, path: Path) -> None:
+        """Write the buffer as flat arrays. Token weights are 0 or 1."""
+        rows = list(self.examples.values())
+        arrays = {
+            "lengths": np.array([len(row.tokens) for row in rows], dtype=np.int64),
+            "tokens": np.array([token for row in rows for token in row.tokens], dtype=np.int32),
+            "weights": np.array([weight for row in rows for weight in row.token_weights], dtype=np.uint8),
+            "asked": np.array([row.asked for row in rows], dtype=np.uint8),
+            "keys": np.frombuffer(b"".join(bytes.fromhex(row.key) for row in rows), dtype=np.uint8),
+        }
+        save_file(arrays, path)
+
+    @classmethod
+    def load(cls, path: Path) -> ReplayBuffer:
+        arrays = load_file(path)
+        buffer = cls()
+        ends = np.cumsum(arrays["lengths"])
+        size = len(arrays["keys"]) // max(1, len(ends))
+        for index, end in enumerate(ends):
+            start = end - arrays["lengths"][index]
+            key = arrays["keys"][index * size : (index + 1) * size].tobytes().hex()
+            tokens = tuple(map(int, arrays["tokens"][start:end]))
+            weights = tuple(map(float, arrays["weights"][start:end]))
+            buffer.examples[key] = WorldModelExample(
+                tokens=tokens, token_weights=weights, key=key, asked=bool(arrays["asked"][index])
+            )
+        return buffer
+
+
+def examples_of_groups(
+    groups: Sequence[RolloutGroup], codec: WorldModelCodec, *, predict: Collection[str] | None
+) -> list[list[WorldModelExample]]:
+    """Return the distinct world-model examples of each group."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    with ThreadPoolExecutor(min(MOST_ENCODERS, os.cpu_count() or 1)) as pool:
+        examples = pool.map(partial(codec.examples_of, predict=predict), rollouts)
+    by_group = []
+    for group in groups:
+        merged = ReplayBuffer()
+        for of_rollout in islice(examples, len(group.rollouts)):
+            merged.add(of_rollout)
+        by_group.append(list(merged.examples.values()))
+    return by_group
+
+
+def logged_replies(
+    path: str, environment: Environment, codec: WorldModelCodec, *, predict: Collection[str] | None
+) -> ReplayBuffer:
+    """Return the replies in the rollouts of a file."""
+    replay = ReplayBuffer()
+    for rollout in read_rollouts(path, environment):
+        replay.add(codec.examples_of(rollout, predict=predict))
+    if not replay:
+        raise DataError(
+            f"{path} contains no reply of a tool that world_model.predict names; choose other logs or tools"
+        )
+    return replay
+
+
+# --- augmentation ----------------------------------------------------------------------------------------------------
 
 
 def words(text: str) -> set[str]:
