@@ -23,7 +23,7 @@ from lfo.protocol.hermes import format_tool_call
 from lfo.report.live import warnings
 from lfo.rollout.row import RolloutRequest
 from lfo.statistics import paired_difference, wilson
-from lfo.tools.gate import gate_of
+from lfo.tools.gate import gate_of, shown_the_truth
 from lfo.types import Message, Rollout, StopReason, ToolCall, Turn
 
 DIAL = {"type": "object", "properties": {"number": {"type": "string"}}, "required": ["number"]}
@@ -241,6 +241,19 @@ def test_the_embedded_base_acts_on_what_a_door_would_say(environment: type[Oracl
     assert result["alone"]["success"] == 0.0
     assert result["true_replies"]["success"] == result["feedback"]["success"] == 1.0
     assert (result["helps"], result["form"], result["model"]) == (True, "mark", "tiny")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("rollout.group_size=2", "policy.frozen=true", "lookahead_source=memory", "world_model.weight=0"),
+        ("rollout.group_size=2", "algo=dapo"),
+        ("rollout.max_context=80", "rollout.max_turn_tokens=40", "world_model.reply_tokens=40"),
+    ],
+)
+def test_every_run_has_a_gate(settings: tuple[str, ...]):
+    config = load_config(["preset=tiny", *settings])
+    assert shown_the_truth(config).rollout == config.rollout
 
 
 def test_check_env_shows_it(monkeypatch, capsys):
