@@ -170,7 +170,7 @@ def test_feedback_that_helps_where_look_ahead_does_not_is_said():
 def test_a_reply_that_cannot_be_foretold_is_said_where_true_replies_help():
     before = {"tool": "serve", "calls": 40, "after_others": 0.25, "p": 0.6, "foretold": False}
     (warning,) = judged(figures(1, 15, before_the_call=before))["warnings"]
-    assert "serve" in warning
+    assert "a call of serve is not shown to tell its reply" in warning
     assert "25%" in warning
     assert judged(figures(1, 1, before_the_call=before))["warnings"] == []
 
