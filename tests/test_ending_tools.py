@@ -134,7 +134,7 @@ def test_an_environment_that_names_no_tools_imagines_from_the_first_evaluation_o
 def test_a_run_killed_before_its_first_checkpoint_guesses_again(tmp_path: Path):
     run = tmp_path / "run"
 
-    def trained(resume: bool) -> list[dict[str, Any]]:
+    def trained(resume: bool) -> list[float]:
         settings = ("env=oracle-codes", "steps=1", "eval.every=1", "eval.tasks=2", f"output_dir={run}")
         small_trainer(*settings, environment=Nameless).fit(resume=resume)
         return [row["drafts"] for row in read_metrics(run) if row["step"]]
