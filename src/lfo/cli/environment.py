@@ -144,6 +144,9 @@ def _check_any(
                 room=config.rollout.max_context,
             )
     if logs is None and result["ok"] and gate != 0:
+        from lfo.cli.train import practised
+
+        config = practised(config)
         result["gate"] = measured_gate(config, make_environment, tokenizer, gate, as_json)
         if run is not None:
             _keep_gate(run, result["gate"])
