@@ -333,11 +333,17 @@ class Explorer:
         return ToolCall(name=last.call.name, arguments=arguments) if changed else None
 
     def _named(self, lesson: Lesson) -> Lesson | None:
-        """The fallback: a call that was not rewarded, if the reply names one new value at most for each parameter."""
+        """The fallback: a call that was not rewarded, if the reply names one new value at most for each parameter.
+
+        A word may be only wording, so without a success only members of enums, numbers and codes count.
+        """
         last = lesson.refused[-1]
         arguments, changed = dict(last.call.arguments), False
         for name, found in self._named_values(lesson).items():
-            others = [value for value in found if value != arguments.get(name)]
+            sure = "enum" in resolved(self.experience.schemas[last.call.name]["properties"][name])
+            others = [
+                value for value in found if value != arguments.get(name) and (sure or any(map(str.isdigit, str(value))))
+            ]
             if len(set(map(str, others))) > 1:
                 return None
             if others:

@@ -28,7 +28,7 @@ from lfo.env.interface import EnvironmentFactory, tasks_of
 from lfo.env.patience import ask
 from lfo.env.shipped import SHIPPED
 from lfo.loading import EMBEDDED, pick_device
-from lfo.model.catalog import PROVENANCE
+from lfo.model.catalog import PROVENANCE, practice_of
 from lfo.tools.pretrain.recipe import Progress
 from lfo.tools.pretrain.syntax import SYNTAX, teach_syntax
 
@@ -81,13 +81,6 @@ def knows(tools: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the embedded base was built with these tools: those of the environments that ship with it."""
     shipped = {_signature(tool) for each in SHIPPED.values() for tool in each.made_by().tools()}
     return all(_signature(tool) in shipped for tool in tools)
-
-
-def practice_of(model: str) -> dict[str, Any]:
-    """Return what practice of this base is written in its folder: tasks, rollouts and more; {} if there was none."""
-    with suppress(OSError, ValueError, AttributeError):
-        return dict(json.loads((Path(model) / PROVENANCE).read_bytes()).get("practice") or {})
-    return {}
 
 
 def _signature(tool: Mapping[str, Any]) -> tuple[str, ...]:
