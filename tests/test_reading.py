@@ -133,6 +133,11 @@ class Orders(World):
         return "Ding."
 
     @tool
+    def ask_weather(self) -> str:
+        """Ask for the weather, which decides nothing."""
+        return f"It is {('sunny', 'rainy', 'cold')[self.task.number // 4 % 3]}."
+
+    @tool
     def serve(self, room: Literal["Alpha", "Beta", "Gamma", "Delta"]) -> str:
         """Serve.
 
@@ -209,7 +214,7 @@ def test_refusals_that_name_one_thing_at_a_time_make_a_chain():
     assert all(lesson.goes_on for lesson in lessons)
 
 
-def test_only_what_tells_something_is_looked_up():
+def test_only_look_ups_that_matter_are_practised():
     assert found(Orders).looks == ["look_up"]
     assert found(OracleCodes).looks == ["ask_oracle"]
     assert found(Hall).looks == []

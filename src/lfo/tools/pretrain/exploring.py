@@ -12,8 +12,8 @@ fails too, may name the next value. Every rollout is counted.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -25,8 +25,10 @@ from lfo.env.random_play import random_call
 from lfo.env.seeds import stream
 from lfo.errors import EnvironmentFailed, WorkError
 from lfo.protocol.hermes import format_tool_call
+from lfo.tools.pretrain.lessons import Experience, Lesson, Step
+from lfo.tools.pretrain.relevance import relevant
 from lfo.tools.pretrain.values import Names, names, options, resolved, runs, shape, swapper, wording, words_in
-from lfo.types import Message, ToolCall
+from lfo.types import ToolCall
 
 MOST_TASKS = 48
 RANDOM_ROLLOUTS = 3  # of a task
@@ -39,55 +41,8 @@ REFUSALS = 2  # decisive calls of a task that are made at random
 MISTAKES = 4  # decisive calls that the environment does not understand, in a row
 CHAIN = 3  # refusals before a success, at most
 MOST_BROKEN = 4  # tasks that fail at the beginning
+HOLD = 0.8  # least share of lessons that must hold without the look-ups that do not matter
 OFTEN = 0.1  # least share of a tool's calls that end a task
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
-    """A call that was made, and its reply."""
-
-    call: ToolCall
-    reply: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lesson:
-    """What may be learned from one task: look-ups, refused calls, and the call that the last refusal asks for."""
-
-    opening: tuple[Message, ...]
-    looked: tuple[Step, ...]
-    refused: tuple[Step, ...]  # each made after the look-ups; the later ones use what the earlier ones were told
-    success: ToolCall | None  # None: unknown, so only the calls before are worth anything
-    verified: bool = False  # the environment rewarded it; else the reply only names its values
-    goes_on: bool = False  # a refused call does not end the task
-
-
-@dataclass(kw_only=True, slots=True)
-class Experience:
-    """All that was found out, and what it cost."""
-
-    names: Names
-    schemas: Mapping[str, Mapping[str, Any]]
-    lessons: list[Lesson] = field(default_factory=list)
-    used: set[str] = field(default_factory=set)  # ids of tasks
-    rollouts: int = 0
-    fragile: set[str] = field(default_factory=set)  # tools that do not understand any value that fits the schema
-    solved: int = 0  # tasks with a verified success
-    broken: int = 0  # tasks in which the environment failed
-
-    @property
-    def tasks(self) -> int:
-        return len(self.used)
-
-    @property
-    def explained(self) -> list[Lesson]:
-        """The lessons that say what to do."""
-        return [lesson for lesson in self.lessons if lesson.success is not None]
-
-    @property
-    def looks(self) -> list[str]:
-        """The tools that tell something."""
-        return sorted({step.call.name for lesson in self.lessons for step in lesson.looked})
 
 
 def explore(make_environment: EnvironmentFactory, tasks: Sequence[Any], *, timeout: float, seed: int) -> Experience:
@@ -107,8 +62,22 @@ def explore(make_environment: EnvironmentFactory, tasks: Sequence[Any], *, timeo
             _refuse_dead(failures, index + 1)
         explorer.compare()
     found = explorer.experience
+    _keep_what_matters(explorer, inside)
     found.used, found.broken = {id_of(task) for task in chosen}, len(failures)
     return found
+
+
+def _keep_what_matters(explorer: Explorer, inside: Callable[[Any], Any]) -> None:
+    """Leave out look-ups that do not matter, if some do and nearly all lessons hold without the others."""
+    found = explorer.experience
+    kept = relevant(found.lessons)
+    if not kept or kept >= set(found.looks):
+        return
+    pairs = zip(found.lessons, explorer.played, strict=True)
+    shorter = [inside(partial(explorer.without, lesson, task, kept)) for lesson, task in pairs]
+    held = [each for each in shorter if isinstance(each, Lesson)]
+    if len(held) >= HOLD * len(found.lessons):
+        found.lessons = held
 
 
 def _refuse_dead(failures: Sequence[EnvironmentFailed], played: int) -> None:
@@ -126,10 +95,11 @@ class Explorer:
         self._tools = tools_of(make_environment())
         schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in self._tools}
         self.experience = Experience(names=Names(()), schemas=schemas)
+        self.played: list[Any] = []  # the task of each lesson
         self._openings: list[str] = []
         self._calls: Counter[str] = Counter()
         self._ends: Counter[str] = Counter()
-        self._first_ends: Counter[str] = Counter()  # first calls of a tool that ended their task
+        self._wins: Counter[str] = Counter()
         self._templates: dict[str, dict[str, dict[int, set[str]]]] = defaultdict(lambda: defaultdict(dict))
         self._says_nothing: dict[str, set[str]] = defaultdict(set)  # tool -> templates of replies
         self._last_replies: list[str] = []
@@ -144,20 +114,17 @@ class Explorer:
             game, random = self._begin(task), stream(self._seed, "random", index, number)
             if number == 0:
                 self._openings.append(game.text)
-            seen: set[str] = set()
             while not game.done and len(game.steps) < MAX_TURNS:
                 call = random_call(self._tools, transcript=game.text, random=random, moves=game.moves())
-                self._count(index, game, call, first=call.name not in seen)
-                seen.add(call.name)
+                self._count(index, game, call)
             if game.steps and game.reward < 1:
                 self._last_replies.append(game.steps[-1].reply)
 
-    def _count(self, index: int, game: _Game, call: ToolCall, *, first: bool) -> None:
+    def _count(self, index: int, game: _Game, call: ToolCall) -> None:
         game.make(call)
         self._calls[call.name] += 1
-        if game.done and not game.mistaken:
-            self._ends[call.name] += 1
-            self._first_ends[call.name] += first
+        self._wins[call.name] += game.reward >= 1
+        self._ends[call.name] += game.done and not game.mistaken
         self._note(index, call, game.steps[-1].reply)
 
     def _note(self, index: int, call: ToolCall, reply: str) -> None:
@@ -177,14 +144,17 @@ class Explorer:
 
     @property
     def decisive(self) -> list[str]:
-        often = [name for name in self.experience.schemas if self._ends[name] >= max(1, OFTEN * self._calls[name])]
-        return often or list(self.experience.schemas)
+        return [name for name in self.experience.schemas if self._decides(name)] or list(self.experience.schemas)
+
+    def _decides(self, name: str) -> bool:
+        """Whether calls of this tool often end a task, or bring success."""
+        return self._wins[name] > 0 or self._ends[name] >= max(1, OFTEN * self._calls[name])
 
     # --- look-ups ----------------------------------------------------------------------------------------------
 
     def learn(self, index: int, task: Any) -> None:
         looked: list[ToolCall] = []
-        asked = [name for name in self.experience.schemas if not self._first_ends[name] and len(self._tools) > 1]
+        asked = [name for name in self.experience.schemas if not self._decides(name) and len(self._tools) > 1]
         for number in range(CURIOUS if asked else 0):
             before = len(looked)
             looked = self._look(index, task, looked, asked, stream(self._seed, "look", index, number))
@@ -266,7 +236,9 @@ class Explorer:
         self.experience.solved += bool(solved)
         if not solved:
             solved = [named for lesson in lessons if (named := self._named(lesson)) is not None]
-        self.experience.lessons += solved or lessons[:1]
+        for lesson in solved or lessons[:1]:
+            self.experience.lessons.append(lesson)
+            self.played.append(task)
 
     def _refused(self, task: Any, looked: list[ToolCall], random: Random) -> Lesson | None:
         game = self._begin(task)
@@ -359,6 +331,18 @@ class Explorer:
         return {
             name: options(schema, last.reply, known=known, common=self._common) for name, schema in properties.items()
         }
+
+    # --- what matters ------------------------------------------------------------------------------------------
+
+    def without(self, lesson: Lesson, task: Any, kept: set[str]) -> Lesson | None:
+        """Return the lesson with these look-ups only, if they say the same and the call still succeeds."""
+        looked = [step for step in lesson.looked if step.call.name in kept]
+        calls = [step.call for step in looked] + ([] if lesson.success is None else [lesson.success])
+        game = self._begin(task)
+        for call in calls:
+            game.make(call)
+        same = game.steps[: len(looked)] == looked
+        return replace(lesson, looked=tuple(looked)) if same and (game.reward >= 1 or not lesson.verified) else None
 
     def _begin(self, task: Any) -> _Game:
         self.experience.rollouts += 1

@@ -23,7 +23,8 @@ from lfo.errors import ConfigError
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.shown import ShownForm
 from lfo.tools.pretrain.drill import TIMEOUT, Drill, drill
-from lfo.tools.pretrain.exploring import Experience, explore
+from lfo.tools.pretrain.exploring import explore
+from lfo.tools.pretrain.lessons import Experience
 from lfo.tools.pretrain.reading import Reading, Row
 from lfo.tools.pretrain.recipe import PretrainConfig, Progress, end_of
 

@@ -24,7 +24,7 @@ from lfo.env.seeds import stream
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.shown import ShownForm
-from lfo.tools.pretrain.exploring import Experience, Lesson, Step
+from lfo.tools.pretrain.lessons import Experience, Lesson, Step
 from lfo.tools.pretrain.values import alike, names, resolved, swapped, swapper
 from lfo.types import ToolCall
 
