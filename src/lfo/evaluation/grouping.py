@@ -123,3 +123,18 @@ def refuse_different_data(runs: Sequence[RunRecord]) -> None:
                     f"{refusal}: they were evaluated on different tasks of {split} ({tasks['tasks']} with fingerprint "
                     f"{tasks['fingerprint']}, {other['tasks']} with {other['fingerprint']})"
                 )
+
+
+def notes_on_practice(runs: Sequence[RunRecord]) -> list[str]:
+    """Return how many tasks of practice come on top of the tasks of these runs, one note for each number."""
+    took: dict[tuple[int, int], list[str]] = {}
+    for run in runs:
+        practice = (run.data or {}).get("practice")
+        counts = (practice.get("tasks"), practice.get("rollouts")) if isinstance(practice, Mapping) else ()
+        if counts and all(isinstance(each, int) for each in counts):
+            took.setdefault(counts, []).append(run.name)
+    return [
+        f"+ {tasks:,} tasks of practice ({rollouts:,} rollouts), before the first step, on top of the tasks of "
+        + ("every run" if len(names) == len(runs) else ", ".join(names))
+        for (tasks, rollouts), names in took.items()
+    ]
