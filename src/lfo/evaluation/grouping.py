@@ -138,3 +138,14 @@ def notes_on_practice(runs: Sequence[RunRecord]) -> list[str]:
         + ("every run" if len(names) == len(runs) else ", ".join(names))
         for (tasks, rollouts), names in took.items()
     ]
+
+
+def notes_on_precision(runs: Sequence[RunRecord]) -> list[str]:
+    """Return a note if runs were evaluated at different intervals."""
+    *others, last = sorted({config_of(run).eval.every for run in runs})
+    if not others:
+        return []
+    return [
+        f"runs were evaluated every {', '.join(map(str, others))} or {last} steps, which limits the precision of the "
+        "tasks that they needed"
+    ]

@@ -35,6 +35,7 @@ from lfo.evaluation.grouping import (
     group_names,
     grouped,
     notes_on_practice,
+    notes_on_precision,
     refuse_different_data,
 )
 from lfo.evaluation.intervals import median_bound, t_interval
@@ -178,13 +179,7 @@ def compare(runs: Sequence[RunRecord], *, baseline: str | None = None) -> Compar
         notes.append(
             "runs that leave the policy alone are measured with look-ahead; --blind measures their policies alone"
         )
-    notes += notes_on_practice(runs)
-    if len(often := sorted({config_of(run).eval.every for run in runs})) > 1:
-        *others, last = map(str, often)
-        notes.append(
-            f"runs were evaluated every {', '.join(others)} or {last} steps, which limits the precision of the tasks "
-            "that they needed"
-        )
+    notes += [*notes_on_practice(runs), *notes_on_precision(runs)]
     notes += [
         f"{run.path} reached {target:.0%} only at its last evaluation, which a second one must confirm, so it does not "
         "count"
