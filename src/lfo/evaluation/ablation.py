@@ -30,7 +30,7 @@ from typing import Any, Literal
 from lfo.atomic import write_json_atomic
 from lfo.config import load_config
 from lfo.errors import ConfigError, UsageError
-from lfo.evaluation.comparison_text import reached_cells, success_cells
+from lfo.evaluation.comparison_text import group_as_json, reached_cells, success_cells
 from lfo.evaluation.runs import read_run
 from lfo.evaluation.sample_efficiency import SHARES, Group, compare, curve
 from lfo.model.couplings import COUPLINGS
@@ -179,18 +179,5 @@ def as_json(study: str, cells: Sequence[Cell], found: Mapping[str, Group]) -> di
         "study": study,
         "setting": STUDIES[study].setting,
         "cells": [asdict(cell) for cell in cells],
-        "values": [
-            {
-                "value": value,
-                "runs": [str(run.path) for run in group.runs],
-                "tasks_to": {
-                    of: {f"{100 * share:.0f}": asdict(reached) for share, reached in shares.items()}
-                    for of, shares in group.tasks_to.items()
-                },
-                "success": group.success,
-                "zero_shot": group.zero_shot.success if group.zero_shot else None,
-                "tasks_seen": group.tasks_seen,
-            }
-            for value, group in found.items()
-        ],
+        "values": [{"value": value, **group_as_json(group)} for value, group in found.items()],
     }

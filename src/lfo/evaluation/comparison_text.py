@@ -61,43 +61,44 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "ceiling": comparison.ceiling,
         "target": comparison.target,
         "confidence": CONFIDENCE,
-        "groups": [
-            {
-                "name": group.name,
-                "runs": [str(run.path) for run in group.runs],
-                "by_seed": {seed: asdict(reached) for seed, reached in group.by_seed.items()},
-                "tasks_to": {
-                    of: {f"{share:.0%}".rstrip("%"): asdict(reached) for share, reached in shares.items()}
-                    for of, shares in group.tasks_to.items()
-                },
-                "success": group.success,
-                "at_the_end": {split: asdict(each) for split, each in group.at_the_end.items()},
-                "blind": {split: asdict(each) for split, each in group.blind.items()},
-                "by_level": {level: asdict(each) for level, each in group.by_level.items()},
-                "difference_to_baseline": group.difference
-                and {"tasks": group.difference.tasks, **asdict(group.difference.points)},
-                "tasks_seen": group.tasks_seen,
-                "ratio_to_baseline": group.ratio.value,
-                "interval": group.ratio.interval,
-                "censored": group.ratio.censored,
-                "bound": group.ratio.bound,
-                "paired_seeds": list(group.ratio.seeds),
-                "note": group.ratio.note,
-                "costs": {
-                    cost: {"by_seed": each.by_seed, "needed": asdict(each.needed), **asdict(each.ratio)}
-                    for cost, each in group.costs.items()
-                },
-                "zero_shot": group.zero_shot.success if group.zero_shot else None,
-                "zero_shot_tasks": group.zero_shot.tasks if group.zero_shot else None,
-                "zero_shot_baseline": group.zero_shot.baseline if group.zero_shot else None,
-                "zero_shot_ratio": group.zero_shot.ratio if group.zero_shot else None,
-                "correlation": asdict(group.correlation) if group.correlation else None,
-            }
-            for group in comparison.groups
-        ],
+        "groups": list(map(group_as_json, comparison.groups)),
         "notes": list(comparison.notes),
         "tables": tables(comparison),
         "sentences": sentences(comparison),
+    }
+
+
+def group_as_json(group: Group) -> dict[str, Any]:
+    return {
+        "name": group.name,
+        "runs": [str(run.path) for run in group.runs],
+        "by_seed": {seed: asdict(reached) for seed, reached in group.by_seed.items()},
+        "tasks_to": {
+            of: {f"{share:.0%}".rstrip("%"): asdict(reached) for share, reached in shares.items()}
+            for of, shares in group.tasks_to.items()
+        },
+        "success": group.success,
+        "at_the_end": {split: asdict(each) for split, each in group.at_the_end.items()},
+        "blind": {split: asdict(each) for split, each in group.blind.items()},
+        "by_level": {level: asdict(each) for level, each in group.by_level.items()},
+        "difference_to_baseline": group.difference
+        and {"tasks": group.difference.tasks, **asdict(group.difference.points)},
+        "tasks_seen": group.tasks_seen,
+        "ratio_to_baseline": group.ratio.value,
+        "interval": group.ratio.interval,
+        "censored": group.ratio.censored,
+        "bound": group.ratio.bound,
+        "paired_seeds": list(group.ratio.seeds),
+        "note": group.ratio.note,
+        "costs": {
+            cost: {"by_seed": each.by_seed, "needed": asdict(each.needed), **asdict(each.ratio)}
+            for cost, each in group.costs.items()
+        },
+        "zero_shot": group.zero_shot.success if group.zero_shot else None,
+        "zero_shot_tasks": group.zero_shot.tasks if group.zero_shot else None,
+        "zero_shot_baseline": group.zero_shot.baseline if group.zero_shot else None,
+        "zero_shot_ratio": group.zero_shot.ratio if group.zero_shot else None,
+        "correlation": asdict(group.correlation) if group.correlation else None,
     }
 
 

@@ -195,6 +195,12 @@ def one_tool(name: str, description: str, parameters: Mapping[str, Any]) -> list
     return [{"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}]
 
 
+def one_text_tool(description: str, about: str) -> list[dict[str, Any]]:
+    """Return the single tool `act(action)` of an environment whose actions are texts."""
+    action = {"type": "string", "description": about}
+    return one_tool("act", description, {"type": "object", "properties": {"action": action}, "required": ["action"]})
+
+
 def _checked_range(given: Sequence[float] | None) -> tuple[float, float] | None:
     if given is None:
         return None
