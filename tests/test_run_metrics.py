@@ -13,12 +13,7 @@ import torch
 
 from lfo.env.oracle import OracleCodes
 from lfo.errors import ConfigError, DataError
-<<<<<<< HEAD
-from lfo.evaluation.balance import POLICY_SILENT, SAMPLER_DIFFERS, WORLD_MODEL_SILENT, gradient_balance, judged
 from lfo.evaluation.data import describe_data
-from lfo.evaluation.success import rollout_metrics
-=======
-from lfo.evaluation.runs import describe_data
 from lfo.evaluation.success import (
     POLICY_SILENT,
     SAMPLER_DIFFERS,
@@ -27,7 +22,6 @@ from lfo.evaluation.success import (
     judged,
     rollout_metrics,
 )
->>>>>>> plan
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import render_state
 from lfo.rundir import RunDirectory, read_json_lines, read_metrics

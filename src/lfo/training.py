@@ -27,19 +27,11 @@ from lfo.env.answers import tools_of
 from lfo.env.interface import EnvironmentFactory, predicted_tools
 from lfo.env.patience import name_of
 from lfo.errors import EnvironmentFailed, UsageError
-<<<<<<< HEAD
-from lfo.evaluation.balance import judged, mean_of_each
 from lfo.evaluation.data import continued_data, describe_data
 from lfo.evaluation.fixed_tasks import evaluate_splits
 from lfo.evaluation.held_out import Examination
-from lfo.evaluation.success import step_metrics
+from lfo.evaluation.success import judged, mean_of_each, step_metrics
 from lfo.evaluation.trends import evaluated_tasks, far_below
-=======
-from lfo.evaluation.fixed_tasks import evaluate_splits
-from lfo.evaluation.held_out import Examination
-from lfo.evaluation.runs import continued_data, describe_data
-from lfo.evaluation.success import evaluated_tasks, far_below, judged, mean_of_each, step_metrics
->>>>>>> plan
 from lfo.model.couplings import coupling_of
 from lfo.objectives.advantages import (
     DynamicSamplingReport,

@@ -18,12 +18,8 @@ from typing import Any
 from lfo.config import RunConfig
 from lfo.evaluation.correlation import ACCURACY_KEYS, LOOKAHEAD, VAL
 from lfo.evaluation.costs import MetricsRows
-<<<<<<< HEAD
+from lfo.evaluation.success import MOST_RATIO
 from lfo.evaluation.trends import FAR, GAIN, LATELY, Trends, evaluated_tasks, far_below, numbers
-=======
-from lfo.evaluation.success import FAR, MOST_RATIO, evaluated_tasks, far_below
-from lfo.evaluation.trends import GAIN, LATELY, Trends, numbers
->>>>>>> plan
 from lfo.model.couplings import coupling_of
 from lfo.rollout.runner import ENVIRONMENT_FAILURES
 from lfo.types import StopReason

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -19,8 +19,6 @@ CUT_REPLIES = (
     f"some replies are longer than {CHARS_A_TOKEN} characters for each token of rollout.max_context and were cut: "
     "`replies_cut` counts them"
 )
-<<<<<<< HEAD
-=======
 MOST_RATIO = 10.0  # largest ratio of the gradient norms without a warning
 LARGE_GAP = 0.02  # mean difference of log-probs; between bf16 servers and trainer 0.0006 to 0.006 were measured
 POLICY_SILENT = "gradient_ratio is below 1:10: the policy hardly learns beside the world model; run lfo advise"
@@ -29,8 +27,6 @@ SAMPLER_DIFFERS = (
     "logprob_gap_mean is above 0.02: the sampler computes other log-probs than the trainer; "
     "check the precision of rollout servers, and whether they have the adapters of the trainer"
 )
-FAR = 0.2  # least distance to the best evaluation; smaller ones also occur in healthy runs
->>>>>>> plan
 
 
 def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
@@ -89,23 +85,6 @@ def step_metrics(rollouts: Sequence[Rollout], tools: Collection[str]) -> tuple[d
     if made and not any(call is not None and call.name in tools for call in made):
         warnings.append(NO_CALLS)
     return metrics, warnings
-<<<<<<< HEAD
-=======
-
-
-def far_below(best: float, value: float, *, tasks: int) -> bool:
-    """Whether an evaluation on `tasks` tasks is below the best one by `FAR` and by three standard errors.
-
-    >>> far_below(0.76, 0.5, tasks=100), far_below(0.76, 0.6, tasks=100), far_below(0.76, 0.5, tasks=20)
-    (True, False, False)
-    """
-    return best - value >= max(FAR, 3 * math.sqrt(2 * 0.25 / tasks))
-
-
-def evaluated_tasks(row: Mapping[str, Any], *, at_most: int) -> int:
-    """Return the number of val tasks behind a row's success; an environment may have fewer than `eval.tasks`."""
-    stops = row.get("eval/val/stops")
-    return sum(stops.values()) if isinstance(stops, Mapping) and stops else at_most
 
 
 # --- updates ---------------------------------------------------------------------------------------------------------
@@ -149,4 +128,3 @@ def mean_of_each(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
         for name, value in update.items():
             values[name].append(value)
     return {name: fmean(each) for name, each in values.items()}
->>>>>>> plan
