@@ -23,7 +23,7 @@ from lfo.protocol.hermes import format_tool_call
 from lfo.report.live import warnings
 from lfo.rollout.row import RolloutRequest
 from lfo.statistics import paired_difference, wilson
-from lfo.tools.gate import gate_of
+from lfo.tools.gate import gate_of, shown_the_truth
 from lfo.types import Message, Rollout, StopReason, ToolCall, Turn
 
 DIAL = {"type": "object", "properties": {"number": {"type": "string"}}, "required": ["number"]}
@@ -170,7 +170,7 @@ def test_feedback_that_helps_where_look_ahead_does_not_is_said():
 def test_a_reply_that_cannot_be_foretold_is_said_where_true_replies_help():
     before = {"tool": "serve", "calls": 40, "after_others": 0.25, "p": 0.6, "foretold": False}
     (warning,) = judged(figures(1, 15, before_the_call=before))["warnings"]
-    assert "serve" in warning
+    assert "a call of serve is not shown to tell its reply" in warning
     assert "25%" in warning
     assert judged(figures(1, 1, before_the_call=before))["warnings"] == []
 
@@ -241,6 +241,19 @@ def test_the_embedded_base_acts_on_what_a_door_would_say(environment: type[Oracl
     assert result["alone"]["success"] == 0.0
     assert result["true_replies"]["success"] == result["feedback"]["success"] == 1.0
     assert (result["helps"], result["form"], result["model"]) == (True, "mark", "tiny")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("rollout.group_size=2", "policy.frozen=true", "lookahead_source=memory", "world_model.weight=0"),
+        ("rollout.group_size=2", "algo=dapo"),
+        ("rollout.max_context=80", "rollout.max_turn_tokens=40", "world_model.reply_tokens=40"),
+    ],
+)
+def test_every_run_has_a_gate(settings: tuple[str, ...]):
+    config = load_config(["preset=tiny", *settings])
+    assert shown_the_truth(config).rollout == config.rollout
 
 
 def test_check_env_shows_it(monkeypatch, capsys):

@@ -152,7 +152,7 @@ class Trainer:
                 if checkpoint is not None:
                     self.load(checkpoint)
             run.write_data(continued_data(run.path, describe_data(config, self.make_environment)))
-            if self.backend.ending_tools is not None and first_row == 0:
+            if self.backend.ending_tools is not None and state.step == 0:  # also if killed after the row of step 0
                 drawn = self.asks(lambda: draw_tasks(config, self.environment, 0, 0))
                 self.backend.ending_tools.first_guess = guess_ending_tools(self.make_environment, drawn, config)
             with open_trackers(config, run.path, first_step=first_row) as track:

@@ -18,8 +18,7 @@ from typing import Any
 from lfo.config import RunConfig
 from lfo.evaluation.correlation import ACCURACY_KEYS, LOOKAHEAD, VAL
 from lfo.evaluation.costs import MetricsRows
-from lfo.evaluation.success import MOST_RATIO
-from lfo.evaluation.trends import FAR, GAIN, LATELY, Trends, evaluated_tasks, far_below, numbers
+from lfo.evaluation.trends import FAR, GAIN, LATELY, MOST_RATIO, Trends, evaluated_tasks, far_below, numbers
 from lfo.model.couplings import coupling_of
 from lfo.rollout.runner import ENVIRONMENT_FAILURES
 from lfo.types import StopReason

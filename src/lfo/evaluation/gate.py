@@ -198,8 +198,9 @@ def _warnings(figures: Mapping[str, Any], helps: bool | None) -> Sequence[str]:
     if helps and before is not None and not before["foretold"]:
         looked = f"other tools were called before in {before['after_others']:.0%} of the cases"
         warnings.append(
-            f"what stands before a call of {before['tool']} does not tell its reply ({before['calls']} calls, "
-            f"p = {before['p']:.2f}; {looked}): a world model cannot predict from what was not looked up"
+            f"what stands before a call of {before['tool']} is not shown to tell its reply ({before['calls']} calls, "
+            f"p = {before['p']:.2f}; {looked}): a world model cannot predict from what was not looked up, and "
+            "few calls show little (--gate TASKS)"
         )
     return warnings
 

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from lfo.env.interface import MEASURES
+from lfo.evaluation.trends import MOST_RATIO
 from lfo.rollout.row import CHARS_A_TOKEN
 from lfo.rollout.runner import ENVIRONMENT_FAILURES, opening_is_too_long
 from lfo.types import Rollout
@@ -19,7 +20,6 @@ CUT_REPLIES = (
     f"some replies are longer than {CHARS_A_TOKEN} characters for each token of rollout.max_context and were cut: "
     "`replies_cut` counts them"
 )
-MOST_RATIO = 10.0  # largest ratio of the gradient norms without a warning
 LARGE_GAP = 0.02  # mean difference of log-probs; between bf16 servers and trainer 0.0006 to 0.006 were measured
 POLICY_SILENT = "gradient_ratio is below 1:10: the policy hardly learns beside the world model; run lfo advise"
 WORLD_MODEL_SILENT = "gradient_ratio is above 10:1: the world model hardly learns beside the policy; run lfo advise"

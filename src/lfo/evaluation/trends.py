@@ -13,6 +13,7 @@ from lfo.evaluation.correlation import VAL
 from lfo.evaluation.costs import MetricsRows
 
 GAIN = 0.02  # in success on val: the least that 100 tasks can show
+MOST_RATIO = 10.0  # largest ratio of the adapters' gradient norms without a warning
 FAR = 0.2  # least distance to the best evaluation; smaller ones also occur in healthy runs
 LATELY = 3  # evaluations that must all be far below the best one (`far_below`): one may be bad luck
 
