@@ -31,10 +31,17 @@ def test_three_commands_lead_to_a_first_run(tmp_path: Path):
     folder = tmp_path / "my_world"
     assert sorted(each.name for each in folder.iterdir()) == ["README.md", "config.yaml", "test_world.py", "world.py"]
     assert (folder / "README.md").read_text().startswith("# my_world\n")
-    checked = lfo("check-env", "env=world:World", "--json", folder=folder)
+    checked = lfo("check-env", "env=world:World", "practice=off", "--json", folder=folder)
     result = json.loads(checked.stdout)
     assert (checked.returncode, result["problems"], result["warnings"]) == (0, [], [])
-    small = ["steps=1", "rollout.prompts=1", "rollout.group_size=4", "rollout.max_turns=2", "eval.tasks=2"]
+    small = [
+        "practice=off",
+        "steps=1",
+        "rollout.prompts=1",
+        "rollout.group_size=4",
+        "rollout.max_turns=2",
+        "eval.tasks=2",
+    ]
     trained = lfo("train", "config=config.yaml", *small, folder=folder)
     assert trained.returncode == 0, trained.stderr
     assert (folder / "runs" / "first" / "adapters" / "policy" / "adapter_model.safetensors").is_file()

@@ -824,12 +824,16 @@ def test_an_environment_that_says_nothing_of_look_ahead_has_it(world: str, tmp_p
     made = environment()
     assert not isinstance(made, OffersLookahead)
     assert not isinstance(made, NamesPredictedTools)
-    name, argument, wrong, right = {
-        "safes": ("type_code", "code", "11", "17"),
-        "oracle-codes": ("open_door", "words", ["ash", "dusk"], list(OracleCodes().tasks("train")[0].code)),
-        "lockers": ("turn_dial", "number", "1", "7"),
+    name, wrong, right = {
+        "safes": ("open_safe", {"dial": "south", "key": "tin"}, {"dial": "north", "key": "iron"}),
+        "oracle-codes": (
+            "open_door",
+            {"words": ["ash", "dusk"]},
+            {"words": list(OracleCodes().tasks("train")[0].code)},
+        ),
+        "lockers": ("turn_dial", {"number": "1"}, {"number": "7"}),
     }[world]
-    guess, answer = (format_tool_call(ToolCall(name=name, arguments={argument: value})) for value in (wrong, right))
+    guess, answer = (format_tool_call(ToolCall(name=name, arguments=arguments)) for arguments in (wrong, right))
     codec, world_model = ChatCodec(tokenizer(), made.tools()), WorldModelCodec(tokenizer())
     config = small_config()
     lookahead = make_lookahead(

@@ -36,7 +36,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "evaluation": frozenset(
         {
             *("types", "errors", "statistics", "config", "couplings", "atomic", "rundir", "env", "protocol", "rollout"),
-            "backend",
+            *("backend", "model.catalog"),
         }
     ),
     "report": frozenset({"types", "errors", "statistics", "config", "rundir", "evaluation"}),

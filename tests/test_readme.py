@@ -25,13 +25,27 @@ def test_the_environment_of_the_readme_plays(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
     environment = environment_factory(load_config(["env=my_world:Safes"]))
-    for code, reward in (("17", 1.0), ("42", 0.0), ("", 0.0)):
+    for dial, key, reward in (("north", "iron", 1.0), ("north", "tin", 0.0), ("up", "iron", 0.0)):
         safes = environment()
         assert safes.reset(safes.tasks("train")[0])
         assert not isinstance(safes, OffersLookahead), "look-ahead needs no question of the environment's author"
-        result = safes.step(format_tool_call(ToolCall(name="type_code", arguments={"code": code})))
-        assert (result.reward, result.done) == (reward, True)
-        assert result.observation == ("It opens." if reward else "It stays shut; it wanted 17.")
+        result = safes.step(format_tool_call(ToolCall(name="open_safe", arguments={"dial": dial, "key": key})))
+        assert (result.reward, result.done) == (reward, dial != "up")
+        if result.done:
+            refusal = "It stays shut; it wanted the dial at north and the iron key."
+            assert result.observation == ("It opens." if reward else refusal)
+
+
+def test_held_out_tasks_of_the_readme_share_rules_but_no_answer(tmp_path: Path, monkeypatch):
+    (tmp_path / "my_world.py").write_text(WORLD)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    safes = environment_factory(load_config(["env=my_world:Safes"]))()
+    seen, held_out = ({(task.colour, task.room) for task in safes.tasks(split)} for split in ("train", "val"))
+    assert (len(seen), len(held_out)) == (12, 4)
+    assert seen.isdisjoint(held_out)
+    for part in (0, 1):
+        assert {case[part] for case in held_out} <= {case[part] for case in seen}
 
 
 def test_the_readme_names_every_command_and_no_other():

@@ -99,6 +99,9 @@ def check_env(
         make_environment, tokenizer = environment_factory(config), load_tokenizer(config.model)
         result = _checked(config, make_environment, tokenizer, logs, episodes)
     if logs is None and result["ok"] and gate != 0:
+        from lfo.cli.train import practised
+
+        config = practised(config)
         result["gate"] = measured_gate(config, make_environment, tokenizer, gate, as_json)
         if run is not None:
             _keep_gate(run, result["gate"])

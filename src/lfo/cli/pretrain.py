@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,8 @@ from rich.table import Table
 from lfo.cli.common import Device, Json, answer, bars, working
 from lfo.cli.environment import measured_gate, show_gate
 from lfo.errors import UsageError
+
+PLAIN_SECONDS = 20.0  # between two lines of progress without a terminal
 
 
 def pretrain(
@@ -34,19 +37,20 @@ def pretrain(
         int | None, typer.Option(min=1, help="With --check: tasks of each level (64), or of --env (500).")
     ] = None,
     law: Annotated[int, typer.Option(min=0, help="With --check: the law that the base must not know.")] = 0,
-    env: Annotated[
-        str | None, typer.Option(help="Train only the call syntax of the tools of this environment.")
-    ] = None,
+    env: Annotated[str | None, typer.Option(help="Practise the tools of this environment.")] = None,
     env_arg: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="With --env: an argument of the environment.")
     ] = None,
     row: Annotated[int | None, typer.Option(min=64, help="With --env: tokens of a rollout.")] = None,
+    reading: Annotated[
+        bool, typer.Option("--reading/--no-reading", help="With --env: practise to act on what replies say.")
+    ] = True,
     as_json: Json = False,
 ) -> None:
     """Build the embedded base, warm up a base for the shipped environments or for any tools, or check a base.
 
     lfo pretrain --output-dir base; lfo pretrain --base smollm2-135m; lfo pretrain --check --model base;
-    lfo pretrain --env textarena:FrozenLake-v0 --base tiny --output-dir base
+    lfo pretrain --env my_world:Safes --output-dir base
     """
     if env is not None:
         overrides = [f"env={env}", *(f"env_args.{each}" for each in env_arg or ())]
@@ -54,7 +58,7 @@ def pretrain(
             _check_syntax(model, overrides, tasks or 500, row, device, as_json)
         else:
             practice = {"steps": steps, "conversations": conversations, "row": row}
-            _teach_syntax(base or "tiny", overrides, output_dir, practice, device, as_json)
+            _teach_syntax(base or "tiny", overrides, output_dir, practice, device, as_json, reading)
         return
     tasks = tasks or 64
     if check:
@@ -85,13 +89,20 @@ def _new_folder(output_dir: Path | None) -> Path:
 
 
 @contextmanager
-def _progress_bars() -> Iterator[Callable[[str, int, int, str], None]]:
+def practice_bars() -> Iterator[Callable[[str, int, int, str], None]]:
     """Show a bar for each phase; yield a function that updates them."""
     columns = (BarColumn(), MofNCompleteColumn(), "{task.fields[words]}", TimeElapsedColumn())
     with bars("{task.description}", *columns) as shown:
         tasks: dict[str, Any] = {}
+        last = {"": time.monotonic()}
 
         def progress(phase: str, done: int, of: int, words: str) -> None:
+            ended = done == of and phase not in last
+            if shown.disable and (ended or time.monotonic() - last[""] >= PLAIN_SECONDS):
+                last[""] = time.monotonic()
+                if ended:
+                    last[phase] = last[""]
+                typer.echo(f"{phase}: {done:,} of {of:,}{', ' * bool(words)}{words}", err=True)
             if phase not in tasks:
                 tasks[phase] = shown.add_task(phase, total=of, words=words)
             shown.update(tasks[phase], completed=done, words=words)
@@ -107,7 +118,7 @@ def _build(
     from lfo.loading import pick_device
     from lfo.tools.pretrain.recipe import WARM_UP, Recipe, pretrain, warm_up
 
-    with _progress_bars() as progress:
+    with practice_bars() as progress:
         work: Any = {"device": pick_device(device).type, "workers": workers, "progress": progress}
         if base is None:
             loss = pretrain(replace(Recipe(), **changed), output_dir, **work)
@@ -124,6 +135,7 @@ def _teach_syntax(
     practice: dict[str, int | None],
     device: str,
     as_json: bool,
+    reading: bool,
 ) -> None:
     from dataclasses import replace
 
@@ -134,15 +146,25 @@ def _teach_syntax(
     folder = _new_folder(output_dir)
     chosen = replace(SYNTAX, **{name: value for name, value in practice.items() if value is not None})
     make_environment = environment_factory(load_config(overrides))
-    with _progress_bars() as progress:
-        result = teach_syntax(
-            base, make_environment, chosen, folder, device=pick_device(device).type, progress=progress
-        )
+    try:
+        with practice_bars() as progress:
+            result = teach_syntax(
+                base,
+                make_environment,
+                chosen,
+                folder,
+                device=pick_device(device).type,
+                progress=progress,
+                reading=reading,
+                about={"env": overrides},
+            )
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("interrupted; the same command goes on with the practice") from None
     env, *arguments = (each.removeprefix("env=").removeprefix("env_args.") for each in overrides)
     check = ["lfo", "pretrain", "--env", env, *(word for each in arguments for word in ("--env-arg", each))]
     check += [] if practice["row"] is None else ["--row", str(practice["row"])]
     words = (
-        f"Wrote {folder}: {result['calls']:,} random calls in {result['tasks']:,} tasks of train, final loss "
+        f"Wrote {folder}: {result['rollouts']:,} rollouts in {result['tasks']:,} tasks of train, final loss "
         f"{result['loss']:.3f}; check it with: {shlex.join([*check, '--check', '--model', str(folder)])}"
     )
     answer(result, lambda: typer.echo(words), as_json=as_json)

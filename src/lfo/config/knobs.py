@@ -162,6 +162,9 @@ class RunConfig:
     algo: str = knob("dual-lora", f"what is trained: {_words(ALGORITHMS)}; see Presets", main=True)
     engine: Literal["local", "verl"] = knob("local", "who trains: one process, or many (docs/VERL_INTEGRATION.md)")
     model: str = knob("tiny", "the embedded base, a name of `lfo models list`, a folder or a hub id", main=True)
+    practice: Literal["auto", "off"] = knob(
+        "auto", "`auto`: `lfo train` lets the embedded base practise tools that it does not know (docs/BASE_MODEL.md)"
+    )
     env: str = knob("phone-calls", "or `oracle-codes`, `package.module:Class`, or docs/ADAPTERS.md", main=True)
     env_args: dict[str, Any] = knob(
         dict(SHIPPED_ENVIRONMENTS["phone-calls"]),

@@ -19,6 +19,7 @@ from lfo.env.shipped import SHIPPED
 from lfo.env.tasks import Task
 from lfo.errors import EnvironmentFailed
 from lfo.evaluation.runs import DATA_FILE
+from lfo.model.catalog import practice_of
 from lfo.rollout.runner import RunnerConfig
 from lfo.types import Message
 
@@ -33,11 +34,13 @@ def describe_data(config: RunConfig, make_environment: EnvironmentFactory) -> di
 
     Splits with the same fingerprint have the same tasks with the same openings, in the same order. `ceiling` is the
     information ceiling of these tasks, or null if the environment has none. `predicted_tools` are those whose
-    replies the world model learns, or null for all.
+    replies the world model learns, or null for all. `practice` is there if the base practised in an environment first.
     """
     splits = (*config.eval.splits, *config.eval.final_splits) if config.eval.every else ()
     tools = predicted_tools(make_environment(), config.world_model.predict)
+    practice = {name: count for name, count in practice_of(config.model).items() if name in ("tasks", "rollouts")}
     return {
+        **({"practice": practice} if len(practice) == 2 else {}),
         "environment": config.env,
         "levels": list(config.env_args.get("levels", ())) if config.env in SHIPPED else [],
         "predicted_tools": None if tools is None else sorted(tools),

@@ -171,6 +171,7 @@ def compare(runs: Sequence[RunRecord], *, baseline: str | None = None) -> Compar
         notes.append(
             "runs that leave the policy alone are measured with look-ahead; --blind measures their policies alone"
         )
+    notes += _notes_on_practice(runs)
     if len(often := sorted({config_of(run).eval.every for run in runs})) > 1:
         *others, last = map(str, often)
         notes.append(
@@ -189,6 +190,21 @@ def compare(runs: Sequence[RunRecord], *, baseline: str | None = None) -> Compar
         target=target,
         notes=tuple(notes),
     )
+
+
+def _notes_on_practice(runs: Sequence[RunRecord]) -> list[str]:
+    """Return how many tasks of practice come on top of the tasks of these runs, one note for each number."""
+    took: dict[tuple[int, int], list[str]] = {}
+    for run in runs:
+        practice = (run.data or {}).get("practice")
+        counts = (practice.get("tasks"), practice.get("rollouts")) if isinstance(practice, Mapping) else ()
+        if counts and all(isinstance(each, int) for each in counts):
+            took.setdefault(counts, []).append(run.name)
+    return [
+        f"+ {tasks:,} tasks of practice ({rollouts:,} rollouts), before the first step, on top of the tasks of "
+        + ("every run" if len(names) == len(runs) else ", ".join(names))
+        for (tasks, rollouts), names in took.items()
+    ]
 
 
 def _group(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lfo.errors import ConfigError
 
@@ -58,6 +61,13 @@ def fetched(name: str) -> Path | None:
 def is_known(name: str) -> bool:
     """Whether this is a name of the catalogue, fetched or not, warm or not."""
     return name.removesuffix(WARM) in CATALOG
+
+
+def practice_of(model: str) -> dict[str, Any]:
+    """Return what is written with a base about its practice: tasks, rollouts and more; {} if there was none."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        return dict(json.loads((Path(model).expanduser() / PROVENANCE).read_bytes())["practice"])
+    return {}
 
 
 def resolve(name: str) -> Path:

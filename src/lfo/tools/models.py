@@ -34,11 +34,14 @@ _HUB_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokeni
 _HUB_SECONDS = 10.0  # timeout before the other source is tried
 
 
-def note_warm_up(base: str, folder: Path, practice: Mapping[str, Any], *, form: str | None) -> None:
+def note_warm_up(
+    base: str, folder: Path, practice: Mapping[str, Any], *, form: str | None, name: str | None = None
+) -> None:
     """Write the provenance of a warmed-up base into its folder, and its form of told replies; None: not known yet."""
     source = fetched(base)
     known = _provenance(source) if source else {"weights": base}
-    own = {"name": folder.name, "weights": f"{known['weights']}; warmed up", "practice": dict(practice), "form": form}
+    weights = f"{known['weights']}; warmed up"
+    own = {"name": name or folder.name, "weights": weights, "practice": dict(practice), "form": form}
     write_json_atomic(folder / PROVENANCE, {**known, **own})
 
 

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from lfo.atomic import write_json_atomic
 from lfo.env.seeds import stream
@@ -31,6 +30,7 @@ from lfo.model.learner import LOGITS_AT_ONCE
 from lfo.objectives.losses import fused_token_hits
 from lfo.tools.models import note_warm_up
 from lfo.tools.pretrain.corpus import CorpusRows, converse, texts
+from lfo.tools.pretrain.snapshots import SNAPSHOT_STEPS, Snapshots
 from lfo.tools.pretrain.tokenizer import train_tokenizer
 
 if TYPE_CHECKING:
@@ -167,8 +167,11 @@ def train_model(
     device: str,
     progress: Progress,
     wanted: np.ndarray | None = None,
+    snapshots: Snapshots | None = None,
 ) -> float:
-    """Train on the next token, at every position or where `wanted`; return the mean loss of the last hundred steps."""
+    """Train on the next token, at every position or where `wanted`; return the mean loss of the last hundred steps.
+
+    With `snapshots` a training that was stopped goes on from the last one, with the same result."""
     model.to(device).train()  # pyright: ignore[reportArgumentType]
     head_VD = model.get_output_embeddings().weight  # pyright: ignore[reportOptionalMemberAccess]
     chunk = max(1, LOGITS_AT_ONCE // len(head_VD))
@@ -176,14 +179,17 @@ def train_model(
     others = [each for each in model.parameters() if each.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.95), fused=device == "cuda")
-    losses: list[Tensor] = []
-    for step, rows in zip(range(config.steps), _batches(len(corpus), config), strict=False):
+    first, losses = snapshots.load(model, optimizer) if snapshots else (0, [])
+    for step, rows in itertools.islice(enumerate(_batches(len(corpus), config)), first, config.steps):
         for group in optimizer.param_groups:
             group["lr"] = _rate(config, step)
-        tokens_BT = torch.from_numpy(corpus[rows].astype(np.int64)).to(device, non_blocking=True)
+        length = corpus.shape[1]
+        if wanted is not None:  # what follows the last wanted token changes nothing
+            length = int(np.flatnonzero(wanted[rows].any(axis=0))[-1]) + 1
+        tokens_BT = torch.from_numpy(corpus[rows, :length].astype(np.int64)).to(device, non_blocking=True)
         targets_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
         if wanted is not None:
-            targets_BT = torch.from_numpy(wanted[rows]).to(device, non_blocking=True)
+            targets_BT = torch.from_numpy(wanted[rows, :length]).to(device, non_blocking=True)
         targets_BT[:, 0] = False
         targets_BT[:, 1:][(tokens_BT[:, 1:] == end) & (tokens_BT[:, :-1] == end)] = False  # after the last document
         with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
@@ -197,6 +203,8 @@ def train_model(
         losses = [*losses[-99:], loss.detach()]
         if step % 50 == 0 or step == config.steps - 1:
             progress("training", step + 1, config.steps, f"loss {torch.stack(losses).mean().item():.3f}")
+        if snapshots and (step + 1) % SNAPSHOT_STEPS == 0:
+            snapshots.save(step + 1, model, optimizer, losses)
     return torch.stack(losses).mean().item()
 
 

@@ -1,120 +1,52 @@
-"""Teach a base the call syntax of the tools of an environment, and nothing else.
+"""Let a base practise the tools of an environment: their syntax, and to act on what replies say, but no law.
 
-    lfo pretrain --env textarena:FrozenLake-v0 --base tiny --output-dir base
-    lfo pretrain --env textarena:FrozenLake-v0 --check --model base
+    lfo pretrain --env my_world:Safes --output-dir base
+    lfo pretrain --env my_world:Safes --check --model base
 
-Random calls, drawn from the schemas or from the moves of the environment, are played in real rollouts; only the tokens
-of calls have a loss. Rollouts are not filtered by success, and the tasks, which are those of `train`, are counted. The
-check measures how often a turn is a valid call, and that the base is not better than random play.
+What is practised: `practice`. Only the tokens of calls have a loss, and all weights are trained. Tasks are those of
+`train`, and they and all rollouts are counted. The check measures how often a turn is a valid call, and that the base
+is not better than random play.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
 
-from lfo.base_form import stored_form
-from lfo.env.interface import EnvironmentFactory, NamesMoves, tasks_of
-from lfo.env.random_play import random_call, random_message
-from lfo.env.seeds import stream
-from lfo.errors import ConfigError, WorkError
+from lfo.atomic import write_folder_atomic
+from lfo.base_form import forms_of, stored_form
+from lfo.env.answers import tools_of
+from lfo.env.interface import EnvironmentFactory, tasks_of
+from lfo.env.random_play import random_message
 from lfo.evaluation.environment_check import Playthrough, play
 from lfo.loading import EMBEDDED, load_base, load_tokenizer
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.sampler import Sampler
 from lfo.protocol.chat import ChatCodec
-from lfo.protocol.hermes import format_tool_call
+from lfo.protocol.shown import SHOWN_FORMS
 from lfo.rollout.call_monitor import CallMonitor
 from lfo.rollout.row import RolloutRequest
 from lfo.rollout.runner import Runner, RunnerConfig
 from lfo.statistics import wilson
 from lfo.tools.models import note_warm_up
+from lfo.tools.pretrain.drill import MAX_TURNS, TIMEOUT
+from lfo.tools.pretrain.practice import practise
 from lfo.tools.pretrain.recipe import PretrainConfig, Progress, end_of, train_model
+from lfo.tools.pretrain.unfinished import Unfinished
 from lfo.types import Rollout
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-SYNTAX = PretrainConfig(conversations=400, row=1_024, batch=8, steps=200, learning_rate=5e-4, warmup=20)
+# Zero conversations or steps: as many as are needed.
+SYNTAX = PretrainConfig(conversations=0, row=1_024, batch=8, steps=0, learning_rate=5e-4, warmup=20)
 SMALL_RATE = 2e-3  # learning rate of the embedded base, which has most to learn
 READABLE = 0.9  # least share of turns that are valid calls
-MAX_TURNS = 16
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Drill:
-    """Rows of random play; `wanted` marks the tokens of calls and their ends."""
-
-    tokens: np.ndarray  # rows x row
-    wanted: np.ndarray
-    tasks: int  # different ones
-    turns: int
-    broken: int  # rollouts in which the environment failed
-
-
-def drill(
-    make_environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase, config: PretrainConfig, progress: Progress
-) -> Drill:
-    """Play at random and encode the rollouts as the policy would see them."""
-    environment = make_environment()
-    codec, tasks = ChatCodec(tokenizer, environment.tools()), tasks_of(environment, "train")
-    end = end_of(tokenizer)
-    tokens = np.full((config.conversations, config.row), end, dtype=np.int32)
-    wanted = np.zeros(tokens.shape, dtype=bool)
-    used: set[str] = set()
-    rows = turns = broken = 0
-    for number in range(config.conversations):
-        task = tasks[stream(config.seed, "task", number).randrange(len(tasks))]
-        try:
-            ids, mask, played = _rollout(make_environment, codec, task, config, number)
-        except Exception as error:  # foreign code
-            broken += 1
-            if broken == config.conversations:
-                raise WorkError(f"every rollout of random play failed: {type(error).__name__}: {error}") from error
-            continue
-        used.add(str(task.id))
-        if played:
-            tokens[rows, : len(ids)], wanted[rows, : len(ids)] = ids, mask
-            rows, turns = rows + 1, turns + played
-        progress("random play", number + 1, config.conversations, f"{turns} calls")
-    if rows < config.batch:
-        raise ConfigError(
-            f"{config.conversations} rollouts gave {rows} rows with a call, fewer than a batch of {config.batch}: "
-            f"an opening and a call must fit into {config.row} tokens; try more --conversations or a larger --row"
-        )
-    return Drill(tokens=tokens[:rows], wanted=wanted[:rows], tasks=len(used), turns=turns, broken=broken)
-
-
-def _rollout(
-    make_environment: EnvironmentFactory, codec: ChatCodec, task: Any, config: PretrainConfig, number: int
-) -> tuple[list[int], list[bool], int]:
-    """Return token ids, the mask of the calls, and the number of complete calls."""
-    environment = make_environment()
-    tools, opening = environment.tools(), tuple(environment.reset(task))
-    transcript = "\n".join(message.content for message in opening)
-    ids = list(codec.opening(opening).ids)
-    mask, played = [False] * len(ids), 0
-    for turn in range(MAX_TURNS):
-        moves = environment.moves() if isinstance(environment, NamesMoves) else ()
-        call = random_call(tools, transcript=transcript, random=stream(config.seed, number, turn), moves=moves)
-        message = format_tool_call(call)
-        said = [*codec.encode_message(message), codec.end_of_turn]
-        if len(ids) + len(said) >= config.row:
-            break
-        ids, mask, played = [*ids, *said], mask + [True] * len(said), played + 1
-        result = environment.step(message)
-        if result.done:
-            break
-        transcript = f"{transcript}\n{result.observation}"
-        after = codec.after_action(result.observation, stopped=True).ids
-        ids, mask = [*ids, *after], mask + [False] * len(after)
-    return ids[: config.row], mask[: config.row], played
+logger = logging.getLogger(__name__)
 
 
 def teach_syntax(
@@ -125,21 +57,53 @@ def teach_syntax(
     *,
     device: str,
     progress: Progress,
+    reading: bool = True,
+    timeout: float = TIMEOUT,
+    about: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Train a base on the calls of an environment, and save it as a model folder."""
+    """Let a base practise in an environment, and save it as a model folder.
+
+    A practice that was stopped goes on where it was: what it has so far is kept beside the folder. `about` names the
+    environment: a practice in another one does not go on.
+    """
     tokenizer = load_tokenizer(base)
     if base == EMBEDDED:
         config = replace(config, learning_rate=SMALL_RATE)
-    rows = drill(make_environment, tokenizer, config, progress)
+    codec = ChatCodec(tokenizer, tools_of(make_environment()))
+    form = stored_form(base) or forms_of(codec)[0]
+    settings = {**(about or {}), "base": base, "reading": reading, "form": form, **asdict(config)}
+    begun = Unfinished.beside(output_dir, settings)
+    practice = begun.practice()
+    if practice is None:
+        shown = SHOWN_FORMS[form]
+        practice = practise(
+            make_environment, tokenizer, config, form=shown, progress=progress, reading=reading, timeout=timeout
+        )
+        begun.keep(practice)
+    for warning in practice.warnings:
+        logger.warning("%s", warning)
     model = load_base(base, torch.device("cpu"))  # fp32 on a CPU
+    config = replace(config, steps=practice.steps)
     loss = train_model(
-        model, rows.tokens, config, end=end_of(tokenizer), device=device, progress=progress, wanted=rows.wanted
+        model,
+        practice.tokens,
+        config,
+        end=end_of(tokenizer),
+        device=device,
+        progress=progress,
+        wanted=practice.wanted,
+        snapshots=begun.snapshots,
     )
-    model.to("cpu", torch.bfloat16).save_pretrained(output_dir)
-    tokenizer.save_pretrained(output_dir)
-    figures = {"tasks": rows.tasks, "rollouts": len(rows.tokens), "calls": rows.turns, "broken": rows.broken}
-    note_warm_up(base, output_dir, {**asdict(config), **figures}, form=stored_form(base))  # calls do not change it
-    return {"output_dir": str(output_dir), "loss": loss, **figures}
+    figures, acts = dict(practice.figures), form if practice.figures.get("lessons") else stored_form(base)
+
+    def write(folder: Path) -> None:
+        model.to("cpu", torch.bfloat16).save_pretrained(folder)  # pyright: ignore[reportArgumentType]
+        tokenizer.save_pretrained(folder)
+        note_warm_up(base, folder, {**asdict(config), **figures}, form=acts, name=output_dir.name)
+
+    write_folder_atomic(output_dir, write)
+    begun.remove()
+    return {"output_dir": str(output_dir), "loss": loss, **figures, "warnings": list(practice.warnings)}
 
 
 # --- the check ---------------------------------------------------------------------------------------------
