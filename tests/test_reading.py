@@ -150,6 +150,45 @@ class Orders(World):
         return ROOMS[self.task.number % 4]
 
 
+class Contracts(World):
+    """The room follows from a contract, whose number follows from a name; a decision before is refused."""
+
+    def request(self) -> str:
+        return f"{('Ada', 'Ben', 'Clara')[self.task.number % 3]} {('Cole', 'Dale')[self.task.number % 2]} is here."
+
+    @property
+    def number(self) -> str:
+        return f"N{300 + 7 * self.task.number}"
+
+    @tool
+    def get_contract(self, customer: str) -> str:
+        """Get it.
+
+        customer: number
+        """
+        known = customer == self.number
+        return f"Contract of {self.number}: {FILMS[self.task.number % 4]}." if known else "Unknown customer number."
+
+    @tool
+    def find_customer(self, name: str) -> str:
+        """Find.
+
+        name: first and last
+        """
+        return (
+            f"{name} has the number {self.number}." if f"{name} is here." == self.request() else "Nobody is called so."
+        )
+
+    @tool
+    def serve(self, room: Literal["Alpha", "Beta", "Gamma", "Delta"]) -> str:
+        """Serve.
+
+        room: where
+        """
+        self.made, self.right = self.made + 1, room == ROOMS[self.task.number % 4]
+        return "Served." if self.right else f"Complaint: it should have been {ROOMS[self.task.number % 4]}."
+
+
 class Unsolvable(Hall):
     """No call succeeds, but replies name values."""
 
@@ -257,6 +296,21 @@ def test_rows_look_up_before_they_decide():
         number = row.partition("order ")[2][:4]
         assert f'"order": "{number}"' in asked, "a number that no task has is copied from the opening"
         assert '"serve"' in rest
+
+
+def test_what_a_look_up_tells_is_copied_into_the_next_one():
+    """A customer must be found by name before the contract can be read, and neither may be known by heart."""
+    experience = found(Contracts)
+    assert experience.solved >= experience.tasks / 2
+    assert {tuple(step.call.name for step in lesson.looked) for lesson in experience.explained} == {
+        ("find_customer", "get_contract")
+    }
+    customers = set()
+    for row in rows_of(Contracts):
+        customer = row.partition('"customer": "')[2].split('"')[0]
+        assert f"has the number {customer}." in row
+        customers.add(customer)
+    assert len(customers) > 30, "24 tasks have 24 numbers"
 
 
 def test_the_same_settings_make_the_same_rows_and_the_same_base(tmp_path: Path):

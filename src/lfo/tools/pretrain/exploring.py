@@ -26,14 +26,26 @@ from lfo.env.seeds import stream
 from lfo.errors import EnvironmentFailed, WorkError
 from lfo.protocol.hermes import format_tool_call
 from lfo.tools.pretrain.lessons import Experience, Lesson, Step
-from lfo.tools.pretrain.relevance import relevant
-from lfo.tools.pretrain.values import Names, names, options, resolved, runs, shape, swapper, wording, words_in
+from lfo.tools.pretrain.relevance import in_order, relevant
+from lfo.tools.pretrain.values import (
+    Names,
+    looks_like_name,
+    names,
+    options,
+    resolved,
+    runs,
+    shape,
+    swapper,
+    wording,
+    words_in,
+)
 from lfo.types import ToolCall
 
 MOST_TASKS = 48
 RANDOM_ROLLOUTS = 3  # of a task
 MAX_TURNS = 16
-LOOKS = 6  # calls of look-ups in one rollout: most environments allow a few mistakes
+LOOKS = 12  # calls of look-ups in one rollout
+MOST_MISTAKES = 5  # in one rollout: environments end after a few
 CURIOUS = 4  # rollouts of a task that try look-ups
 TRIES = 16  # rollouts of a task that try what a reply names
 ENOUGH = 2  # successes of a task
@@ -42,6 +54,7 @@ MISTAKES = 4  # decisive calls that the environment does not understand, in a ro
 CHAIN = 3  # refusals before a success, at most
 MOST_BROKEN = 4  # tasks that fail at the beginning
 HOLD = 0.8  # least share of lessons that must hold without the look-ups that do not matter
+USUAL = 0.2  # least share of lessons that have the look-ups which all should have
 OFTEN = 0.1  # least share of a tool's calls that end a task
 
 
@@ -55,7 +68,7 @@ def explore(make_environment: EnvironmentFactory, tasks: Sequence[Any], *, timeo
         return outcome
 
     failures: list[EnvironmentFailed] = []
-    for phase in (explorer.play_randomly, explorer.learn):
+    for phase in (explorer.play_randomly, explorer.look, explorer.look_again, explorer.decide):
         for index, task in enumerate(chosen):
             outcome = inside(partial(phase, index, task))
             failures += [outcome] if isinstance(outcome, EnvironmentFailed) else []
@@ -68,16 +81,20 @@ def explore(make_environment: EnvironmentFactory, tasks: Sequence[Any], *, timeo
 
 
 def _keep_what_matters(explorer: Explorer, inside: Callable[[Any], Any]) -> None:
-    """Leave out look-ups that do not matter, if some do and nearly all lessons hold without the others."""
+    """Leave out look-ups that do not matter, if some surely do and nearly all lessons hold without the others; and
+    lessons that lack look-ups which most have."""
     found = explorer.experience
     kept = relevant(found.lessons)
-    if not kept or kept >= set(found.looks):
-        return
-    pairs = zip(found.lessons, explorer.played, strict=True)
-    shorter = [inside(partial(explorer.without, lesson, task, kept)) for lesson, task in pairs]
-    held = [each for each in shorter if isinstance(each, Lesson)]
-    if len(held) >= HOLD * len(found.lessons):
-        found.lessons = held
+    if kept and not kept >= set(found.looks):
+        pairs = zip(found.lessons, explorer.played, strict=True)
+        shorter = [inside(partial(explorer.without, lesson, task, kept)) for lesson, task in pairs]
+        held = [each for each in shorter if isinstance(each, Lesson)]
+        if len(held) >= HOLD * len(found.lessons):
+            found.lessons = held
+    usual = Counter(tuple(sorted({step.call.name for step in lesson.looked})) for lesson in found.explained)
+    if usual:
+        most = max((names for names, count in usual.items() if count >= USUAL * usual.total()), key=len, default=())
+        found.lessons = [lesson for lesson in found.lessons if {step.call.name for step in lesson.looked} >= set(most)]
 
 
 def _refuse_dead(failures: Sequence[EnvironmentFailed], played: int) -> None:
@@ -96,7 +113,8 @@ class Explorer:
         schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in self._tools}
         self.experience = Experience(names=Names(()), schemas=schemas)
         self.played: list[Any] = []  # the task of each lesson
-        self._openings: list[str] = []
+        self._openings: dict[int, str] = {}
+        self._looked: dict[int, list[Step]] = defaultdict(list)  # what told something, by task
         self._calls: Counter[str] = Counter()
         self._ends: Counter[str] = Counter()
         self._wins: Counter[str] = Counter()
@@ -113,7 +131,7 @@ class Explorer:
         for number in range(RANDOM_ROLLOUTS):
             game, random = self._begin(task), stream(self._seed, "random", index, number)
             if number == 0:
-                self._openings.append(game.text)
+                self._openings[index] = game.text
             while not game.done and len(game.steps) < MAX_TURNS:
                 call = random_call(self._tools, transcript=game.text, random=random, moves=game.moves())
                 self._count(index, game, call)
@@ -134,7 +152,7 @@ class Explorer:
     def compare(self) -> None:
         """Find wording, and the replies that say nothing: the same to different calls, or in nearly every task."""
         found, played = self.experience, max(1, len(self._openings))
-        found.names = Names(self._openings)
+        found.names = Names(list(self._openings.values()))
         self._common = wording(self._last_replies)
         for tool, templates in self._templates.items():
             for template, calls in templates.items():
@@ -152,36 +170,53 @@ class Explorer:
 
     # --- look-ups ----------------------------------------------------------------------------------------------
 
-    def learn(self, index: int, task: Any) -> None:
-        looked: list[ToolCall] = []
-        asked = [name for name in self.experience.schemas if not self._decides(name) and len(self._tools) > 1]
-        for number in range(CURIOUS if asked else 0):
-            before = len(looked)
-            looked = self._look(index, task, looked, asked, stream(self._seed, "look", index, number))
-            if {call.name for call in looked} >= set(asked) or (number > 1 and len(looked) == before > 0):
-                break
-        self._decide(index, task, looked, stream(self._seed, "try", index))
+    def look(self, index: int, task: Any) -> None:
+        """Call tools that do not end this task, until they tell something."""
+        if len(self._tools) == 1:
+            return
+        for number in range(CURIOUS):
+            asked = [name for name in self.experience.schemas if not self._decides(name)]
+            before = len(self._looked[index])
+            self._curious(index, task, asked, stream(self._seed, "look", index, number))
+            found = self._looked[index]
+            if {step.call.name for step in found} >= set(asked) or (number > 1 and len(found) == before > 0):
+                return
 
-    def _look(self, index: int, task: Any, looked: list[ToolCall], asked: list[str], random: Random) -> list[ToolCall]:
-        """Return the calls that tell something, with those found in this rollout."""
-        game = self._begin(task)
-        for call in looked:
-            game.make(call)
-        known, tried = list(looked), Counter[str]()
+    def look_again(self, index: int, task: Any) -> None:
+        """Call the tools that told something in most other tasks, but not in this one."""
+        told = Counter(name for steps in self._looked.values() for name in {step.call.name for step in steps})
+        usual = [name for name, count in told.items() if count >= 0.5 * len(self._openings)]
+        for number in range(CURIOUS):
+            missing = sorted(set(usual) - {step.call.name for step in self._looked[index]})
+            if missing:
+                self._curious(index, task, missing, stream(self._seed, "again", index, number))
+
+    def _curious(self, index: int, task: Any, asked: list[str], random: Random) -> None:
+        """Play the task once and add the calls that told something, each tool once."""
+        game, found = self._begin(task), self._looked[index]
+        for step in found:
+            game.make(step.call)
+        tried, mistakes = Counter[str](), 0
         for _ in range(LOOKS):
-            left = [name for name in asked if name not in {call.name for call in known} and tried[name] < 3]
-            if game.done or not left:
-                break
+            told = {step.call.name for step in found}
+            left = [name for name in asked if name not in told and tried[name] < 3]
+            if game.done or not left or mistakes >= MOST_MISTAKES:
+                return
             name = random.choice(left)
             tried[name] += 1
             call = self._from_text(name, game, random)
-            game.make(call)
-            reply = game.steps[-1].reply
-            self._note(index, call, reply)
-            if not game.done and not game.mistaken and _template(call, reply) not in self._says_nothing[name]:
-                known.append(call)
+            self._count(index, game, call)
+            mistakes += game.mistaken
+            step = game.steps[-1]
+            nothing = self._says_nothing[name] & {_template(call, step.reply), step.reply}
+            if not (game.done or game.mistaken or nothing):
+                found.append(step)
                 self._remember(call)
-        return looked if game.done else known
+
+    def decide(self, index: int, task: Any) -> None:
+        """Make decisive calls after the look-ups."""
+        looked = in_order(self._looked[index], self._openings[index], list(self.experience.schemas))
+        self._decide(index, task, [step.call for step in looked], stream(self._seed, "try", index))
 
     def _remember(self, call: ToolCall) -> None:
         self._shapes.update((call.name, name, shape(value)) for name, value in call.arguments.items())
@@ -198,8 +233,9 @@ class Explorer:
         call = random_call([self._schema(name)], transcript=game.text, random=random)
         properties = self.experience.schemas[name].get("properties", {})
         arguments = dict(call.arguments)
-        rare = runs(game.text, self.experience.names.is_name)
-        rare += [word for word in words_in(game.text) if self.experience.names.is_name(word) and word not in rare]
+        is_name = self.experience.names.is_name
+        rare = runs(game.text, is_name) + runs(game.text, looks_like_name)
+        rare = list(dict.fromkeys(rare + [word for word in words_in(game.text) if is_name(word)]))
         for key in arguments:
             kind = resolved(properties.get(key, {}))
             if kind.get("type", "string") == "string" and "enum" not in kind and rare:

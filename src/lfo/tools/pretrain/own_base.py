@@ -1,6 +1,6 @@
 """The embedded base in somebody's own environment: it practises tools that it does not know, once for all runs.
 
-    config = with_practised_base(config, make_environment, progress=...)
+    config = with_practised_base(config, make_environment)
 
 The base is kept beside the runs (`runs/.bases/Safes-1a2b3c4d`). Its name has a digest of everything that practice
 depends on: the environment's name, arguments, tools, openings and source, and the room of a rollout. So other runs and
@@ -41,7 +41,7 @@ def with_practised_base(
     config: RunConfig,
     make_environment: EnvironmentFactory,
     *,
-    progress: Progress,
+    progress: Progress = lambda phase, done, of, words: None,
     say: Callable[[str], None] = lambda words: None,
 ) -> RunConfig:
     """Return the config with a base that knows the tools of the environment; let the embedded one practise if need be.

@@ -56,7 +56,7 @@ class Reading:
         is_open = not explained or random.random() < OPEN
         lesson = random.choice(self.experience.lessons if is_open else explained)
         lesson = scrambled(lesson, self.experience.schemas, random, self._stock)
-        writer = Writer(self.codec, self.form, lesson, self.experience.names.renaming(_texts(lesson), random))
+        writer = Writer(self.codec, self.form, lesson, self.experience.names.renaming(self._copied(lesson), random))
         for step in lesson.looked:
             writer.say(step.call)
             writer.hear(step.reply)
@@ -72,6 +72,15 @@ class Reading:
             (writer.hear if made else writer.show)(step.reply)
         writer.say(lesson.success)
         return writer.row
+
+    def _copied(self, lesson: Lesson) -> list[str]:
+        """Return texts whose names should be copied and not known by heart: of the user, and of calls that look up."""
+        texts = [message.content for message in lesson.opening if message.role != "system"]
+        for step in lesson.looked:
+            properties = self.experience.schemas[step.call.name].get("properties", {})
+            values = (value for name, value in step.call.arguments.items() if "enum" not in resolved(properties[name]))
+            texts += [str(value) for value in values if isinstance(value, str | int) and not isinstance(value, bool)]
+        return texts
 
     def _another(self, call: ToolCall, lesson: Lesson, random: Random) -> ToolCall:
         if call.name in self.experience.fragile:  # random words would be a mistake
@@ -124,10 +133,6 @@ class Writer:
         tokens, mask = self.row
         tokens += ids
         mask += [wanted] * len(ids)
-
-
-def _texts(lesson: Lesson) -> list[str]:
-    return [message.content for message in lesson.opening if message.role != "system"]
 
 
 # --- scrambling ----------------------------------------------------------------------------------------------------

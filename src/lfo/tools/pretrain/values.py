@@ -178,6 +178,11 @@ def _rare(word: str) -> float:
     return RARE_WORD if _kind(word) == "word" else RARE
 
 
+def looks_like_name(word: str) -> bool:
+    """Whether a word has a capital or a digit."""
+    return word[0].isupper() or any(map(str.isdigit, word))
+
+
 def shape(value: Any) -> str:
     """Return of what kind of characters a value consists.
 
