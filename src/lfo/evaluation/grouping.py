@@ -125,7 +125,12 @@ def refuse_different_data(runs: Sequence[RunRecord]) -> None:
                 )
 
 
-def notes_on_practice(runs: Sequence[RunRecord]) -> list[str]:
+def notes_of(runs: Sequence[RunRecord]) -> list[str]:
+    """Return what a reader must know to compare these runs."""
+    return [*_on_practice(runs), *_on_precision(runs)]
+
+
+def _on_practice(runs: Sequence[RunRecord]) -> list[str]:
     """Return how many tasks of practice come on top of the tasks of these runs, one note for each number."""
     took: dict[tuple[int, int], list[str]] = {}
     for run in runs:
@@ -140,7 +145,7 @@ def notes_on_practice(runs: Sequence[RunRecord]) -> list[str]:
     ]
 
 
-def notes_on_precision(runs: Sequence[RunRecord]) -> list[str]:
+def _on_precision(runs: Sequence[RunRecord]) -> list[str]:
     """Return a note if runs were evaluated at different intervals."""
     *others, last = sorted({config_of(run).eval.every for run in runs})
     if not others:

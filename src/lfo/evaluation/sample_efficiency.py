@@ -29,15 +29,7 @@ from typing import Any
 from lfo.errors import DataError, UsageError
 from lfo.evaluation.correlation import VAL, Correlation, correlation
 from lfo.evaluation.costs import spent
-from lfo.evaluation.grouping import (
-    baseline_name,
-    config_of,
-    group_names,
-    grouped,
-    notes_on_practice,
-    notes_on_precision,
-    refuse_different_data,
-)
+from lfo.evaluation.grouping import baseline_name, config_of, group_names, grouped, notes_of, refuse_different_data
 from lfo.evaluation.intervals import median_bound, t_interval
 from lfo.evaluation.runs import NO_METRICS, RunRecord
 
@@ -179,7 +171,7 @@ def compare(runs: Sequence[RunRecord], *, baseline: str | None = None) -> Compar
         notes.append(
             "runs that leave the policy alone are measured with look-ahead; --blind measures their policies alone"
         )
-    notes += [*notes_on_practice(runs), *notes_on_precision(runs)]
+    notes += notes_of(runs)
     notes += [
         f"{run.path} reached {target:.0%} only at its last evaluation, which a second one must confirm, so it does not "
         "count"
