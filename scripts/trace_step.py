@@ -21,14 +21,11 @@ from typing import Any
 
 from lfo.config import load_config
 from lfo.engines import train
-from lfo.training import Trainer
+from lfo.train.loop import Trainer
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "lfo"
 MOST = {"dual-lora": 34, "dapo": 24}  # files
-WORLD = {
-    f"env/{name}.py"
-    for name in ("fields", "phone_calls", "reps", "rules", "seeds", "tasks", "tool_environment", "world")
-}
+WORLD = ("env/worlds/", "env/seeds.py", "env/tool_environment.py")
 # Every group trains the policy, whatever it achieved.
 SETTINGS = ("preset=tiny", "steps=3", "levels=1", "eval.every=0", "policy.max_resamples=-1")
 
@@ -87,7 +84,7 @@ def main() -> int:
     options, too_many = parser.parse_args(), False
     for algo, most in MOST.items():
         functions = trace(algo, options.settings)
-        world = WORLD & functions.keys()
+        world = {name for name in functions if name.startswith(WORLD)}
         for name, some in functions.items():
             marks = " (world)" if name in world else ""
             print(f"{len(some):5} {name}{marks}{'  ' + ' '.join(sorted(some)) if options.names else ''}")

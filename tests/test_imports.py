@@ -1,6 +1,6 @@
 """The import graph of the package points one way. It is read from the source, including nested imports.
 
-types, errors <- env, protocol <- rollout <- backend <- evaluation <- algorithms, training <- engines <- cli
+types, errors <- env, protocol <- play <- rows <- runs <- measure <- train <- engines <- tools, cli
 """
 
 import ast
@@ -12,65 +12,67 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src"
 
-# Part of the package -> the parts, or modules of parts, that it may import besides itself. `lfo` holds the version.
+# Room of the package -> the rooms, or modules of rooms, that it may import besides itself. `lfo` holds the version.
 MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "lfo": frozenset(),
     "types": frozenset(),
     "errors": frozenset(),
     "statistics": frozenset(),
     "settings": frozenset({"errors"}),
-    "couplings": frozenset({"errors", "settings"}),
-    "config": frozenset({"errors", "settings", "couplings", "env"}),
     "checkpoints": frozenset({"errors"}),
     "streams": frozenset({"errors"}),
     "atomic": frozenset({"errors", "checkpoints"}),
-    "rundir": frozenset({"config", "errors", "checkpoints", "atomic"}),
     "env": frozenset({"types", "errors", "statistics", "protocol.hermes", "protocol.schemas"}),
+    "config": frozenset({"errors", "settings", "env"}),
     "protocol": frozenset({"types", "errors"}),
     "objectives": frozenset({"types"}),
-    "rollout": frozenset({"types", "errors", "checkpoints", "config", "env", "protocol", "objectives"}),
-    "model": frozenset({"types", "errors", "checkpoints", "config", "couplings", "objectives"}),
-    "algorithms": frozenset({"types", "config", "env", "rollout"}),
-    "backend": frozenset({"types", "config", "rollout"}),
-    "tracking": frozenset({"errors", "config", "streams"}),
-    "evaluation": frozenset(
+    "play": frozenset({"types", "errors", "checkpoints", "config", "env", "protocol"}),
+    "rows": frozenset({"types", "errors", "config", "env", "protocol", "objectives", "play"}),
+    "model": frozenset({"types", "errors", "checkpoints", "config", "objectives"}),
+    "algorithms": frozenset({"types", "config", "env", "play"}),
+    "backend": frozenset({"types", "config", "play"}),
+    "runs": frozenset(
         {
-            *("types", "errors", "statistics", "config", "couplings", "atomic", "rundir", "env", "protocol", "rollout"),
-            *("backend", "model.catalog"),
+            *("types", "errors", "statistics", "config", "checkpoints", "atomic", "env", "play"),
+            "model.catalog",
         }
     ),
-    "report": frozenset({"types", "errors", "statistics", "config", "rundir", "evaluation"}),
-    "preflight": frozenset({"errors", "config", "env", "rollout", "tracking"}),
+    "measure": frozenset(
+        {
+            *("types", "errors", "statistics", "config", "atomic", "env", "protocol", "play", "rows", "backend"),
+            "runs",
+        }
+    ),
+    "report": frozenset({"errors", "config", "runs", "measure"}),
     "loading": frozenset({"errors", "settings", "config", "env", "model"}),
     "base_form": frozenset({"types", "errors", "atomic", "config", "protocol", "model", "loading"}),
     "agent": frozenset(
         {
-            *("types", "errors", "config", "checkpoints", "rundir", "env", "protocol", "rollout", "model", "couplings"),
-            *("settings", "loading", "base_form"),
+            *("types", "errors", "settings", "config", "checkpoints", "env", "protocol", "play", "runs", "model"),
+            *("loading", "base_form"),
         }
     ),
     "serving": frozenset(
         {
-            *("types", "errors", "config", "couplings", "rundir", "env", "protocol", "rollout", "loading"),
-            *("base_form", "agent"),
+            *("types", "errors", "config", "env", "protocol", "play", "runs", "loading", "base_form", "agent"),
         },
     ),
-    "training": frozenset(
+    "train": frozenset(
         {
-            *("types", "errors", "config", "checkpoints", "rundir", "env", "protocol", "objectives", "rollout"),
-            *("algorithms", "backend", "couplings", "evaluation", "tracking"),
+            *("types", "errors", "config", "checkpoints", "streams", "env", "protocol", "objectives", "play", "rows"),
+            *("algorithms", "backend", "runs", "measure"),
         }
     ),
     "engines": frozenset(
         {
-            *("types", "errors", "settings", "config", "atomic", "rundir", "env", "protocol", "objectives", "rollout"),
-            *("model", "couplings", "loading", "base_form", "agent", "preflight", "algorithms", "training"),
+            *("types", "errors", "settings", "config", "atomic", "env", "protocol", "objectives", "play", "model"),
+            *("algorithms", "loading", "base_form", "agent", "train"),
         }
     ),
     "tools": frozenset(
         {
-            *("types", "errors", "statistics", "config", "atomic", "rundir", "env", "protocol", "objectives"),
-            *("rollout", "couplings", "model", "evaluation", "loading", "base_form", "agent", "training", "engines"),
+            *("types", "errors", "statistics", "config", "atomic", "env", "protocol", "objectives", "play", "runs"),
+            *("model", "measure", "loading", "base_form", "agent", "train", "engines"),
         }
     ),
 }
@@ -81,7 +83,7 @@ LIVES_IN: Mapping[str, tuple[str, ...]] = {
     "torch": (
         "lfo.objectives.losses",
         "lfo.model",
-        "lfo.tracking",
+        "lfo.train.tracking",
         "lfo.loading",
         "lfo.agent",
         "lfo.tools",
@@ -102,7 +104,7 @@ LIVES_IN: Mapping[str, tuple[str, ...]] = {
 }
 # (module, what it imports inside a function), with the reason.
 LATE: Mapping[tuple[str, str], str] = {
-    ("lfo.model.turn_decoder", "lfo.model.turn_kernels"): "Triton is there only beside a GPU",
+    ("lfo.model.fast.turn_decoder", "lfo.model.fast.turn_kernels"): "Triton is there only beside a GPU",
 }
 # The environment is pure Python, and so is what it may import, except for its faces to other libraries.
 PURE = ("lfo.env", "lfo.protocol.hermes", "lfo.statistics")
@@ -153,9 +155,7 @@ def _at_import_time(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def part(module: str) -> str:
-    """`lfo.env.world` belongs to `env`; the table of couplings needs nothing of `model`, and settings read it."""
-    if module == "lfo.model.couplings":
-        return "couplings"
+    """`lfo.env.worlds.phone.world` belongs to the room `env`."""
     return module.split(".")[1] if "." in module else "lfo"
 
 
@@ -260,14 +260,14 @@ def test_the_table_itself_has_no_cycle():
     ("module", "source"),
     [
         ("lfo.types", "import lfo.errors"),
-        ("lfo.env.world", "from lfo.protocol import chat"),
-        ("lfo.env.world", "from lfo import protocol"),
-        ("lfo.env.world", "from ..protocol.chat import encode"),
+        ("lfo.env.worlds.phone.world", "from lfo.protocol import chat"),
+        ("lfo.env.worlds.phone.world", "from lfo import protocol"),
+        ("lfo.env.worlds.phone.world", "from ....protocol.chat import encode"),
         ("lfo.env", "from ..protocol import chat"),
         ("lfo.env", "from .. import protocol"),
         ("lfo.protocol.chat", "from lfo.env.interface import Environment"),
-        ("lfo.rollout.runner", "def f():\n    from lfo.evaluation import metrics"),
-        ("lfo.evaluation.metrics", "import lfo.engines.local"),
+        ("lfo.play.runner", "def f():\n    from lfo.measure import metrics"),
+        ("lfo.measure.metrics", "import lfo.engines.local"),
         ("lfo.engines.local", "from lfo.cli import app"),
         ("lfo.objectives.losses", "from lfo.config import RunConfig"),
         ("lfo.objectives.losses", "from lfo.errors import WorkError"),
@@ -276,19 +276,20 @@ def test_the_table_itself_has_no_cycle():
         ("lfo.report.page", "if TYPE_CHECKING:\n    from lfo.model import adapters"),
         ("lfo.config", "import torch"),
         ("lfo.config", "from lfo.model import adapters"),
-        ("lfo.model.couplings", "from lfo.model.adapters import DualAdapterModel"),
+        ("lfo.runs.data", "from lfo.model.adapters import DualAdapterModel"),
+        ("lfo.play.runner", "from lfo.rows.samples import TrainingSample"),
         ("lfo.cli.train", "def f():\n    import torch.nn as nn"),
-        ("lfo.rollout.runner", "from torch import Tensor"),
+        ("lfo.play.runner", "from torch import Tensor"),
         ("lfo.objectives.advantages", "import torch"),
         ("lfo.engines.local", "import verl"),
         ("lfo.engines.local", "from ray import remote"),
         ("lfo.engines.verl_notes", "import hydra"),
-        ("lfo.env.world", "import numpy as np"),
+        ("lfo.env.worlds.phone.world", "import numpy as np"),
         ("lfo.statistics", "import numpy as np"),
         ("lfo.protocol.hermes", "from lfo.env.interface import Environment"),
-        ("lfo.env.world", "import torch"),
-        ("lfo.env.world", "import gymnasium"),
-        ("lfo.rollout.runner", "import gymnasium"),
+        ("lfo.env.worlds.phone.world", "import torch"),
+        ("lfo.env.worlds.phone.world", "import gymnasium"),
+        ("lfo.play.runner", "import gymnasium"),
         ("lfo.surprise", "import os"),
         ("lfo.serving.wire", "import starlette"),
         ("lfo.serving.batcher", "import torch"),
@@ -297,7 +298,7 @@ def test_the_table_itself_has_no_cycle():
 def test_a_wrong_import_is_caught(module, source):
     sources = dict.fromkeys(package_sources(), "") | {
         "lfo.protocol.chat": "",
-        "lfo.evaluation.metrics": "",
+        "lfo.measure.metrics": "",
         module: source,
     }
     assert len(violations(sources)) == 1
@@ -307,18 +308,18 @@ def test_a_wrong_import_is_caught(module, source):
     ("module", "source"),
     [
         ("lfo.env.gym", "import gymnasium, numpy"),
-        ("lfo.env.world", "import random\nfrom .rules import law\nfrom lfo.types import Message"),
+        ("lfo.env.worlds.phone.world", "import random\nfrom .rules import law\nfrom lfo.types import Message"),
         ("lfo.env", "from .rules import law\nfrom . import rules\nfrom .. import types"),
-        ("lfo.env.world", "from lfo.protocol.hermes import read_tool_call\nfrom lfo import statistics"),
+        ("lfo.env.worlds.phone.world", "from lfo.protocol.hermes import read_tool_call\nfrom lfo import statistics"),
         ("lfo.objectives.losses", "import torch\nfrom lfo.types import TrainingSample"),
         ("lfo.engines.verl.backend", "import verl, ray, hydra, torch\nfrom lfo.model import adapters"),
         ("lfo.cli.train", "def f():\n    from lfo.engines.local import train"),
-        ("lfo.config", "from lfo.model.couplings import COUPLINGS"),
-        ("lfo.rundir", "import lfo\nfrom lfo import __version__"),
+        ("lfo.config", "from lfo.config.couplings import COUPLINGS"),
+        ("lfo.runs.folder", "import lfo\nfrom lfo import __version__"),
     ],
 )
 def test_a_right_import_passes(module, source):
-    assert violations(dict.fromkeys(package_sources(), "") | {"lfo.env.rules": "", module: source}) == []
+    assert violations(dict.fromkeys(package_sources(), "") | {"lfo.env.worlds.phone.rules": "", module: source}) == []
 
 
 def test_a_cycle_is_caught_and_a_late_import_is_none():
