@@ -43,7 +43,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
             "runs",
         }
     ),
-    "report": frozenset({"errors", "config", "runs", "measure"}),
+    "report": frozenset({"errors", "config", "env.worlds.shipped", "runs", "measure"}),
     "loading": frozenset({"errors", "settings", "config", "env", "model"}),
     "base_form": frozenset({"types", "errors", "atomic", "config", "protocol", "model", "loading"}),
     "agent": frozenset(

@@ -17,6 +17,7 @@ from typing import Any
 
 from lfo import __version__
 from lfo.config import RunConfig, experiment
+from lfo.env.worlds.shipped import SHIPPED
 from lfo.errors import LfoError, UsageError
 from lfo.report.curves import POINTS, SMALL_CHART_POINTS, Member, curve, mark
 from lfo.report.samples import BUDGET, ROLLOUTS_PER_RUN, Texts, read_predictions, read_rollouts
@@ -32,12 +33,6 @@ from lfo.runs.sample_efficiency import Comparison, compare
 from lfo.runs.sample_efficiency import curve as curve_of
 
 COLOURS = 8  # distinguishable colours of the page
-SPLITS = {
-    "val": "new tasks, known companies",
-    "test_unseen_companies": "companies never seen in training",
-    "test_unseen_rules": "rules never seen in training",
-    "test_unseen_phrasing": "phrasings never seen in training",
-}
 
 # Metric -> title and form, in the order of the page; metrics without values are left out.
 WORLD_MODEL = {
@@ -47,7 +42,6 @@ WORLD_MODEL = {
     "world_model_eval/bleu": ("BLEU, held-out calls", "number"),
     "world_model_eval/perplexity": ("perplexity, held-out calls", "number"),
     "eval/val/lookahead_accuracy": ("look-ahead right, on val", "share"),
-    "eval/test_unseen_companies/lookahead_accuracy": ("look-ahead right, unseen companies", "share"),
     "world_model_accuracy": ("trained tokens right, by weight", "share"),
 }
 CATEGORIES = {
@@ -351,7 +345,9 @@ class _Page:
                 yield split, self._split_title(split, data), number(described(data, split).get("ceiling")), members
 
     def _split_title(self, split: str, data: Mapping[str, Any]) -> str:
-        words = f"{split}: {SPLITS[split]}" if split in SPLITS else split
+        shipped = SHIPPED.get(str(data.get("environment")))
+        meaning = shipped.splits.get(split) if shipped else None
+        words = f"{split}: {meaning}" if meaning else split
         if len(self._by_tasks(split)) > 1:
             levels = ",".join(map(str, data.get("levels") or ()))
             tasks = described(data, split).get("tasks")

@@ -173,6 +173,6 @@ def _unseen_words(group: Group) -> str:
     if zero is None or zero.baseline is None:
         return ""
     return (
-        f"On companies that are not in the training tasks it succeeds in {percent(zero.success)}, the baseline in "
+        f"On {zero.split} it succeeds in {percent(zero.success)}, the baseline in "
         f"{percent(zero.baseline)}, both after {_tasks(zero.tasks)}."
     )

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 class Shipped(NamedTuple):
     place: str  # module:Class
     arguments: Mapping[str, Any]  # the defaults of env_args
+    splits: Mapping[str, str]  # what a reader should know about the tasks of each
 
     @property
     def made_by(self) -> type:
@@ -18,6 +19,15 @@ class Shipped(NamedTuple):
 
 
 SHIPPED: Mapping[str, Shipped] = {
-    "phone-calls": Shipped("lfo.env.worlds.phone.environment:PhoneCalls", {"levels": [2]}),
-    "oracle-codes": Shipped("lfo.env.worlds.oracle:OracleCodes", {}),
+    "phone-calls": Shipped(
+        "lfo.env.worlds.phone.environment:PhoneCalls",
+        {"levels": [2]},
+        {
+            "val": "new tasks, known companies",
+            "test_unseen_companies": "companies never seen in training",
+            "test_unseen_rules": "rules never seen in training",
+            "test_unseen_phrasing": "phrasings never seen in training",
+        },
+    ),
+    "oracle-codes": Shipped("lfo.env.worlds.oracle:OracleCodes", {}, {}),
 }
