@@ -10,9 +10,10 @@ import time
 from pathlib import Path
 from typing import cast
 
+from lfo.env.recorder import Recorder
 from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.env.worlds.phone.generator import generate
-from lfo.env.worlds.phone.players import Recorder, informed
+from lfo.env.worlds.phone.players import informed
 from lfo.env.worlds.phone.tasks import Task
 
 TASKS, REPEATS = 2_000, 5

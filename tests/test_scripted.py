@@ -14,7 +14,7 @@ def test_whatever_is_said_the_script_is_played_to_its_end():
         results, words = [], []
         while not (results and results[-1].done):
             assert len(results) < 12, "it does not end"
-            words.append(environment.words)
+            words.append(environment.scripted_words())
             results.append(environment.step("!!! noise"))
         assert environment.done_errands == len(task.errands), "the script knows the rules"
         assert task.company_name in results[0].observation

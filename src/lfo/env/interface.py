@@ -92,6 +92,22 @@ class NamesMoves(Protocol):
     def moves(self) -> Sequence[ToolCall]: ...
 
 
+@runtime_checkable
+class HasScriptedPlayers(Protocol):
+    """Optional: players that together receive every kind of reply, so that a world model is evaluated on all kinds.
+
+    Each plays a task in the environment that it is given and returns the reward."""
+
+    def scripted_players(self) -> Sequence[Callable[[Any, Any], float]]: ...
+
+
+@runtime_checkable
+class Scripted(Protocol):
+    """Optional: the environment says what the policy says, to measure steps of models with random weights."""
+
+    def scripted_words(self) -> str: ...
+
+
 EnvironmentFactory = Callable[[], Environment]
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 

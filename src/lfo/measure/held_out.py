@@ -18,7 +18,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property, partial
-from typing import Any, cast
+from typing import Any
 
 from lfo.backend import Backend
 from lfo.config import RunConfig
@@ -26,15 +26,14 @@ from lfo.env.answers import asked_call
 from lfo.env.interface import (
     Environment,
     EnvironmentFactory,
+    HasScriptedPlayers,
     OffersLookahead,
     describe_with,
     predicted_tools,
     same_meaning,
     tasks_of,
 )
-from lfo.env.worlds.phone.environment import PhoneCalls
-from lfo.env.worlds.phone.players import EVERY_REPLY, Player, Recorder
-from lfo.env.worlds.phone.tasks import Task
+from lfo.env.recorder import Recorder
 from lfo.errors import EnvironmentFailed
 from lfo.measure.world_model import OTHER, Prediction, lost_tokens, prediction_metrics
 from lfo.play.episode import RolloutRequest
@@ -131,9 +130,9 @@ def held_out_calls(
     """
     judge = runner_config.ask(make_environment)
     tasks = runner_config.ask(lambda: tasks_of(judge, SPLIT)[:TASKS])
-    if isinstance(judge, PhoneCalls):
+    if isinstance(judge, HasScriptedPlayers):
         tools = predicted_tools(judge)
-        plays = [(task, player) for task in tasks for player in EVERY_REPLY]
+        plays = [(task, player) for task in tasks for player in judge.scripted_players()]
         rollouts = runner_config.call_all([partial(_play, make_environment, *play) for play in plays])
         played = [(task, rollout) for (task, _), rollout in zip(plays, rollouts, strict=True)]
     else:
@@ -204,11 +203,11 @@ def _of_different_categories(examples: Sequence[dict[str, Any]], count: int) -> 
     return [examples[index] for _, index in sorted(indices)[:count]]
 
 
-def _play(make_environment: EnvironmentFactory, task: Task, player: Player) -> Rollout:
+def _play(make_environment: EnvironmentFactory, task: Any, player: Callable[[Any, Any], float]) -> Rollout:
     environment = make_environment()
     opening = environment.reset(task)
     recorder = Recorder(environment)
-    reward = player(cast(PhoneCalls, recorder), task)
+    reward = player(recorder, task)
     return rollout_from_texts(
         environment, task_id=task.id, opening=opening, exchanges=recorder.exchanges, reward=reward
     )

@@ -24,8 +24,7 @@ from lfo.config import RunConfig, from_mapping
 from lfo.engines.verl.config import AGENT_LOOP, BASE, SAMPLER, run_name, sampling_parameters
 from lfo.env.answers import tools_of
 from lfo.env.by_name import hold_as_data
-from lfo.env.interface import EnvironmentFactory
-from lfo.env.worlds.phone.scripted import ScriptedCalls
+from lfo.env.interface import EnvironmentFactory, Scripted
 from lfo.loading import environment_factory
 from lfo.model.adapters import POLICY, WORLD_MODEL
 from lfo.play.episode import RolloutRequest
@@ -96,7 +95,7 @@ class ScriptedRows(ServedRows):
     """The row of an untrained base: it samples a message, to take the real time, and the words of the script then
     replace it."""
 
-    def __init__(self, loop: Any, environment: ScriptedCalls) -> None:
+    def __init__(self, loop: Any, environment: Scripted) -> None:
         super().__init__(loop)
         self._environment = environment
 
@@ -105,7 +104,7 @@ class ScriptedRows(ServedRows):
         if not super().decode(rows, **options):
             return []
         del self._tokens[before:]
-        words = self._loop.words(self._environment.words)
+        words = self._loop.words(self._environment.scripted_words())
         self._tokens.extend(words)
         return [_Said(tokens=words, logprobs=(0.0,) * len(words), stopped=True)]
 
@@ -138,7 +137,7 @@ def _parts_of(config: Any, tokenizer: Any) -> _Parts:
             codec=ChatCodec(tokenizer, tools_of(example), thinking=run.rollout.thinking),
             world_model_codec=world_model_codec(run, tokenizer),
             runner_config=RunnerConfig.of_run(run, environment_workers=1),  # one environment in each loop
-            scripted=isinstance(example, ScriptedCalls),
+            scripted=isinstance(example, Scripted),
         )
     return _parts[name]
 

@@ -31,8 +31,7 @@ from lfo.config import RunConfig
 from lfo.engines.verl.config import SAMPLER, is_cpu, verl_config
 from lfo.engines.verl.starting import stages
 from lfo.env.answers import tools_of
-from lfo.env.interface import EnvironmentFactory
-from lfo.env.worlds.phone.scripted import ScriptedCalls
+from lfo.env.interface import EnvironmentFactory, Scripted
 from lfo.errors import ConfigError, WorkError
 from lfo.model.learner import GAP
 from lfo.play import ending_tools
@@ -68,7 +67,7 @@ class VerlBackend:
         self.cluster: Any = None
         self._step = 0  # the step whose weights the servers have
         self.ending_tools = EndingTools() if learns_tools(make_environment(), config) else None
-        self._scripted = isinstance(make_environment(), ScriptedCalls)  # its rows are scripted, not sampled
+        self._scripted = isinstance(make_environment(), Scripted)  # its rows are scripted, not sampled
 
     @contextmanager
     def running(self, run: Path) -> Iterator[None]:

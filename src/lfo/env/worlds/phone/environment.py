@@ -24,6 +24,7 @@ from lfo.env.tool_environment import Mistake, ToolEnvironment, quote, tool
 from lfo.env.worlds.phone import reps
 from lfo.env.worlds.phone.fields import ALTERNATIVE, FIELDS, REFERENCE
 from lfo.env.worlds.phone.generator import load_cached
+from lfo.env.worlds.phone.players import EVERY_REPLY, Player
 from lfo.env.worlds.phone.tasks import LEVEL, LEVELS, SPLITS, Errand, Task, TaskStream
 from lfo.env.worlds.phone.world import UNSEEN, Company, Department, company
 from lfo.errors import UsageError
@@ -307,6 +308,9 @@ class PhoneCalls(ToolEnvironment):
         assert (self.reward() == 1.0) == (self.done_errands == len(self.task.errands))
 
     # --- for evaluation, and for look-ahead --------------------------------------------------------------------
+
+    def scripted_players(self) -> Sequence[Player]:
+        return EVERY_REPLY
 
     @staticmethod
     def describe_reply(observation: str) -> ReplyFacts | None:

@@ -11,34 +11,20 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
-from lfo.env.interface import FAREWELL, Environment
+from lfo.env.interface import FAREWELL
 from lfo.env.seeds import stream
-from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.env.worlds.phone.fields import ALTERNATIVE, FIELDS, REFERENCE
 from lfo.env.worlds.phone.reps import describe
 from lfo.env.worlds.phone.tasks import Task
 from lfo.protocol.hermes import format_tool_call
 from lfo.types import StepResult, ToolCall
 
-Player = Callable[[PhoneCalls, Task], float]
+if TYPE_CHECKING:
+    from lfo.env.worlds.phone.environment import PhoneCalls
 
-
-class Recorder:
-    """Passes the messages of a player on to an environment and records each with its reply."""
-
-    def __init__(self, environment: Environment) -> None:
-        self.environment = environment
-        self.exchanges: list[tuple[str, str]] = []
-
-    def step(self, message: str) -> StepResult:
-        result = self.environment.step(message)
-        self.exchanges.append((message, result.observation))
-        return result
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.environment, name)
+Player = Callable[["PhoneCalls", Task], float]
 
 
 @dataclass(slots=True)

@@ -12,8 +12,9 @@ from __future__ import annotations
 import itertools
 from typing import Any, cast
 
+from lfo.env.recorder import Recorder
 from lfo.env.worlds.phone.environment import PhoneCalls
-from lfo.env.worlds.phone.players import Recorder, informed
+from lfo.env.worlds.phone.players import informed
 from lfo.env.worlds.phone.tasks import Task
 from lfo.types import StepResult
 
@@ -36,13 +37,12 @@ class ScriptedCalls(PhoneCalls):
         self._turn, self._reward = 0, float(next(_rollouts) % 2)
         return super().reset(task)
 
-    @property
-    def words(self) -> str:
+    def scripted_words(self) -> str:
         """The next message of the script."""
         return self._script[min(self._turn, len(self._script) - 1)]
 
     def step(self, message: str) -> StepResult:
-        scripted = self.words
+        scripted = self.scripted_words()
         self._turn += 1
         return super().step(scripted)
 
