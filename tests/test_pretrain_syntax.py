@@ -77,7 +77,7 @@ def test_an_opening_that_does_not_fit_and_a_broken_environment_are_one_sentence(
     tokenizer = load_tokenizer("tiny")
     with pytest.raises(ConfigError, match=r"gave 0 rows with a call.* larger --row"):
         drill(OracleCodes, tokenizer, replace(SMALL, row=64), silent)
-    with pytest.raises(WorkError, match="the first 12 rollouts of random play failed: .*OSError: no temple"):
+    with pytest.raises(WorkError, match=r"the first 12 rollouts of random play failed: .*OSError: no temple"):
         drill(Broken, tokenizer, SMALL, silent)
 
 
