@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lfo.cli.common import Json, answer, bars, counted, progress_bar, visible, working
+from lfo.cli.practice import practised
 from lfo.errors import UsageError
 
 if TYPE_CHECKING:
@@ -144,8 +145,6 @@ def _check_any(
                 room=config.rollout.max_context,
             )
     if logs is None and result["ok"] and gate != 0:
-        from lfo.cli.train import practised
-
         config = practised(config)
         result["gate"] = measured_gate(config, make_environment, tokenizer, gate, as_json)
         if run is not None:
