@@ -32,18 +32,18 @@ from typing import Any
 import torch
 
 from lfo.agent import Agent, build_agent
+from lfo.algorithms.dapo import rate_of
 from lfo.config import load_config
 from lfo.env.interface import predicted_tools
 from lfo.env.phone_calls import PhoneCalls
-from lfo.evaluation.balance import mean_of_each
 from lfo.evaluation.fixed_tasks import lookahead_accuracy
+from lfo.evaluation.success import mean_of_each
 from lfo.loading import limit_threads, load_base, load_tokenizer
 from lfo.model.learner import Learner
 from lfo.objectives.advantages import select_groups
-from lfo.objectives.schedule import rate_of
-from lfo.rollout.practice import Practice
+from lfo.rollout.replay import Practice, ReplayBuffer, examples_of_groups
 from lfo.rollout.row import RolloutRequest
-from lfo.rollout.samples import ReplayBuffer, examples_of_groups, mark_imagined, policy_rows, world_model_sample
+from lfo.rollout.samples import mark_imagined, policy_rows, world_model_sample
 from lfo.types import RolloutGroup, Seat, TrainingSample
 
 SEED = 0
@@ -65,7 +65,7 @@ SETTINGS = (
 # refusal calls differently, and nobody hears the real one. If all looked ahead, the world model would never learn
 # whether it was right. So half of the group explores: explorers make for real the call that the others imagine. Two
 # are blind; two imagine one call and make the next one for real, because a task can have more than one decision.
-EXPLORERS = (Seat(blind=True), Seat(imagine=1)) * 2
+EXPLORERS = (Seat(look_ahead=False), Seat(imagine=1)) * 2
 GROUP = EXPLORERS + (Seat(),) * 4
 
 

@@ -18,7 +18,7 @@ Look-ahead needs nothing else: the policy proposes which calls to imagine.
 
 `lfo.env.tool_environment.ToolEnvironment` implements `tools`, `reset` and `step` from typed methods; see `OracleCodes`.
 
-Measured results: docs/LOG.md, section 8.
+Measured results: research/LOG.md, section 8.
 """
 
 from __future__ import annotations

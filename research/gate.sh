@@ -47,7 +47,7 @@ for world in ${WORLDS:-level2 level5 level6 oracle-codes lake secretary parcels 
     parcels|permits|kitchen|valves|hotline)
       for arm in dual-lora dapo; do
         FOLDER=runs/gate/$world COMMON="preset=tiny model=$base ${chosen[*]} steps=40 eval.every=10 eval.tasks=100 checkpoint_every=20" \
-          runs/train_once.sh "$arm" "algo=$arm"
+          research/train_once.sh "$arm" "algo=$arm"
       done ;;
   esac
 done

@@ -22,7 +22,7 @@ gate() {
 learn() {
   COMMON="$SETTINGS preset=${PRESET:-tiny} env=$3 rollout.prompts=4 rollout.group_size=2 rollout.temperature=0.5
     eval.tasks=${EVALUATED:-30} eval.splits=[val] eval.final_splits=[test_unseen] policy.frozen=true ${*:4}" \
-    runs/train_once.sh "$1-$2"
+    research/train_once.sh "$1-$2"
 }
 export -f gate learn
 {

@@ -17,7 +17,7 @@ from typing import Any
 
 from lfo.config import RunConfig, from_mapping, load_config, to_yaml
 from lfo.env.shipped import SHIPPED
-from lfo.evaluation.runs import describe_data
+from lfo.evaluation.data import describe_data
 from lfo.loading import environment_factory
 
 CATEGORIES = ("auth_failure", "success", "wrong_department", "unclear")

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, Qwen3Config
 
-from lfo.algorithms import plan_of
+from lfo.algorithms import draw_requests, plan_of
 from lfo.config import RunConfig, load_config
 from lfo.engines import create_trainer
 from lfo.engines.local import LocalBackend
@@ -22,7 +22,6 @@ from lfo.loading import environment_factory, load_base, load_tokenizer
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.catalog import PROVENANCE
 from lfo.rollout.row import RolloutRequest
-from lfo.rollout.tasks import draw_requests
 from lfo.training import Trainer
 
 SMALL = (

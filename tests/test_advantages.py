@@ -122,7 +122,7 @@ def test_only_rollouts_under_one_condition_are_compared() -> None:
 
 def test_a_group_that_differs_by_sight_alone_is_dropped_as_solved() -> None:
     seen = group("differs by sight", 1.0, 1.0, 0.0, 0.0)
-    blind = tuple(replace(rollout, blind=place > 1) for place, rollout in enumerate(seen.rollouts))
+    blind = tuple(replace(rollout, look_ahead=place <= 1) for place, rollout in enumerate(seen.rollouts))
     kept, report = select_groups([replace(seen, rollouts=blind)])
     assert kept == ()
     assert report == DynamicSamplingReport(kept=0, all_failed=0, all_succeeded=1)
@@ -182,7 +182,7 @@ def test_lengths_alone_give_no_advantage_where_all_peers_failed():
     """Blind: one success and one failure. With look-ahead: two failures of different lengths."""
     plain = group("a", 1.0, 0.0, 0.0, 0.0).rollouts
     rollouts = [
-        replace(each, blind=index < 2, tokens=(1,) * length, origins=(0,) * length, logprobs=(0.0,) * length)
+        replace(each, look_ahead=index >= 2, tokens=(1,) * length, origins=(0,) * length, logprobs=(0.0,) * length)
         for index, (each, length) in enumerate(zip(plain, (90, 90, 81, 82), strict=True))
     ]
     mixed = RolloutGroup(task_id="a", rollouts=tuple(rollouts))

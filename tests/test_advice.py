@@ -358,7 +358,7 @@ def test_a_gate_that_failed_is_told_first_and_explains_the_rest():
 
 # The runs that are kept
 
-KEPT = sorted(path.parent for path in (Path(__file__).parents[1] / "results").rglob("config.yaml"))
+KEPT = sorted(path.parent for path in (Path(__file__).parents[1] / "research" / "results").rglob("config.yaml"))
 
 
 def test_no_kept_run_that_learned_is_said_to_be_stuck():

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from lfo import algorithms
 from lfo.algorithms import plan_of
-from lfo.algorithms.situation import Situation
 from lfo.config.algorithms import ALGORITHMS
-from lfo.types import Seat
+from lfo.types import Observed, Seat, Situation
 from small_runs import fussy_calls, small_config, small_trainer
 
-BLIND, SIGHTED = Seat(blind=True), Seat()
+BLIND, SIGHTED = Seat(look_ahead=False), Seat()
 GROUP_OF_8 = "rollout.group_size=8"
 SUCCESSES = Situation(success_tasks=24)
 
@@ -37,7 +37,7 @@ def test_feedback_has_a_second_wave_and_imitates():
     config = small_config("algo=feedback", GROUP_OF_8)
     first = plan_of(config, 3)
     assert (first.first_wave, first.feedback, first.predicts) == (4, "own", False)
-    assert first.seats == (Seat(blind=True, by_base=True),) * 8
+    assert first.seats == (Seat(look_ahead=False, player="base"),) * 8
     assert plan_of(config, 3, SUCCESSES).imitates
     with_lookahead = small_config(GROUP_OF_8, "feedback=own")
     assert plan_of(with_lookahead, 3).feedback == "own"
@@ -48,8 +48,19 @@ def test_echo_is_dapo_with_an_observation_loss():
     config = small_config("algo=echo")
     plan, plain = plan_of(config, 3), plan_of(small_config("algo=dapo"), 3)
     assert plan.predicts
+    assert plain.observed is None
+    assert plan_of(config, 3, Situation(predicted_tools={"say"})).observed == Observed(
+        tools={"say"}, user_turns=1.0, other=1.0
+    )
     assert (plan.seats, plan.draws, plan.reinforces) == (plain.seats, plain.draws, plain.reinforces)
     assert config.world_model.weight == 0.05
+
+
+def test_each_algorithm_is_a_short_file_of_its_name():
+    folder = Path(algorithms.__file__).parent
+    files = {path.stem: path.read_text(encoding="utf-8") for path in folder.glob("*.py") if path.stem != "__init__"}
+    assert files.keys() == {name.replace("-", "_") for name in ALGORITHMS}
+    assert all(len(text.splitlines()) <= 200 for text in files.values())
 
 
 @pytest.mark.parametrize(

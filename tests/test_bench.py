@@ -6,11 +6,12 @@ import sys
 import pytest
 import torch
 
+from benchmarks import against_vllm, rollout, speed
+from benchmarks import step as bench
+from benchmarks.memory import by_phase
 from lfo.cli import main
 from lfo.loading import load_base
 from lfo.model.adapters import DualAdapterModel
-from lfo.tools import bench, server_bench, speed
-from lfo.tools.memory import by_phase
 from lfo.tools.plan import SHAPES, Work, training
 
 SMALL = ("rollout.prompts=2", "rollout.group_size=4", "rollout.mini_batch_prompts=1")
@@ -62,14 +63,14 @@ def test_repetitions_leave_the_adapters_as_they_were():
 
 
 def test_rollout_bench_counts_the_same_kind_of_tokens_on_both_sides(monkeypatch, capsys):
-    result = bench.bench_rollout(tasks=2, group_size=2, max_new_tokens=24, repeats=1)
+    result = rollout.bench_rollout(tasks=2, group_size=2, max_new_tokens=24, repeats=1)
     assert result["batch"] == 4
     assert result["speedup"] == pytest.approx(result["tokens_per_second"] / result["generate_tokens_per_second"])
     assert result["speedup_fixed_length"] > 0
     assert result["floor_fraction"] == pytest.approx(result["floor_step_seconds"] / result["step_seconds"])
     assert result["floor_tokens_per_second"] == pytest.approx(4 / result["floor_step_seconds"])
 
-    monkeypatch.setattr(bench, "bench_rollout", lambda **settings: result)
+    monkeypatch.setattr(rollout, "bench_rollout", lambda **settings: result)
     monkeypatch.setattr(sys, "argv", ["lfo", "bench", "rollout", "--json"])
     with pytest.raises(SystemExit):
         main()
@@ -95,25 +96,25 @@ def test_tokens_with_the_same_past_count_once():
 def test_against_vllm_measures_every_speaker_on_the_same_prompts():
     """vLLM itself needs a GPU; our side of the comparison is measured here as there."""
     model = DualAdapterModel.build(load_base("tiny", torch.device("cpu")), coupling="separate", seed=0)
-    prompts = server_bench._prompts(1216, 9)
-    assert [len(prompts), len(prompts[0]), len(set(map(tuple, prompts)))] == [9, server_bench.PROMPT, 2]
-    speak = server_bench.sampler_of(model, server_bench.PROMPT + server_bench.LONG + 1)
+    prompts = against_vllm._prompts(1216, 9)
+    assert [len(prompts), len(prompts[0]), len(set(map(tuple, prompts)))] == [9, against_vllm.PROMPT, 2]
+    speak = against_vllm.sampler_of(model, against_vllm.PROMPT + against_vllm.LONG + 1)
     calls = []
 
     def noting(given, tokens: int) -> int:
         calls.append((given, tokens))
         return len(given) * tokens
 
-    found = server_bench._measured({"lfo": speak, "vllm": noting}, prompts, 1, model.device)
+    found = against_vllm._measured({"lfo": speak, "vllm": noting}, prompts, 1, model.device)
     assert found["ratio"] == pytest.approx(found["lfo_tokens_per_second"] / found["vllm_tokens_per_second"])
-    assert [tokens for _, tokens in calls] == [server_bench.SHORT, server_bench.LONG] * 2
+    assert [tokens for _, tokens in calls] == [against_vllm.SHORT, against_vllm.LONG] * 2
     assert all(given is prompts for given, _ in calls)
     with pytest.raises(AssertionError, match="said 1 tokens"):
-        server_bench._measured({"lfo": lambda given, tokens: 1}, prompts, 1, model.device)
+        against_vllm._measured({"lfo": lambda given, tokens: 1}, prompts, 1, model.device)
 
 
 def test_without_vllm_one_sentence_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.setattr(server_bench.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(against_vllm.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(sys, "argv", ["lfo", "bench", "rollout", "--against", "vllm"])
     with pytest.raises(SystemExit) as ended:
         main()

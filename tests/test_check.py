@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from lfo.env import check as check_module
-from lfo.env.check import Score, bound_problems, check, disjointness_problems, law_problems, plays, score_of
+from benchmarks import bounds as check_module
+from benchmarks.bounds import Score, bound_problems, check, disjointness_problems, law_problems, plays, score_of
+from benchmarks.players import HOSTILE_PLAYERS, PLAYERS
 from lfo.env.generator import Dataset, Options, generate, load
-from lfo.env.players import HOSTILE_PLAYERS, PLAYERS
 from lfo.env.tasks import Task
 from lfo.statistics import wilson
 

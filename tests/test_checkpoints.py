@@ -18,7 +18,7 @@ from lfo.checkpoints import (
     seal,
     survey,
 )
-from lfo.config import RunConfig
+from lfo.config import RunConfig, from_yaml, to_yaml
 from lfo.errors import DamageError, UsageError
 from lfo.rundir import RunDirectory, read_metrics
 
@@ -232,11 +232,40 @@ def test_metrics_without_the_checkpoints_that_they_had_are_refused(run: Path):
     assert content(run) == before
 
 
-def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path: Path):
+def lose_lines(text: bytes) -> bytes:
+    return b"".join(text.splitlines(keepends=True)[:-5])  # still valid YAML
+
+
+def change_a_number(text: bytes) -> bytes:
+    return text.replace(b"seed: 0", b"seed: 1")
+
+
+def empty(text: bytes) -> bytes:
+    return text[: text.index(b"\n")]
+
+
+@pytest.mark.parametrize("damage", [lose_lines, change_a_number, empty])
+def test_a_config_that_is_not_as_it_was_written_is_refused(run: Path, damage: Callable[[bytes], bytes]):
+    file = run / "config.yaml"
+    file.write_bytes(damage(file.read_bytes()))
+    before = content(run)
+    with pytest.raises(DamageError, match=r"config\.yaml is damaged.*nothing was changed"):
+        RunDirectory.create(run, from_yaml(file), resume=True)
+    assert content(run) == before
+
+
+def test_a_config_of_an_older_version_has_no_seal(run: Path):
+    (run / "config.yaml").write_text(to_yaml(CONFIG))
+    assert resume(run) == (4, 5)
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path: Path, caplog):
     with RunDirectory.create(tmp_path, CONFIG) as run:
         for step in range(3):  # killed between the row of step 2 and its checkpoint
             run.append_metrics({"step": step})
-    assert resume(tmp_path) == (None, 1)
+    with caplog.at_level(logging.WARNING):
+        assert resume(tmp_path) == (None, 1)
+    assert "training starts again at step 1" in caplog.text
     assert [row["step"] for row in read_metrics(tmp_path)] == [0]
 
 

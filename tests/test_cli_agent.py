@@ -117,7 +117,7 @@ def test_eval_against_another_run_pairs_the_tasks(lfo, run: Path, plain: Path):
 def test_eval_on_written_queries_imagines_what_the_environment_names_and_nothing_else(lfo, run: Path):
     written = json.loads(lfo("eval", run, "--tasks", "3", "--k", "1", "--json", "--written-queries")[1])
     assert (written["lookahead"], written["queries"]) == (True, "environment")
-    agent = load_agent(run.on_written_queries())
+    agent = load_agent(run).on_written_queries()
     rollouts = agent.roll_out(agent.tasks("val")[:3], greedy=True)
     assert written["greedy"]["solved"] == [rollout.succeeded for rollout in rollouts]
     asked = [(rollout, index) for rollout in rollouts for index, turn in enumerate(rollout.turns) if turn.imagined]
@@ -139,7 +139,7 @@ def test_eval_on_written_queries_is_refused_where_nobody_asks_them(lfo, run: Pat
     fails_with_one_sentence(lfo("eval", plain, "--written-queries"), "has no look-ahead")
     silent = type("Silent", (PhoneCalls,), {"lookahead_query": None})
     with pytest.raises(UsageError, match="the environment Silent has no method lookahead_query"):
-        load_agent(run, environment=silent.on_written_queries())
+        load_agent(run, environment=silent).on_written_queries()
 
 
 def test_eval_against_a_run_with_other_tasks_is_refused(lfo, run: Path, tmp_path: Path):

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks import bounds as check_module
 from lfo.cli import main
 from lfo.cli.play import to_message, values_in
-from lfo.env import check as check_module
 from lfo.env.generator import load
 from lfo.env.phone_calls import PhoneCalls
 from lfo.env.players import informed_form
@@ -73,27 +73,27 @@ def test_check_env_answers_in_json_and_in_a_table(lfo: Any, tmp_path: Path, monk
     lfo("generate", *SMALL, "--output-dir", data)
     small_check = check_module.check
     monkeypatch.setattr(check_module, "check", lambda *a, **k: small_check(*a, **k, tasks_per_level=30))
-    code, out, _ = lfo("check-env", "--data", data, "--json")
+    code, out, _ = lfo("bench", "bounds", "--data", data, "--json")
     result = json.loads(out)
     assert (code, result["ok"]) == (0, True)
     assert result["players"]["reader"]["1"]["success"] == 1.0
-    code, out, _ = lfo("check-env", "--data", data)
+    code, out, _ = lfo("bench", "bounds", "--data", data)
     assert code == 0
     assert "All bounds hold." in out
     monkeypatch.setattr(check_module, "bound_problems", lambda *_: ["a bound [red] is broken"])
-    code, out, _ = lfo("check-env", "--data", data)
+    code, out, _ = lfo("bench", "bounds", "--data", data)
     assert code == 1
     assert "BROKEN: a bound [red] is broken" in out
 
 
 def test_bad_data_is_exit_2_with_file_and_line(lfo: Any, tmp_path: Path) -> None:
-    code, out, err = lfo("check-env", "--data", str(tmp_path / "nowhere"))
+    code, out, err = lfo("bench", "bounds", "--data", str(tmp_path / "nowhere"))
     assert (code, out) == (2, "")
     assert "lfo generate" in err
     data = tmp_path / "data"
     lfo("generate", *SMALL, "--output-dir", str(data))
     (data / "train.jsonl").write_bytes((data / "train.jsonl").read_bytes()[:-30])
-    for command in (("check-env", "--data", str(data)), ("play", "--data", str(data))):
+    for command in (("bench", "bounds", "--data", str(data)), ("play", "--data", str(data))):
         code, out, err = lfo(*command)
         assert (code, out) == (2, "")
         assert "train.jsonl, line 10: " in err
@@ -153,10 +153,10 @@ def test_commands_become_tool_calls() -> None:
 
 
 def test_bench_env_has_its_keys(lfo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lfo.env import bench
+    from benchmarks import environment
 
-    monkeypatch.setattr(bench, "TASKS", 100)
-    monkeypatch.setattr(bench, "REPEATS", 2)
+    monkeypatch.setattr(environment, "TASKS", 100)
+    monkeypatch.setattr(environment, "REPEATS", 2)
     code, out, _ = lfo("bench", "env", "--json")
     result = json.loads(out)
     assert code == 0

@@ -378,7 +378,7 @@ def test_a_file_of_an_older_version_is_the_same_experiment(tmp_path: Path, env, 
     assert from_yaml(path).env_args == {"levels": [3]}, "the long name wins, as it did"
 
 
-RESULTS = Path(__file__).parent.parent / "results"
+RESULTS = Path(__file__).parent.parent / "research" / "results"
 
 
 @pytest.mark.parametrize(
@@ -496,7 +496,9 @@ def test_a_retired_setting_can_be_read_and_neither_trained_nor_resumed(
     tmp_path: Path, run: str, setting: str, commit: str
 ):
     path, (name, _, value) = RESULTS / run / "config.yaml", setting.partition("=")
-    words = f"{setting} is retired and can only be read (docs/LOG.md has its figures); its code is in commit {commit}"
+    words = (
+        f"{setting} is retired and can only be read (research/LOG.md has its figures); its code is in commit {commit}"
+    )
     assert refused(setting) == words
     (tmp_path / "metrics.jsonl").touch()
     for text in (path.read_text(), to_yaml(from_yaml(path))):

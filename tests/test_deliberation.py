@@ -36,8 +36,8 @@ from lfo.rollout.predictors import make_lookahead
 from lfo.rollout.records import rollout_record
 from lfo.rollout.row import Feedback, RolloutRequest, Row
 from lfo.rollout.runner import Runner, RunnerConfig
-from lfo.rollout.samples import Observed, mark_first_calls, mark_imagined, policy_sample
-from lfo.types import Message, Origin, Rollout, RolloutGroup, StepResult, StopReason, ToolCall, Turn
+from lfo.rollout.samples import mark_first_calls, mark_imagined, policy_sample
+from lfo.types import Message, Observed, Origin, Rollout, RolloutGroup, StepResult, StopReason, ToolCall, Turn
 from small_runs import fussy_calls, model_of, randomised, requests_of, small_config, small_trainer, tokenizer
 from test_sampler import EOS, VOCABULARY, make_model
 
@@ -179,7 +179,8 @@ def play(
         lookahead=LookAhead(predictor=predict, **lookahead),
     )
     rows = Script(codec, said, room=room)
-    request = RolloutRequest(task=Chore(), seeds=seeds, blind=blind, imagine=imagine, picks=picks, feedback=feedback)
+    shown = {"look_ahead": not blind, "imagine": imagine, "picks": picks, "feedback": feedback}
+    request = RolloutRequest(task=Chore(), seeds=seeds, **shown)
     (rollout,) = runner.run([request], rows, temperature=temperature, on_turn=watched.append)
     return Played(rollout=rollout, rows=rows, heard=heard, asked=asked, watched=watched)
 
@@ -429,7 +430,7 @@ def test_a_reply_that_lists_every_allowed_value_is_not_used_by_a_call_with_one_o
 def sights(*settings: str, step: int = 5) -> list[tuple[bool, int | None]]:
     config = small_config("rollout.group_size=8", "rollout.prompts=1", *settings)
     requests = requests_of(config, PhoneCalls(), step)
-    return [(request.blind, request.imagine) for request in requests]
+    return [(not request.look_ahead, request.imagine) for request in requests]
 
 
 def test_explorers_stand_on_the_rungs_of_a_ladder():
@@ -444,7 +445,7 @@ def test_rollouts_are_compared_with_those_that_might_imagine_equally_much():
     base = play(A, blind=True).rollout
     sight = [(True, None), (False, 1), (False, 2), (False, None)]
     rollouts = [
-        replace(base, blind=blind, imagine=imagine, reward=float(reward))
+        replace(base, look_ahead=not blind, imagine=imagine, reward=float(reward))
         for reward, (blind, imagine) in enumerate(sight)
         for _ in range(2)
     ]
@@ -457,7 +458,7 @@ def test_rollouts_are_compared_with_those_that_might_imagine_equally_much():
     assert [advantage != 0 for advantage in changed] == [True, True] + [False] * 6
     for (blind, imagine), rollout in zip(sight, rollouts[::2], strict=True):
         played = play(*map(say, "abcdefg"), blind=blind, imagine=imagine).rollout
-        assert (played.blind, played.imagine) == (rollout.blind, rollout.imagine)
+        assert (played.look_ahead, played.imagine) == (rollout.look_ahead, rollout.imagine)
 
 
 # --- several drafts --------------------------------------------------------------------------------------------
@@ -533,7 +534,7 @@ def test_rows_decide_for_themselves():
     lookahead = LookAhead(predictor=lambda questions: ["Well."] * len(questions), most=1, drafts=2)
     settings = RunnerConfig(max_turns=1, max_turn_tokens=LIMIT)
     said = ((A, A, B, B), (NO_CALL, NO_CALL), (A, A, B, C), (A, B), (D,))
-    requests = [RolloutRequest(task=Chore(), seeds=(number,), blind=number == 4) for number in range(5)]
+    requests = [RolloutRequest(task=Chore(), seeds=(number,), look_ahead=number != 4) for number in range(5)]
     runner = Runner(partial(Listener, heard), codec, config=settings, lookahead=lookahead)
     rows = Script(codec, *said)
     rollouts = runner.run(requests, rows)
@@ -959,12 +960,13 @@ def evaluated(environment: Any, *settings: str, drafted: ToolCall | None = None)
         assert temperature == 0
         rollouts = []
         for request, number in zip(requests, numbers, strict=False):
-            reward = float(number % 2) if request.blind else 1.0
+            reward = float(number % 2) if not request.look_ahead else 1.0
             opening = tuple(environment().reset(request.task))
             turn = replace(play(A, blind=True).rollout.turns[0], call=drafted, predicted=True)
-            turns = (turn,) if drafted and number % 2 and not request.blind else ()
-            rollout = replace(play(A, blind=True).rollout, blind=request.blind, reward=reward, opening=opening)
-            gone = (replace(turn, taken_back=True),) if drafted and not request.blind else ()
+            turns = (turn,) if drafted and number % 2 and request.look_ahead else ()
+            ahead = request.look_ahead
+            rollout = replace(play(A, blind=True).rollout, look_ahead=ahead, reward=reward, opening=opening)
+            gone = (replace(turn, taken_back=True),) if drafted and request.look_ahead else ()
             rollouts.append(replace(rollout, turns=turns, taken_back=gone))
         return rollouts
 

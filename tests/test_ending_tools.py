@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -128,6 +129,23 @@ def test_an_environment_that_names_no_tools_imagines_from_the_first_evaluation_o
     before_training = read_metrics(tmp_path / "run")[0]
     assert before_training["step"] == 0
     assert before_training["eval/val/drafts"] > 0
+
+
+def test_a_run_killed_before_its_first_checkpoint_guesses_again(tmp_path: Path):
+    run = tmp_path / "run"
+
+    def trained(resume: bool) -> list[float]:
+        settings = ("env=oracle-codes", "steps=1", "eval.every=1", "eval.tasks=2", f"output_dir={run}")
+        small_trainer(*settings, environment=Nameless).fit(resume=resume)
+        return [row["drafts"] for row in read_metrics(run) if row["step"]]
+
+    undisturbed = trained(resume=False)
+    shutil.rmtree(run / "checkpoints")
+    shutil.rmtree(run / "adapters")
+    first_row = (run / "metrics.jsonl").read_text().splitlines(keepends=True)[0]
+    (run / "metrics.jsonl").write_text(first_row)
+    assert trained(resume=True) == undisturbed
+    assert undisturbed[0] > 0
 
 
 def test_it_is_kept_and_an_older_run_may_imagine_every_call(tmp_path: Path):

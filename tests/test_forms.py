@@ -29,11 +29,11 @@ from lfo.protocol.shown import SHOWN_FORMS
 from lfo.protocol.world_model import WorldModelCodec, render_state, state_of
 from lfo.rollout.records import rollout_record
 from lfo.rollout.row import Feedback
-from lfo.rollout.samples import Observed, policy_sample
+from lfo.rollout.samples import policy_sample
 from lfo.rollout.successes import without_shown
 from lfo.tools.model_card import model_card
 from lfo.training import Trainer
-from lfo.types import Message, Origin, Rollout, ToolCall
+from lfo.types import Message, Observed, Origin, Rollout, ToolCall
 from small_runs import (
     fussy_calls,
     model_of,
@@ -248,7 +248,7 @@ def test_sampled_log_probs_are_the_trainers_on_an_instruct_model_in_every_form(f
     trainer.backend.agent = trainer.backend.agent.on_written_queries()
     randomised(model_of(trainer))
     trainer.backend.sync(0)
-    requests = [replace(each, blind=False) for each in _requests(trainer)]
+    requests = [replace(each, look_ahead=True) for each in _requests(trainer)]
     told = Feedback(after=0, action=say("x", "open_door"), observation="It is shut.")
     rollouts = trainer.backend.roll_out([*requests, *(replace(each, feedback=told) for each in requests)])
     assert {turn.feedback for rollout in rollouts for turn in rollout.turns if turn.predicted} == {True, False}

@@ -23,7 +23,7 @@ from lfo.protocol.hermes import format_tool_call
 from lfo.report.live import warnings
 from lfo.rollout.row import RolloutRequest
 from lfo.statistics import paired_difference, wilson
-from lfo.tools.gate import gate_of
+from lfo.tools.gate import gate_of, shown_the_truth
 from lfo.types import Message, Rollout, StopReason, ToolCall, Turn
 
 DIAL = {"type": "object", "properties": {"number": {"type": "string"}}, "required": ["number"]}
@@ -55,7 +55,7 @@ def rollout(task_id: str, *turns: Turn, opening: str = "", blind: bool = True, t
         logprobs=(0.0,),
         turns=turns,
         taken_back=taken_back,
-        blind=blind,
+        look_ahead=not blind,
         reward=float(right),
         stop=StopReason.DONE,
     )
@@ -67,7 +67,7 @@ def reader(request: RolloutRequest, temperature: float) -> Rollout:
     refusal = f"Refused: dial {task.number}."
     if temperature:
         return rollout(task.id, turn(ToolCall(name="dial", arguments={}), "dial needs the argument number."))
-    if not request.blind:
+    if request.look_ahead:
         told = turn(wrong, refusal, predicted=True)
         return rollout(task.id, told, turn(call(task.number), "Connected."), blind=False)
     if request.feedback is not None:
@@ -79,10 +79,10 @@ def reader(request: RolloutRequest, temperature: float) -> Rollout:
 
 def parrot(request: RolloutRequest, temperature: float) -> Rollout:
     """Makes the same call whatever it is shown; what it imagines is taken back."""
-    alone = reader(replace(request, blind=True, feedback=None), 0.0)
-    if request.blind:
+    alone = reader(replace(request, look_ahead=False, feedback=None), 0.0)
+    if not request.look_ahead:
         return alone
-    return replace(alone, blind=False, taken_back=(turn(call("0"), "Refused.", predicted=True, taken_back=True),))
+    return replace(alone, look_ahead=True, taken_back=(turn(call("0"), "Refused.", predicted=True, taken_back=True),))
 
 
 def measured(player: Callable[[RolloutRequest, float], Rollout], tasks: int = 28) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def test_feedback_that_helps_where_look_ahead_does_not_is_said():
 def test_a_reply_that_cannot_be_foretold_is_said_where_true_replies_help():
     before = {"tool": "serve", "calls": 40, "after_others": 0.25, "p": 0.6, "foretold": False}
     (warning,) = judged(figures(1, 15, before_the_call=before))["warnings"]
-    assert "serve" in warning
+    assert "a call of serve is not shown to tell its reply" in warning
     assert "25%" in warning
     assert judged(figures(1, 1, before_the_call=before))["warnings"] == []
 
@@ -241,6 +241,19 @@ def test_the_embedded_base_acts_on_what_a_door_would_say(environment: type[Oracl
     assert result["alone"]["success"] == 0.0
     assert result["true_replies"]["success"] == result["feedback"]["success"] == 1.0
     assert (result["helps"], result["form"], result["model"]) == (True, "mark", "tiny")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("rollout.group_size=2", "policy.frozen=true", "lookahead_source=memory", "world_model.weight=0"),
+        ("rollout.group_size=2", "algo=dapo"),
+        ("rollout.max_context=80", "rollout.max_turn_tokens=40", "world_model.reply_tokens=40"),
+    ],
+)
+def test_every_run_has_a_gate(settings: tuple[str, ...]):
+    config = load_config(["preset=tiny", *settings])
+    assert shown_the_truth(config).rollout == config.rollout
 
 
 def test_check_env_shows_it(monkeypatch, capsys):

@@ -167,28 +167,11 @@ def test_a_broken_line_is_named(folder: Path, name: str, line: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"level": "2"}, "level: must be an integer"),
-        ({"level": True}, "level: must be an integer"),
-        ({"level": 9}, "level must be one of"),
-        ({"goal": None}, "goal: must be a string"),
-        ({"errands": {}}, "errands: must be an array"),
-        ({"errands": []}, "errands must not be empty"),
-        ({"errands": [1]}, "errands: must be an object"),
-        ({"errands": [{"kind": "billing", "service": "x"}]}, "key 'requires' is missing"),
-        ({"profile": {"pin": "1"}}, "profile contains an unknown field"),
-        ({"profile": {"account_number": 1}}, "profile: account_number: must be a string"),
-        ({"profile": []}, "profile: must be an object"),
-        ({"company": 99}, "no company 99"),
-        ({"split": "val"}, "split must be 'train'"),
-        ({"moved_kind": "", "moved_number": "555-0000"}, "do not fit"),
-        ({"surprise": 1}, "key 'surprise' is unknown"),
-    ],
+    "values", [{"level": "2"}, {"goal": None}, {"errands": []}, {"profile": {"pin": "1"}}, {"company": 99}, {"more": 1}]
 )
-def test_a_wrong_value_is_named(folder: Path, values: dict[str, Any], words: str) -> None:
+def test_a_wrong_value_is_named(folder: Path, values: dict[str, Any]) -> None:
     change(folder / "train.jsonl", 2, edited(folder / "train.jsonl", 2, **values))
-    with pytest.raises(DataError, match=rf"train\.jsonl, line 2: .*{words}"):
+    with pytest.raises(DataError, match=r"train\.jsonl, line 2: was changed; it is not what the options of manifest"):
         load(folder)
 
 
@@ -208,7 +191,7 @@ def test_a_file_cut_short_is_named_with_its_line(folder: Path, name: str) -> Non
         load(folder)
 
 
-def test_a_change_that_is_still_a_good_task_is_found_by_its_hash(folder: Path) -> None:
+def test_a_change_that_is_still_a_good_task_is_found(folder: Path) -> None:
     change(folder / "val.jsonl", 7, edited(folder / "val.jsonl", 7, goal="Something else."))
     with pytest.raises(DataError, match=r"val\.jsonl, line 7: was changed"):
         load(folder)
@@ -233,6 +216,8 @@ def test_lines_in_another_order_are_found(folder: Path) -> None:
             "num_companies: must be an integer",
         ),
         (lambda text: text.replace('"num_companies": 12', '"num_companies": -12'), "options: num_companies must be"),
+        (lambda text: text.replace('"num_companies": 12', '"companies": 12'), "options: must be an object with num_"),
+        (lambda text: text.replace('"levels": [', '"levels": ["2", '), "levels: must be an array of integers"),
         (lambda text: text.replace('"lines": 15', '"lines": 16'), r"line \d\d: was changed"),
         (lambda text: text.replace('"1": 1.0', '"1": 0.5'), r"line \d\d: was changed"),
     ],

@@ -30,7 +30,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "objectives": frozenset({"types"}),
     "rollout": frozenset({"types", "errors", "checkpoints", "config", "env", "protocol", "objectives"}),
     "model": frozenset({"types", "errors", "checkpoints", "config", "couplings", "objectives"}),
-    "algorithms": frozenset({"types", "config", "objectives"}),
+    "algorithms": frozenset({"types", "config", "env", "rollout"}),
     "backend": frozenset({"types", "config", "rollout"}),
     "tracking": frozenset({"errors", "config", "streams"}),
     "evaluation": frozenset(
@@ -64,7 +64,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "engines": frozenset(
         {
             *("types", "errors", "settings", "config", "atomic", "rundir", "env", "protocol", "objectives", "rollout"),
-            *("model", "couplings", "loading", "base_form", "agent", "preflight", "training"),
+            *("model", "couplings", "loading", "base_form", "agent", "preflight", "algorithms", "training"),
         }
     ),
     "tools": frozenset(
@@ -103,7 +103,6 @@ LIVES_IN: Mapping[str, tuple[str, ...]] = {
 # (module, what it imports inside a function), with the reason.
 LATE: Mapping[tuple[str, str], str] = {
     ("lfo.model.turn_decoder", "lfo.model.turn_kernels"): "Triton is there only beside a GPU",
-    ("lfo.tools.server_bench", "lfo.engines.verl.bare_vllm"): "vLLM is there only where it was asked for",
 }
 # The environment is pure Python, and so is what it may import, except for its faces to other libraries.
 PURE = ("lfo.env", "lfo.protocol.hermes", "lfo.statistics")

@@ -14,20 +14,19 @@ import torch
 
 from lfo.agent import load_agent
 from lfo.algorithms import plan_of
+from lfo.algorithms.dapo import rate_of
 from lfo.algorithms.internalise import FIRST_TASKS
-from lfo.algorithms.situation import Situation
 from lfo.checkpoints import latest_checkpoint
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
 from lfo.errors import ConfigError
 from lfo.evaluation.alone import Alone, policy_alone
-from lfo.objectives.schedule import rate_of
 from lfo.rollout.feedback import feedback_from, roll_out_in_waves
 from lfo.rollout.row import Feedback, RolloutRequest
 from lfo.rollout.samples import acted_by_policy
 from lfo.rundir import read_metrics
 from lfo.training import Trainer
-from lfo.types import Rollout, StopReason
+from lfo.types import Rollout, Situation, StopReason
 from small_runs import model_of, requests_of, small_config, small_trainer, weights
 from test_deliberation import A, B, Chore, play, say
 
@@ -48,9 +47,9 @@ class Counting(PhoneCalls):
 
 
 def acting(*settings: str, step: int = 5) -> list[tuple[bool, bool]]:
-    """(blind, by_base) of each rollout of a group of eight."""
+    """(blind, by the base) of each rollout of a group of eight."""
     config = small_config("rollout.group_size=8", "internalise.until=9", *settings)
-    return [(each.blind, each.by_base) for each in requests_of(config, PhoneCalls(), step)[:8]]
+    return [(not each.look_ahead, each.player == "base") for each in requests_of(config, PhoneCalls(), step)[:8]]
 
 
 def test_until_then_the_base_acts_for_the_policy_or_explores_for_it():
@@ -169,7 +168,7 @@ def test_nobody_is_told_anything_at_an_evaluation(monkeypatch):
     monkeypatch.setattr(trainer.backend, "roll_out", lambda each, **how: asked.extend(each) or roll_out(each, **how))
     trainer.evaluate()
     assert len(asked) == 2
-    assert not any(request.feedback or request.by_base for request in asked)
+    assert not any(request.feedback or request.player == "base" for request in asked)
 
 
 # --- runs ------------------------------------------------------------------------------------------------------

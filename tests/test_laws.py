@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
+from benchmarks.bounds import bound_problems, check, law_problems, play, score_of
+from benchmarks.players import PLAYERS
 from lfo.config import load_config
-from lfo.env.check import bound_problems, check, law_problems, play, score_of
 from lfo.env.fields import ALTERNATIVE
 from lfo.env.generator import Options, generate, load, render
 from lfo.env.phone_calls import PhoneCalls
-from lfo.env.players import PLAYERS
 from lfo.env.rules import IDENTIFIERS, PROOFS, law, law_of
 from lfo.env.tasks import Task, TaskStream
 from lfo.env.world import KINDS, company
 from lfo.errors import UsageError
-from lfo.evaluation.runs import describe_data
+from lfo.evaluation.data import describe_data
 from lfo.loading import environment_factory
 
 LAWS = range(1, 6)
@@ -84,7 +84,7 @@ def test_the_law_changes_only_what_is_hidden() -> None:
 
 @pytest.mark.parametrize("seed", LAWS)
 def test_the_constant_form_fails_and_the_law_knower_meets_the_ceiling(seed: int) -> None:
-    """On level 4, whose tasks need a field with an alternative; `lfo check-env` plays all levels."""
+    """On level 4, whose tasks need a field with an alternative; `lfo bench bounds` plays all levels."""
     options = Options(law=seed)
     tasks = options.stream("val", levels=(4,), stream_seed=1).take(100)
     assert bound_problems("constant", 4, score_of(play(PLAYERS["constant"], options, tasks))) == []

@@ -18,8 +18,8 @@ from lfo.model.adapters import DualAdapterModel
 from lfo.model.learner import Learner, collate, micro_batches
 from lfo.objectives.advantages import group_advantages
 from lfo.protocol.world_model import WorldModelCodec
-from lfo.rollout.samples import NOTHING, Observed, policy_sample, world_model_sample
-from lfo.types import RolloutGroup, TrainingSample
+from lfo.rollout.samples import policy_sample, world_model_sample
+from lfo.types import NOTHING, Observed, RolloutGroup, TrainingSample
 from small_runs import base, fussy_calls, gradient, small_config, small_model, small_trainer, tokenizer, weights
 
 PHONE = frozenset(PhoneCalls.predicted_tools)

@@ -226,10 +226,10 @@ def test_environments_by_name():
 
 
 def test_a_module_in_the_current_folder_is_found(tmp_path: Path, monkeypatch):
-    (tmp_path / "worlds").mkdir()
-    (tmp_path / "worlds" / "doors.py").write_text("from lfo.env.oracle import OracleCodes as Doors\n")
+    (tmp_path / "own_worlds").mkdir()
+    (tmp_path / "own_worlds" / "doors.py").write_text("from lfo.env.oracle import OracleCodes as Doors\n")
     monkeypatch.setattr(sys, "path", list(sys.path))
-    config = load_config(["env=worlds.doors:Doors"])
+    config = load_config(["env=own_worlds.doors:Doors"])
     with pytest.raises(ConfigError, match="cannot be imported"):
         environment_factory(config)
     monkeypatch.chdir(tmp_path)
@@ -260,3 +260,9 @@ def test_a_gpu_that_is_not_there_is_a_config_error(monkeypatch):
     assert pick_device("auto") == torch.device("cpu")
     with pytest.raises(ConfigError, match="needs a GPU"):
         pick_device("cuda")
+
+
+def test_a_missing_module_of_an_installed_package_names_its_folder():
+    """A folder without __init__.py loses against an installed package of its name, and the user must see which won."""
+    with pytest.raises(ConfigError, match=r"No module named 'yaml\.worlds'; Python found the package yaml in .*yaml"):
+        environment_factory(load_config(["env=yaml.worlds:World"]))

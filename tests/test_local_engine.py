@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 from peft import PeftModel
 
 from lfo.agent import load_agent
+from lfo.algorithms import draw_tasks
 from lfo.engines import create_trainer
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
 from lfo.errors import ConfigError, DataError
-from lfo.evaluation.balance import SAMPLER_DIFFERS
+from lfo.evaluation.success import SAMPLER_DIFFERS
 from lfo.model.learner import Learner
 from lfo.objectives.advantages import overlong_penalty
 from lfo.protocol.world_model import WorldModelState
 from lfo.rollout.samples import deal, policy_rows
-from lfo.rollout.tasks import draw_tasks
 from lfo.rundir import RunDirectory, read_metrics
 from lfo.training import SUCCESS_LOST, Collected, Trainer
 from lfo.types import RolloutGroup, StopReason, ToolCall
@@ -179,7 +179,7 @@ def test_blind_rollouts_are_the_asked_share_and_all_in_the_first_steps():
     )
     for step, expected in ((0, [True] * 4), (1, [True, False, False, False])):
         groups, *_ = trainer.collect(trainer.plan(step))
-        assert [rollout.blind for rollout in groups[0].rollouts] == expected
+        assert [not rollout.look_ahead for rollout in groups[0].rollouts] == expected
 
 
 class Ringing(PhoneCalls):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from lfo.env.output import MOST_PRINTED, redirected_stdout
+from lfo.env.patience import MOST_PRINTED, redirected_stdout
 
 
 def test_what_is_printed_goes_elsewhere():

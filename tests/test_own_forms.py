@@ -22,9 +22,9 @@ from lfo.rollout.feedback import feedback_from
 from lfo.rollout.records import rollout_record
 from lfo.rollout.row import RolloutRequest
 from lfo.rollout.runner import Runner, RunnerConfig
-from lfo.rollout.samples import Observed, policy_sample
+from lfo.rollout.samples import policy_sample
 from lfo.rollout.successes import without_shown
-from lfo.types import Message, Origin, Rollout, StopReason, ToolCall
+from lfo.types import Message, Observed, Origin, Rollout, StopReason, ToolCall
 from small_runs import randomised
 from small_tokenizers import FAMILIES, family_tokenizer
 

@@ -18,7 +18,7 @@ from lfo.env.generator import generate
 from lfo.env.interface import DescribesReplies, Environment, OffersLookahead
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls, lookahead_query
-from lfo.env.players import PLAYERS, informed_form
+from lfo.env.players import informed, informed_form
 from lfo.env.rules import law, stand_ins
 from lfo.env.tasks import LEVEL, Task
 from lfo.env.world import company
@@ -96,7 +96,7 @@ def test_tasks_come_from_a_folder(tmp_path: Path) -> None:
         PhoneCalls(data=tmp_path / "data", levels=(1,))
     task = environment.tasks("val")[0]
     environment.reset(task)
-    assert PLAYERS["informed"](environment, task) == 1.0
+    assert informed(environment, task) == 1.0
 
 
 # --- tools -----------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
+from benchmarks.memory import CASES, model_config, training_update
 from lfo.cli import main
 from lfo.config import RunConfig, load_config
 from lfo.errors import ConfigError, UsageError
@@ -23,7 +24,6 @@ from lfo.model.adapters import DualAdapterModel
 from lfo.model.lean import LeanForward
 from lfo.model.row_tree import RowTree
 from lfo.objectives.losses import fused_token_logprobs
-from lfo.tools.memory import CASES, model_config, training_update
 from lfo.tools.plan import (
     SHAPES,
     Gpus,

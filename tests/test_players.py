@@ -1,4 +1,4 @@
-"""Which players must succeed and which must fail, on few tasks; `lfo check-env` plays a thousand on each level."""
+"""Which players must succeed and which must fail, on few tasks; `lfo bench bounds` plays a thousand on each level."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections import Counter
 
 import pytest
 
+from benchmarks.bounds import bound_problems, play, score_of
+from benchmarks.players import HOSTILE_PLAYERS, PLAYERS, best_constant_form
 from lfo.env.ceiling import industry_of
-from lfo.env.check import bound_problems, play, score_of
 from lfo.env.fields import FIELDS, REFERENCE
 from lfo.env.generator import Options
 from lfo.env.phone_calls import PhoneCalls
-from lfo.env.players import HOSTILE_PLAYERS, PLAYERS, best_constant_form, informed_form
+from lfo.env.players import informed_form
 from lfo.env.tasks import LEVEL, SPLITS, TaskStream
 
 OPTIONS = Options()

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from lfo.env.patience import call_all
-from lfo.env.process_state import kept_process_state
+from lfo.env.patience import call_all, kept_process_state
 
 
 def call(effect: Callable[[], object]) -> None:

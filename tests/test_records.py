@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lfo.env.phone_calls import PhoneCalls
-from lfo.env.players import PLAYERS
+from lfo.env.players import reader
 from lfo.errors import DataError
 from lfo.evaluation.held_out import _play
 from lfo.protocol.hermes import format_tool_call
@@ -64,7 +64,7 @@ def test_the_least_that_a_person_can_write_is_enough(tmp_path: Path):
 
 def test_calls_that_look_ahead_asks_about_are_marked_and_replies_described():
     environment = partial(PhoneCalls, levels=(2,))
-    rollout = _play(environment, environment().tasks("val")[0], PLAYERS["reader"])
+    rollout = _play(environment, environment().tasks("val")[0], reader)
     search = rollout.turns[0]
     assert [turn.call.name if turn.call else None for turn in rollout.turns] == [
         "search_company",

@@ -8,8 +8,7 @@ import pytest
 
 from lfo.env.phone_calls import PhoneCalls
 from lfo.protocol.chat import ChatCodec
-from lfo.rollout.renaming import Renaming
-from lfo.rollout.successes import Success
+from lfo.rollout.successes import Renaming, Success
 from lfo.types import Message
 from small_runs import small_trainer, tokenizer
 from small_tokenizers import qwen3_tokenizer
@@ -45,7 +44,7 @@ KNOWN = [success_of(company) for company in COMPANIES]
 
 
 def renamed(success: Success, seed: int = 0, chance: float = 1.0, known: list[Success] = KNOWN) -> Success:
-    ((found,),) = Renaming(tokenizer(), chance=chance).of([[success]], [*known, success], (seed,))
+    (found,) = Renaming(tokenizer(), chance=chance).of([success], [*known, success], (seed,))
     return found
 
 
@@ -131,7 +130,7 @@ def test_a_tokenizer_that_would_join_the_end_of_a_text_with_the_template():
         return Success(tokens=(*before.ids, *action, *after.ids, *said), sampled=tuple(chain(*sampled)))
 
     known = [chat(company) for company in COMPANIES]
-    (found,) = Renaming(qwen3, chance=1.0).of([known], known, (0,))
+    found = Renaming(qwen3, chance=1.0).of(known, known, (0,))
     for company, success in zip(COMPANIES, found, strict=True):
         text = str(qwen3.decode(list(success.tokens)))
         assert company not in text

@@ -11,13 +11,13 @@ import pytest
 from scipy.sparse import csr_array
 
 from lfo.agent import REPLY_STORE_FILE, load_agent
+from lfo.algorithms import draw_tasks
 from lfo.errors import ConfigError, DataError
 from lfo.protocol.world_model import ObservedCall, WorldModelState
 from lfo.rollout import reply_store
 from lfo.rollout.deliberation import Question
 from lfo.rollout.predictors import reply_store_predictor
 from lfo.rollout.reply_store import ReplyStore, columns_of, informativeness, occurrences
-from lfo.rollout.tasks import draw_tasks
 from lfo.rundir import read_metrics
 from lfo.training import Trainer
 from lfo.types import RolloutGroup, ToolCall, Turn

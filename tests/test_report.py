@@ -155,17 +155,37 @@ def test_every_group_can_be_told_apart_and_those_of_more_seeds_come_first(tmp_pa
 
 
 def test_the_comparison_table(payload):
-    (table,) = payload["comparison"]
+    table = payload["comparison"][0]["tables"][0]
     rows = table["rows"]
-    assert table["columns"][2] == "tasks to 70 % of the ceiling"
+    assert table["title"].startswith("Tasks to a share of the ceiling (")
+    assert table["columns"] == ["group", "seeds", "50%", "70%", "90%", "ratio", "val", "unseen"]
     assert [row["group"] for row in rows] == [0, 1]
     # Geometric means: (320 * 400 * 480) ** (1/3) = 394.6, three times that for the baseline.
-    assert [row["cells"][1]["text"] for row in rows] == ["395", "1,184"]
-    assert [row["cells"][2]["text"] for row in rows] == ["> 800", "> 1,600"]
-    assert [row["cells"][3]["text"] for row in rows] == ["3.0", "1"]
-    assert [row["cells"][1]["note"] for row in rows] == ["", ""]
-    assert [row["cells"][2]["note"] for row in rows] == ["not reached", "not reached"]
-    assert rows[0]["note"] == "3 seeds: 0, 1, 2"
+    assert [row["cells"][2] for row in rows] == ["395", "1184"]
+    assert [row["cells"][3] for row in rows] == ["> 800", "> 1600"]
+    assert [row["cells"][4] for row in rows] == ["3.0", "-"]
+    assert [row["cells"][0] for row in rows] == ["3", "3"]
+
+
+def test_the_page_the_text_and_the_json_show_the_same_comparison(folder, payload, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["lfo", "compare", str(folder), "--json"])
+    with pytest.raises(SystemExit):
+        main()
+    told = json.loads(capsys.readouterr().out)
+    (shown,) = payload["comparison"]
+    names = {"dual-lora": 0, "dapo": 1}
+    assert [table["title"].replace("plain DAPO", "dapo") for table in shown["tables"]] == list(told["tables"])
+    for table, (columns, *rows) in zip(shown["tables"], told["tables"].values(), strict=True):
+        assert table["columns"] == columns
+        assert {row["group"]: row["cells"] for row in table["rows"]} == {names[name]: cells for name, *cells in rows}
+    assert len(shown["words"]) == len(told["sentences"])
+    monkeypatch.setattr(sys, "argv", ["lfo", "compare", str(folder)])
+    monkeypatch.setenv("COLUMNS", "1000")
+    with pytest.raises(SystemExit):
+        main()
+    out = " ".join(capsys.readouterr().out.split())  # a title is as wide as its table
+    assert all(title in out for title in told["tables"])
+    assert all(sentence in out for sentence in told["sentences"])
 
 
 def test_learning_curve_and_ceiling(payload):
@@ -236,15 +256,15 @@ def test_a_target_never_reached_is_a_bound_in_words(tmp_path: Path):
     )
     assert "at least 8.0 times fewer tasks: a bound" in payload["lede"]
     assert "2 paired seeds, too few for an interval" in payload["lede"]
-    assert payload["comparison"][0]["rows"][0]["cells"][3]["text"] == "≥ 8.0"
+    assert payload["comparison"][0]["tables"][0]["rows"][0]["cells"][4] == "≥ 8.0"
 
 
 def test_an_upper_bound_is_told_as_one(tmp_path: Path):
     for seed in range(5):
         write_run(tmp_path / f"a{seed}", f"seed={seed}", steps=50, success=lambda step: 0.0)
         write_run(tmp_path / f"b{seed}", "algo=dapo", f"seed={seed}", success=lambda step: 0.8 * (step >= 10))
-    cell = payload_of(tmp_path)["comparison"][0]["rows"][0]["cells"][3]
-    assert cell == {"text": "≤ 0.2", "note": "5 paired seeds, 95 %: below 0.2"}  # 80 tasks against more than 400
+    cell = payload_of(tmp_path)["comparison"][0]["tables"][0]["rows"][0]["cells"][4]
+    assert cell == "≤ 0.2 (below 0.2)"  # 80 tasks against more than 400
 
 
 def test_one_way_of_training_is_told_without_a_comparison(tmp_path: Path):
@@ -262,8 +282,9 @@ def test_controls_are_never_the_headline(tmp_path: Path):
     write_run(tmp_path / "plain", "algo=dapo", steps=30, success=lambda step: 0.7 * (step > 10))
     payload = payload_of(tmp_path)
     assert payload["headline"].startswith("Dual-LoRA needs 1.0 times")
-    controls = "what was learned: dual-LoRA, frozen policy, dual-LoRA, true look-ahead."
-    assert controls in payload["comparison"][0]["words"][0]
+    (controls,) = (words for words in payload["comparison"][0]["words"] if words.startswith("Controls"))
+    assert "dual-LoRA, frozen policy" in controls
+    assert "dual-LoRA, true look-ahead" in controls
 
 
 def test_ratios_stand_in_every_cost_beside_tasks(tmp_path: Path):
@@ -276,20 +297,22 @@ def test_ratios_stand_in_every_cost_beside_tasks(tmp_path: Path):
             success=lambda step, at=at: 0.8 * (step >= at),
             extra=lambda step, tokens=tokens: {"sampled_tokens": tokens, "seconds/seen": 2.0 * step} if step else {},
         )
-    costs = payload_of(tmp_path)["comparison"][0]["costs"]
-    assert costs["columns"] == ["times less to 70 % of the ceiling", "tasks", "rollouts", "sampled tokens", "seconds"]
+    costs = payload_of(tmp_path)["comparison"][0]["tables"][2]
+    assert costs["title"].startswith("Times less than plain DAPO to ")
+    assert costs["columns"] == ["group", "tasks", "rollouts", "sampled tokens", "seconds"]
     assert [row["group"] for row in costs["rows"]] == [0], "the baseline is what they are less than"
-    assert [cell["text"] for cell in costs["rows"][0]["cells"]] == ["4.0", "4.0", "1.0", "4.0"]
+    assert costs["rows"][0]["cells"] == ["4.0", "4.0", "1.0", "4.0"]
     write_run(tmp_path / "alone" / "run")
-    assert payload_of(tmp_path / "alone")["comparison"][0]["costs"]["rows"] == []
+    alone = payload_of(tmp_path / "alone")["comparison"][0]["tables"]
+    assert not any(table["title"].startswith("Times less") for table in alone)
 
 
 def test_a_target_met_at_the_last_evaluation_only_is_not_reached_and_it_is_said(tmp_path: Path):
     write_run(tmp_path / "late", success=lambda step: 0.8 * (step >= 20))
-    table = payload_of(tmp_path)["comparison"][0]
-    assert table["rows"][0]["cells"][1] == {"text": "> 160", "note": "not reached"}
-    assert table["words"][-1].startswith("These runs reached 70 % of the ceiling only at the last evaluation")
-    assert table["words"][-1].endswith("they do not count as having reached it: late.")
+    found = payload_of(tmp_path)["comparison"][0]
+    assert found["tables"][0]["rows"][0]["cells"][2] == "> 160"
+    assert found["tables"][1]["rows"][0]["cells"][0] == "0/1", "no seed got there"
+    assert "late reached 64% only at its last evaluation, which a second one must confirm" in found["words"][-1]
 
 
 def test_blind_success_stands_beside_success(tmp_path: Path):
@@ -301,8 +324,9 @@ def test_blind_success_stands_beside_success(tmp_path: Path):
     assert [(line["group"], line["runs"][0]["y"]) for line in chart["blind"]] == [(0, [0, 0.1, 0.2])]
     assert [(row["label"], row["note"]) for row in payload["levels"]][1] == ("blind", "val, without look-ahead")
     assert [(mark["group"], mark["mean"]) for mark in payload["levels"][1]["marks"]] == [(0, 0.2)]
-    rows = payload["comparison"][0]["rows"]
-    assert [row["cells"][4]["note"] for row in rows] == ["after 160 tasks, blind 20 %", "after 160 tasks"]
+    by_split = payload["comparison"][0]["tables"][3]
+    assert by_split["columns"][-1] == "val blind"
+    assert [row["cells"][-1] for row in by_split["rows"]] == ["20%", "-"]
 
 
 def test_drafts_are_charted_and_rollouts_tell_which_were_taken_back(tmp_path: Path):
@@ -330,7 +354,7 @@ def test_runs_of_different_tasks_share_neither_chart_nor_table(tmp_path: Path):
         ("val: new tasks, known companies (phone-calls, level 2, 200 tasks)", 2),
         ("val: new tasks, known companies (phone-calls, level 3, 200 tasks)", 3),
     ]
-    assert [len(table["rows"]) for table in payload["comparison"]] == [2, 3]
+    assert [len(found["tables"][0]["rows"]) for found in payload["comparison"]] == [2, 3]
     assert "the largest of several sets of runs" in payload["lede"]
 
 

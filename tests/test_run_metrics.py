@@ -13,9 +13,15 @@ import torch
 
 from lfo.env.oracle import OracleCodes
 from lfo.errors import ConfigError, DataError
-from lfo.evaluation.balance import POLICY_SILENT, SAMPLER_DIFFERS, WORLD_MODEL_SILENT, gradient_balance, judged
-from lfo.evaluation.runs import describe_data
-from lfo.evaluation.success import rollout_metrics
+from lfo.evaluation.data import describe_data
+from lfo.evaluation.success import (
+    POLICY_SILENT,
+    SAMPLER_DIFFERS,
+    WORLD_MODEL_SILENT,
+    gradient_balance,
+    judged,
+    rollout_metrics,
+)
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import render_state
 from lfo.rundir import RunDirectory, read_json_lines, read_metrics
@@ -234,13 +240,13 @@ def test_a_tracker_that_is_not_installed_is_named_before_anything_is_written(tmp
 
 def logged(tmp_path: Path, count: int = 12) -> Path:
     """Rollouts as a user may have them: of scripted players, in the least form."""
-    from lfo.env.players import PLAYERS
+    from lfo.env.players import reader
     from lfo.evaluation.held_out import _play
 
     path = tmp_path / "logs.jsonl"
     with path.open("w") as file:
         for task in fussy_calls().stream("train", 7).take(count):
-            rollout = _play(fussy_calls, task, PLAYERS["reader"])
+            rollout = _play(fussy_calls, task, reader)
             opening = [{"role": message.role, "content": message.content} for message in rollout.opening]
             turns = [{"action": turn.action, "observation": turn.observation} for turn in rollout.turns]
             file.write(json.dumps({"opening": opening, "turns": turns}) + "\n")

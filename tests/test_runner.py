@@ -24,8 +24,8 @@ from lfo.rollout.predictors import shuffled_predictor, true_reply_predictor, wor
 from lfo.rollout.records import rollout_record
 from lfo.rollout.row import RolloutRequest
 from lfo.rollout.runner import Runner, RunnerConfig
-from lfo.rollout.samples import Observed, policy_sample, world_model_sample
-from lfo.types import Message, Origin, Rollout, StepResult, StopReason, ToolCall
+from lfo.rollout.samples import policy_sample, world_model_sample
+from lfo.types import Message, Observed, Origin, Rollout, StepResult, StopReason, ToolCall
 from small_runs import fussy_calls, small_model, tokenizer
 
 TOOL = {
@@ -455,7 +455,7 @@ class Played:
         runner = Runner(fussy_calls, self.codec, config=settings, lookahead=lookahead)
         tasks = fussy_calls().tasks("train")[:3]
         requests = [
-            RolloutRequest(task=task, seeds=(1, place, member), blind=member == 0)
+            RolloutRequest(task=task, seeds=(1, place, member), look_ahead=member != 0)
             for place, task in enumerate(tasks)
             for member in range(3)
         ]
@@ -569,9 +569,9 @@ def test_an_imagined_exchange_is_neither_target_nor_state(played: Played):
 
 def test_blind_rollouts_see_no_imagined_exchange(played: Played):
     for rollout in played.rollouts:
-        assert not (rollout.blind and any(turn.predicted for turn in rollout.turns))
-        assert not (rollout.blind and Origin.PREDICTED in rollout.origins)
-    assert {rollout.blind for rollout in played.rollouts} == {True, False}
+        assert not (not rollout.look_ahead and any(turn.predicted for turn in rollout.turns))
+        assert not (not rollout.look_ahead and Origin.PREDICTED in rollout.origins)
+    assert {rollout.look_ahead for rollout in played.rollouts} == {True, False}
 
 
 def test_a_record_is_json_that_tells_everything_but_the_tokens(played: Played):

@@ -12,9 +12,10 @@ from lfo.config import load_config, to_yaml
 from lfo.env.ceiling import mean_ceiling
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
-from lfo.evaluation.runs import describe_data, find_runs, predicted_by, read_run
+from lfo.evaluation.data import describe_data, predicted_by
+from lfo.evaluation.runs import find_runs, read_run
 
-RESULTS = Path(__file__).parent.parent / "results"
+RESULTS = Path(__file__).parent.parent / "research" / "results"
 CONFIG = load_config(["preset=tiny", "levels=2", "steps=2", "eval.tasks=5", "eval.splits=val,test_unseen_companies"])
 
 
@@ -147,7 +148,7 @@ def test_a_run_that_was_given_more_steps_has_not_ended_though_its_adapters_are_t
 
 
 def test_the_script_of_the_experiments_starts_a_run_goes_on_with_it_and_leaves_one_that_has_ended(tmp_path: Path):
-    script = Path(__file__).parent.parent / "runs" / "train_once.sh"
+    script = Path(__file__).parent.parent / "research" / "train_once.sh"
 
     def trained(name: str) -> str:
         settings = {"FOLDER": str(tmp_path), "COMMON": "preset=tiny steps=2", "LFO": "echo"}

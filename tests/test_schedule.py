@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lfo.objectives.schedule import active_losses, adapted_weight, control_weight, learning_rate
+from lfo.algorithms.dapo import learning_rate
+from lfo.algorithms.dual_lora import active_losses, adapted_weight, control_weight
 
 
 def written(schedule: str, steps: int) -> str:

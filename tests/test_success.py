@@ -50,7 +50,7 @@ def test_an_environment_without_levels_has_none():
 
 
 def test_drafts_are_counted_over_rollouts_that_look_ahead_and_none_is_told_as_none():
-    kept, blind = rollout(1.0, imagined=2), replace(rollout(0.0), blind=True)
+    kept, blind = rollout(1.0, imagined=2), replace(rollout(0.0), look_ahead=False)
     (turn, *_) = rollout(0.0, turns=0, imagined=1).turns
     back = replace(rollout(0.0), taken_back=(replace(turn, taken_back=True), replace(turn, taken_back=True)))
     assert draft_metrics([kept, back, blind]) == {"drafts": 2.0, "drafts_kept": 0.5}

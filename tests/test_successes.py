@@ -13,7 +13,7 @@ import torch
 from lfo.model.learner import Learner
 from lfo.protocol.chat import ChatCodec
 from lfo.rollout.row import Feedback
-from lfo.rollout.samples import policy_sample
+from lfo.rollout.samples import deal, policy_sample
 from lfo.rollout.successes import Success, SuccessBuffer, imitation_sample, in_hindsight, without_shown
 from lfo.types import Origin, Rollout, TrainingSample
 from small_runs import gradient, small_config, small_model, tokenizer, weights
@@ -120,7 +120,7 @@ def test_a_success_is_kept_before_any_hindsight():
     buffer.add_in_hindsight([failed], None)  # every tool: what was heard first is the look
     assert not buffer.successes
     buffer.add_in_hindsight([failed], {"say"})
-    assert len(buffer) == 1
+    assert len(buffer.successes) == 1
     buffer.add([won])
     buffer.add_in_hindsight([failed], {"say"})
     assert list(buffer.successes.values()) == [without_shown(won)]
@@ -158,12 +158,11 @@ def filled(count: int) -> SuccessBuffer:
 )
 def test_a_step_makes_at_most_one_pass_in_even_parts(kept: int, sizes: list[int]):
     buffer = filled(kept)
-    parts = buffer.draw(3, 4, (0, 5))
-    assert [len(part) for part in parts] == sizes
-    drawn = [success.tokens for part in parts for success in part]
-    assert len(set(drawn)) == len(drawn)
-    assert buffer.draw(3, 4, (0, 5)) == parts
-    assert kept < 12 or buffer.draw(3, 4, (0, 6)) != parts
+    drawn = buffer.draw(12, (0, 5))
+    assert [len(part) for part in deal([[success] for success in drawn], 4)] == sizes
+    assert len({success.tokens for success in drawn}) == len(drawn)
+    assert buffer.draw(12, (0, 5)) == drawn
+    assert kept < 12 or buffer.draw(12, (0, 6)) != drawn
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])
@@ -172,7 +171,7 @@ def test_the_buffer_survives_the_disk_in_its_order(count: int, tmp_path: Path):
     buffer.save(tmp_path / "successes.safetensors")
     back = SuccessBuffer.load(tmp_path / "successes.safetensors")
     assert list(back.successes.items()) == list(buffer.successes.items())
-    assert back.draw(2, 2, (3,)) == buffer.draw(2, 2, (3,))
+    assert back.draw(4, (3,)) == buffer.draw(4, (3,))
 
 
 # --- the loss --------------------------------------------------------------------------------------------------

@@ -108,6 +108,15 @@ def test_a_server_that_holds_both_adapters_can_stand_in_for_the_sampler(agent: A
         upstream_speaker(run, url)
 
 
+def test_an_address_of_something_else_is_one_sentence(run: Path, monkeypatch):
+    with pytest.raises(WorkError, match="nowhere/v1/models cannot be reached: unknown url type"):
+        upstream_speaker(run, "nowhere")
+    for answer in ({"detail": "Not Found"}, ["policy"], {"data": None}):
+        monkeypatch.setattr(Upstream, "_ask", lambda self, path, answer=answer: answer)
+        with pytest.raises(WorkError, match="http://elsewhere/v1/models names no models"):
+            upstream_speaker(run, "http://elsewhere")
+
+
 @pytest.mark.parametrize("form", ["tool", "user"])
 def test_words_are_told_there_as_here(form: str, tmp_path: Path):
     agent = small_agent(f"imagine.form={form}")

@@ -91,7 +91,14 @@ def test_the_wheel_is_small_and_holds_what_is_no_python(wheel: Path):
     assert source <= names
     assert {name for name in names if not name.startswith("lfo/")} == {
         name for name in names if ".dist-info/" in name
-    }, "a wheel adds no top-level name but its own"
+    }, "a wheel adds no top-level name but its own: neither benchmarks nor research"
+
+
+def test_benchmarks_need_the_repository_and_say_so(installed: Installed):
+    process = installed.start("lfo", "bench", "step", "--json")
+    out, err = process.communicate()
+    assert (process.returncode, out) == (2, "")
+    assert err == "lfo: lfo bench needs a checkout of the repository; install from there: pip install --editable .\n"
 
 
 def test_it_is_this_wheel_that_is_used_and_every_preset_is_in_it(installed: Installed):

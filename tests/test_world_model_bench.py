@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from lfo.cli import bench as commands
+from benchmarks.__main__ import numbers_in
 from lfo.env.oracle import OracleCodes
 from lfo.env.phone_calls import PhoneCalls
 from lfo.errors import UsageError
@@ -17,11 +17,10 @@ from lfo.protocol.world_model import ObservedCall, WorldModelState, render_targe
 from lfo.rollout.deliberation import Question
 from lfo.rollout.predictors import true_reply_predictor
 from lfo.rollout.runner import RunnerConfig
-from lfo.tools import rivals
-from lfo.tools import world_model_bench as bench
-from lfo.tools.bench_variants import make_variant
-from lfo.tools.world_model_bench import Heard, record, share_right
 from lfo.types import ReplyFacts, ToolCall
+from research.world_model_bench import bench, rivals
+from research.world_model_bench.bench import Heard, record, share_right
+from research.world_model_bench.variants import make_variant
 from small_runs import small_config, small_trainer, tokenizer
 
 
@@ -243,9 +242,9 @@ def test_a_world_that_nobody_can_record_is_refused():
 
 @pytest.mark.parametrize("text", ["", "80,40", "40,x", "0,8", "8,8", "²"])
 def test_points_are_rising_numbers(text: str):
-    assert commands._points("8, 16") == [8, 16]
+    assert numbers_in("8, 16", "--tasks") == [8, 16]
     with pytest.raises(UsageError, match="increasing numbers"):
-        commands._points(text)
+        numbers_in(text, "--tasks")
 
 
 def test_the_recorded_reply_is_the_one_that_a_run_shown_the_truth_would_see():

@@ -41,13 +41,13 @@ class TalkativeWorld(FussyWorld):
 def told_requests(requests: Sequence[RolloutRequest]) -> list[RolloutRequest]:
     """Two blind rollouts of the base in place of the policy, one of them told what another has heard."""
     told = Feedback(after=1, action=format_tool_call(ToolCall(name="make_phone_call", arguments={})), observation="No.")
-    base = [replace(request, blind=True, imagine=None, by_base=True) for request in requests[:2]]
+    base = [replace(request, look_ahead=False, imagine=None, player="base") for request in requests[:2]]
     return [base[0], replace(base[1], feedback=told)]
 
 
 def form_requests(requests: Sequence[RolloutRequest]) -> list[RolloutRequest]:
     """Four rollouts that look ahead, two of them also told what another has heard."""
-    sighted = [replace(request, blind=False, imagine=None, picks=False) for request in requests[::4][:4]]
+    sighted = [replace(request, look_ahead=True, imagine=None, picks=False) for request in requests[::4][:4]]
     told = Feedback(after=1, action=format_tool_call(ToolCall(name="make_phone_call", arguments={})), observation="No.")
     return [*sighted[:2], *(replace(request, feedback=told) for request in sighted[2:])]
 

@@ -19,9 +19,11 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.against_vllm import CACHE_ROOM
+from benchmarks.bare_vllm import BareVllm
+from benchmarks.speed import seconds_of
 from lfo.config import RunConfig, from_yaml
 from lfo.engines.verl.agent_loop import ScriptedRows, _Said
-from lfo.engines.verl.bare_vllm import BareVllm
 from lfo.engines.verl.config import UNCOMPILED, is_small
 from lfo.loading import environment_factory, load_tokenizer
 from lfo.model.adapters import POLICY, DualAdapterModel
@@ -30,8 +32,6 @@ from lfo.rollout.row import RolloutRequest
 from lfo.rollout.runner import Runner, RunnerConfig
 from lfo.rundir import read_metrics
 from lfo.tools.plan import cache_bytes_of_a_token, shape_of
-from lfo.tools.server_bench import CACHE_ROOM
-from lfo.tools.speed import seconds_of
 
 REPEATS = 3
 

@@ -12,7 +12,7 @@ set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd); root=$(cd "$here/../.." && pwd)
 if [ -n "${SITE:-}" ]; then set +u; . "$SITE/env.sh"; set -u; fi
 out=${OUT:-$root/runs/gpu}; mkdir -p "$out"; out=$(cd "$out" && pwd)
-export PYTHONPATH="$root/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONWARNINGS=ignore OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
+export PYTHONPATH="$root/src:$root${PYTHONPATH:+:$PYTHONPATH}" PYTHONWARNINGS=ignore OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
 # What one run compiles, a later one finds, whichever script starts it.
 export VLLM_CACHE_ROOT=${VLLM_CACHE_ROOT:-$out/cache/vllm} TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$out/cache/inductor}
 export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$out/cache/triton} RAY_memory_monitor_refresh_ms=0

@@ -11,8 +11,8 @@ import sys
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.memory import model_config
 from lfo.loading import load_tokenizer
-from lfo.tools.memory import model_config
 from lfo.tools.plan import SHAPES
 
 

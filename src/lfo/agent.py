@@ -93,8 +93,8 @@ class Agent:
             sampler = _sampler(self.model, self.codec, self.config)
             return play(requests, sampler.session(rows=len(requests), adapters=()))
         rollouts: dict[int, Rollout] = {}
-        for base_acts, adapters in ((True, ()), (False, self.model.policy_adapters)):
-            indices = [index for index, request in enumerate(requests) if request.by_base == base_acts]
+        for player, adapters in (("base", ()), ("policy", self.model.policy_adapters)):
+            indices = [index for index, request in enumerate(requests) if request.player == player]
             if indices:
                 rows = self.sampler.session(rows=len(indices), adapters=adapters)
                 rollouts |= zip(indices, play([requests[index] for index in indices], rows), strict=True)
@@ -116,9 +116,9 @@ class Agent:
         A rollout depends on (seed, task, sample) only, whatever else runs in the batch. `on_turn` is called with each
         turn as it happens, `on_batch` with the number of rollouts that have just ended.
         """
-        by_base = lookahead and self.config.looks_ahead_untrained
+        player = "base" if lookahead and self.config.looks_ahead_untrained else "policy"
         requests = [
-            RolloutRequest(task=task, seeds=(seed, index, sample), blind=not lookahead, by_base=by_base)
+            RolloutRequest(task=task, seeds=(seed, index, sample), look_ahead=lookahead, player=player)
             for index, task in enumerate(tasks)
             for sample in range(samples)
         ]

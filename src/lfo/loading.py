@@ -19,9 +19,7 @@ from lfo.config import SHIPPED_ENVIRONMENTS, RunConfig
 from lfo.env.adapters import ADAPTERS, adapter_class, adapter_word, refuse_code_elsewhere
 from lfo.env.by_name import environment_named
 from lfo.env.interface import Environment, EnvironmentFactory
-from lfo.env.output import redirected_stdout
-from lfo.env.patience import ask, naming
-from lfo.env.process_state import kept_process_state
+from lfo.env.patience import QuietFactory, ask, kept_process_state, naming
 from lfo.env.shipped import SHIPPED
 from lfo.errors import ConfigError, EnvironmentFailed
 from lfo.model import catalog
@@ -110,7 +108,7 @@ def pick_device(name: str) -> torch.device:
 def environment_factory(config: RunConfig) -> EnvironmentFactory:
     """Return a factory that makes one environment for each rollout; it has made one, to see that it can."""
     made_by = _class_of(config.env)  # checked to be an environment: nothing that only has the name is called
-    make_environment = _QuietFactory(made_by, *_adapter_arguments(config.env), **config.env_args)
+    make_environment = QuietFactory(made_by, *_adapter_arguments(config.env), **config.env_args)
     try:
         environment = ask(
             make_environment, timeout=config.rollout.environment_timeout, what=f"the constructor of {config.env}"
@@ -153,14 +151,6 @@ def naming_environment(config: RunConfig, make_environment: EnvironmentFactory) 
     arguments = {key: list(value) if isinstance(value, tuple) else value for key, value in arguments.items()}
     named = dataclasses.replace(config, env=name, env_args=arguments)
     return config if named == config else named
-
-
-class _QuietFactory(partial[Any]):
-    """A factory whose environments print to stderr while they are made: stdout is for our own result."""
-
-    def __call__(self) -> Any:
-        with redirected_stdout():
-            return super().__call__()
 
 
 def _class_of(name: str) -> Any:

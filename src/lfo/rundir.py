@@ -58,6 +58,7 @@ CHANGEABLE_ON_RESUME = frozenset(
 )
 
 NOTHING = hashlib.sha256().hexdigest()
+CONFIG_SEAL = "# SHA-256 of what follows: "  # the first line of config.yaml
 
 logger = logging.getLogger(__name__)
 
@@ -91,12 +92,13 @@ class RunDirectory:
             run = cls(path, _take_lock(path))
             try:
                 if resume:
+                    _refuse_damaged_config(path / "config.yaml")
                     _check_resumable(from_yaml(path / "config.yaml"), config)
                     _refuse_fewer_steps(path, config)
                     run._choose_checkpoint()  # before anything changes
                 _remove_leftovers(path)
                 run._point_at_checkpoints()
-                write_text_atomic(path / "config.yaml", to_yaml(config))
+                write_text_atomic(path / "config.yaml", _sealed(to_yaml(config)))
             except BaseException:
                 run.close()
                 raise
@@ -147,6 +149,8 @@ class RunDirectory:
             raise UsageError(f"{self.path} has ended and has no checkpoint left to resume from; start a new run")
         self._resumed_from = checkpoint = whole[-1] if whole else None
         self._refuse_other_metrics(checkpoint)
+        if checkpoint is None:
+            logger.warning(f"{self.path} has no checkpoint yet, so training starts again at step 1")
         self._damaged = frozenset(damaged)
         for path, flaw in damaged.items():
             newer = checkpoint is not None and step_of(path) > checkpoint.step
@@ -397,6 +401,22 @@ def _take_lock(path: Path) -> int:
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
+
+
+def _sealed(config: str) -> str:
+    return f"{CONFIG_SEAL}{hashlib.sha256(config.encode()).hexdigest()}\n{config}"
+
+
+def _refuse_damaged_config(file: Path) -> None:
+    """Raise a `DamageError` unless the config is as it was written: a torn one may be valid YAML, and defaults would
+    replace what it has lost. Configs of older runs have no seal."""
+    seal, _, config = file.read_bytes().partition(b"\n")
+    digest = hashlib.sha256(config).hexdigest()
+    if seal.startswith(CONFIG_SEAL.encode()) and not seal.endswith(digest.encode()):
+        raise DamageError(
+            f"{file} is damaged: its content is not what was written (SHA-256 differs); restore it from a copy, or "
+            f"start a new run with init_from={file.parent}; nothing was changed"
+        )
 
 
 def _check_resumable(saved: RunConfig, config: RunConfig) -> None:

@@ -14,7 +14,6 @@ import logging
 import math
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -111,19 +110,6 @@ def scalars(row: MetricsRow, prefix: str = "") -> Iterator[tuple[str, float]]:
             yield from scalars(value, f"{prefix}{name}/")
         elif isinstance(value, int | float) and math.isfinite(value) and name != "step":
             yield f"{prefix}{name}", float(value)
-
-
-class Clock:
-    """Measures the seconds spent in named phases."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        started = time.monotonic()
-        yield
-        self.seconds[name] = time.monotonic() - started
 
 
 class Progress:

@@ -18,8 +18,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lfo.algorithms import plan_of
-from lfo.algorithms.situation import Situation
+from lfo.algorithms import count_tasks, draw_requests, draw_tasks, plan_of
+from lfo.algorithms.dual_lora import adapted_weight
 from lfo.backend import Backend
 from lfo.checkpoints import Checkpoint, reading
 from lfo.config import RunConfig
@@ -27,11 +27,11 @@ from lfo.env.answers import tools_of
 from lfo.env.interface import EnvironmentFactory, predicted_tools
 from lfo.env.patience import name_of
 from lfo.errors import EnvironmentFailed, UsageError
-from lfo.evaluation.balance import judged, mean_of_each
+from lfo.evaluation.data import continued_data, describe_data
 from lfo.evaluation.fixed_tasks import evaluate_splits
 from lfo.evaluation.held_out import Examination
-from lfo.evaluation.runs import continued_data, describe_data
-from lfo.evaluation.success import evaluated_tasks, far_below, step_metrics
+from lfo.evaluation.success import judged, mean_of_each, step_metrics
+from lfo.evaluation.trends import evaluated_tasks, far_below
 from lfo.model.couplings import coupling_of
 from lfo.objectives.advantages import (
     DynamicSamplingReport,
@@ -39,28 +39,17 @@ from lfo.objectives.advantages import (
     surprise_bonus,
     with_overlong_penalty,
 )
-from lfo.objectives.schedule import adapted_weight
 from lfo.protocol.world_model import WorldModelExample
 from lfo.rollout.ending_tools import guess_ending_tools
 from lfo.rollout.feedback import roll_out_in_waves
-from lfo.rollout.mini_batches import MiniBatches, Update
-from lfo.rollout.practice import Practice
 from lfo.rollout.predictors import world_model_codec
-from lfo.rollout.renaming import Renaming
+from lfo.rollout.replay import Practice, ReplayBuffer, examples_of_groups, logged_replies
 from lfo.rollout.runner import RunnerConfig, refuse_dead_environment
-from lfo.rollout.samples import (
-    ReplayBuffer,
-    acted_by_policy,
-    examples_of_groups,
-    logged_replies,
-    mark_first_calls,
-    mark_imagined,
-)
-from lfo.rollout.successes import SuccessBuffer
-from lfo.rollout.tasks import count_tasks, draw_requests, draw_tasks
+from lfo.rollout.samples import MiniBatches, Update, acted_by_policy, mark_first_calls, mark_imagined
+from lfo.rollout.successes import Renaming, SuccessBuffer
 from lfo.rundir import RunDirectory
-from lfo.tracking import Clock, Progress, open_trackers
-from lfo.types import Rollout, RolloutGroup, StepPlan
+from lfo.tracking import Progress, open_trackers
+from lfo.types import Rollout, RolloutGroup, Situation, StepPlan
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -80,6 +69,19 @@ class State:
     rollouts: int = 0  # this and the next two: the cost of the run so far, besides tasks
     sampled_tokens: int = 0
     seconds: float = 0.0
+
+
+class Clock:
+    """Measures the seconds spent in named phases."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        self.seconds[name] = time.monotonic() - started
 
 
 class Collected(NamedTuple):
@@ -125,7 +127,8 @@ class Trainer:
             practice=Practice(self.codec, swap_names=world.swap_names, wording=world.wording),
             renaming=Renaming(tokenizer, chance=config.internalise.swap_names),
         )
-        self.train_tasks = self.asks(lambda: count_tasks(self.environment)) if config.internalise.rows else None
+        self.imitates = config.imitates
+        self.train_tasks = self.asks(lambda: count_tasks(self.environment)) if self.imitates else None
         if world.from_logs:
             logged = logged_replies(world.from_logs, self.environment, self.codec, predict=self.predicted_tools)
             self.mini_batches.replay = logged
@@ -149,7 +152,7 @@ class Trainer:
                 if checkpoint is not None:
                     self.load(checkpoint)
             run.write_data(continued_data(run.path, describe_data(config, self.make_environment)))
-            if self.backend.ending_tools is not None and first_row == 0:
+            if self.backend.ending_tools is not None and state.step == 0:  # also if killed after the row of step 0
                 drawn = self.asks(lambda: draw_tasks(config, self.environment, 0, 0))
                 self.backend.ending_tools.first_guess = guess_ending_tools(self.make_environment, drawn, config)
             with open_trackers(config, run.path, first_step=first_row) as track:
@@ -224,7 +227,11 @@ class Trainer:
         }
 
     def plan(self, step: int) -> StepPlan:
-        situation = Situation(success_tasks=len(self.mini_batches.successes), train_tasks=self.train_tasks)
+        situation = Situation(
+            success_tasks=self.mini_batches.success_tasks,
+            train_tasks=self.train_tasks,
+            predicted_tools=self.predicted_tools,
+        )
         return plan_of(self.config, step, situation)
 
     # --- rollouts ----------------------------------------------------------------------------------------------
@@ -294,12 +301,13 @@ class Trainer:
     # --- learning ----------------------------------------------------------------------------------------------
 
     def store_replies(self, groups: Sequence[RolloutGroup]) -> list[list[WorldModelExample]]:
-        """Store new replies and successes for later steps; return the distinct world-model examples of each group."""
-        if self.config.internalise.rows:
-            self.mini_batches.store_successes([rollout for group in groups for rollout in group.rollouts])
+        """Store what later steps need of these rollouts; return the distinct world-model examples of each group."""
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        if self.imitates:
+            self.mini_batches.store_successes(rollouts)
         for observer in (self.backend.reply_store, self.backend.ending_tools):
             if observer is not None:
-                observer.observe(rollout for group in groups for rollout in group.rollouts)
+                observer.observe(rollouts)
         if not self.state.weight or self.config.world_model.input == "inline":
             return [[] for _ in groups]
         found = examples_of_groups(groups, self.codec, predict=self.predicted_tools)
@@ -331,17 +339,12 @@ class Trainer:
             "tasks_seen": self.state.tasks_seen,
             **metrics,
             **(groups if plan.selects else {}),
-            "replay_size": len(self.mini_batches.replay),
+            "replay_size": len(self.mini_batches.replay.examples),
             "world_model_weight": self.state.weight,
-            **self._phase(plan),
+            **({"phase": plan.phase} if plan.phase else {}),
+            **({"success_tasks": self.mini_batches.success_tasks} if self.imitates else {}),
             **({"warnings": warnings} if warnings else {}),
         }
-
-    def _phase(self, plan: StepPlan) -> dict[str, Any]:
-        """Return the phase of a step and the number of stored successes, in runs with phases."""
-        settings = self.config.internalise
-        phase = {"phase": plan.phase} if settings.rows or settings.until else {}
-        return phase | ({"success_tasks": len(self.mini_batches.successes)} if settings.rows else {})
 
     # --- evaluation --------------------------------------------------------------------------------------------
 
@@ -350,10 +353,11 @@ class Trainer:
         and the world model on the held-out calls."""
         started = time.monotonic()
         splits = self.config.eval.splits if splits is None else splits
-        blind = not self.plan(max(0, self.state.step - 1)).looks_ahead
-        row, rollouts = evaluate_splits(self.config, self.make_environment, splits, self.backend.roll_out, blind=blind)
+        ahead = self.plan(max(0, self.state.step - 1)).looks_ahead
+        play = self.backend.roll_out
+        row, rollouts = evaluate_splits(self.config, self.make_environment, splits, play, look_ahead=ahead)
         predictions: list[dict[str, Any]] = []
-        if self.examination is not None and not blind:
+        if self.examination is not None and ahead:
             metrics, predictions = self.examination.run()
             row |= metrics
         if run is not None:
@@ -364,7 +368,7 @@ class Trainer:
 
     @property
     def _judged_by(self) -> str:
-        """The metric that chooses the best checkpoint: blind success if the run trains a policy to act alone."""
+        """The metric that chooses the best checkpoint; without look-ahead if the run trains a policy to act alone."""
         return "eval/val/success_blind" if self.config.leaves_policy_alone else "eval/val/success"
 
     def _judge(self, run: RunDirectory, row: dict[str, Any]) -> None:
@@ -389,7 +393,7 @@ class Trainer:
         """Write everything that a resumed run needs to continue exactly."""
         self.backend.save(folder)
         self.mini_batches.replay.save(folder / REPLAY_FILE)
-        if self.config.internalise.rows:
+        if self.imitates:
             self.mini_batches.successes.save(folder / SUCCESSES_FILE)
         (folder / STATE_FILE).write_text(json.dumps(dataclasses.asdict(self.state)), encoding="utf-8")
 
@@ -398,7 +402,7 @@ class Trainer:
         self.backend.sync(checkpoint.step)
         with reading(checkpoint.path / REPLAY_FILE) as file:
             self.mini_batches.replay = ReplayBuffer.load(file)
-        if self.config.internalise.rows:
+        if self.imitates:
             with reading(checkpoint.path / SUCCESSES_FILE) as file:
                 self.mini_batches.successes = SuccessBuffer.load(file)
         with reading(checkpoint.path / STATE_FILE) as file:

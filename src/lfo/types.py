@@ -17,7 +17,7 @@ token t from the tokens before it, so entry 0 of every stream of weights is 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any, Literal
@@ -127,13 +127,41 @@ MOST_IMAGINED = 2  # exchanges that stay in one rollout
 class Seat:
     """How one rollout of a group is played: by whom, and with how much look-ahead."""
 
-    blind: bool = False  # no look-ahead
+    look_ahead: bool = True
     imagine: int | None = None  # how many exchanges it may imagine; None: the limit of the run
     picks: bool = False  # the first candidate turn that other rollouts would imagine is made for real
-    by_base: bool = False  # the base acts, without the policy adapter
+    player: Literal["policy", "base"] = "policy"  # base: without the policy adapter
 
 
-Phase = Literal["ask", "internalise", "reinforce"]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observed:
+    """How much the tokens of each observation count for a world model that learns on the rows of the policy.
+
+    Every observation that this rollout received has one of three sources. What it did not receive counts nothing.
+    """
+
+    tools: Collection[str] | None = frozenset()  # replies to calls of these tools count 1 (None: of all)
+    user_turns: float = 0.0  # answers to messages that call no tool
+    other: float = 0.0  # replies to other calls, and to those that cannot be parsed
+
+    def weight(self, turn: Turn) -> float:
+        if turn.predicted:
+            return 0.0
+        if turn.call is None:
+            return self.other if "<tool_call>" in turn.action else self.user_turns
+        return 1.0 if self.tools is None or turn.call.name in self.tools else self.other
+
+
+NOTHING = Observed()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Situation:
+    """What a plan depends on besides config and step: the state of a run when a step begins, and its environment."""
+
+    success_tasks: int = 0  # tasks with a success that could be imitated
+    train_tasks: int | None = None  # None: an endless stream
+    predicted_tools: Collection[str] | None = frozenset()  # None: all
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,22 +172,23 @@ class StepPlan:
 
     Plain DAPO with groups of two:
 
-        StepPlan(step=17, seats=(Seat(blind=True), Seat(blind=True)), draws=2, reinforces=True)
+        StepPlan(step=17, seats=(Seat(look_ahead=False),) * 2, draws=2, reinforces=True)
     """
 
     step: int
-    seats: tuple[Seat, ...]  # of each group
-    draws: int  # how often tasks are drawn at most, until enough groups are informative; 0: nothing is rolled out
+    seats: tuple[Seat, ...] = ()  # of each group
+    draws: int = 0  # how often tasks are drawn at most, until enough groups are informative; 0: nothing is rolled out
     first_wave: int = 0  # with `feedback`: the seats that play first
     feedback: Literal["off", "own", "other_task"] = "off"  # whose real replies the other seats are shown
     selects: bool = True  # groups whose rewards are equal do not count: dynamic sampling
     reinforces: bool = False  # the policy learns from its own rollouts
-    imitates: bool = False  # the policy learns from stored successes
+    imitates: bool = False  # the policy learns from rollouts of earlier steps that succeeded
     predicts: bool = False  # the world model learns
-    listens: bool = True  # replies and successes are stored
+    observed: Observed | None = None  # what it learns on the policy's own rows; None: it has rows of its own
+    listens: bool = True  # replies, and rollouts to imitate, are stored
     looks_ahead: bool = True  # an evaluation after this step looks ahead too, if the run does
     rate: float = 1.0  # multiplies every learning rate
-    phase: Phase = "ask"
+    phase: str = ""  # of a run that has phases
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,7 +211,7 @@ class Rollout:
     error: str = ""  # one sentence, if the environment failed
     taken_back: tuple[Turn, ...] = ()  # imagined exchanges that were removed from the row
     discarded_tokens: int = 0  # sampled tokens that were removed with them
-    blind: bool = False  # explored without look-ahead
+    look_ahead: bool = True  # it could look ahead, if the run does
     imagine: int | None = None  # how many exchanges it was allowed to imagine; None: the limit of the run
     untrained: bool = False  # the base acted without the policy adapter
     feedback: bool = False  # it was requested with feedback from another rollout of the task
@@ -217,8 +246,8 @@ class RolloutGroup:
 
     @property
     def conditions(self) -> tuple[tuple[bool, int | None, bool], ...]:
-        """The condition of each rollout: blind or not, how many exchanges it may imagine, with feedback or not."""
-        return tuple((rollout.blind, rollout.imagine, rollout.feedback) for rollout in self.rollouts)
+        """The condition of each rollout: whether it looks ahead, how many exchanges it may imagine, and feedback."""
+        return tuple((rollout.look_ahead, rollout.imagine, rollout.feedback) for rollout in self.rollouts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -242,6 +271,27 @@ class TrainingSample:
     policy_weights: Sequence[float]
     world_model_weights: Sequence[float]
     imitation_weights: Sequence[float] = ()
+
+    @classmethod
+    def supervised(
+        cls,
+        tokens: Sequence[int],
+        *,
+        adapters: tuple[str, ...],
+        world_model_weights: Sequence[float] = (),
+        imitation_weights: Sequence[float] = (),
+    ) -> TrainingSample:
+        """Return a row without a policy loss; `()` means that the row has no such loss."""
+        zeros = [0.0] * len(tokens)
+        return cls(
+            tokens=tokens,
+            adapters=adapters,
+            logprobs=zeros,
+            advantages=zeros,
+            policy_weights=zeros,
+            world_model_weights=world_model_weights or zeros,
+            imitation_weights=imitation_weights,
+        )
 
     def __post_init__(self) -> None:
         streams = [self.logprobs, self.advantages, self.policy_weights, self.world_model_weights]

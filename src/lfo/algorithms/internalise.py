@@ -9,24 +9,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lfo.algorithms.situation import Situation
+from lfo.algorithms.dapo import rate_in
 from lfo.config import RunConfig
-from lfo.objectives.schedule import active_losses
-from lfo.types import Seat, StepPlan
+from lfo.types import Seat, Situation, StepPlan
 
 FIRST_TASKS = 24  # imitation begins once this many tasks, or half of all, have a success
 
 
 def adapt(plan: StepPlan, config: RunConfig, situation: Situation) -> StepPlan:
-    """Return the plan with imitation, if the run has it, and the last phase, if it has begun."""
+    """Return the plan with imitation, or the last phase, if it has begun."""
     internalise = config.internalise
+    plan = replace(plan, phase="ask", rate=rate_in(config, plan.step, until=internalise.until))
     if 0 < internalise.until <= plan.step:
         return _reinforce(plan, config)
     if not internalise.rows:
         return plan
     taught = internalise.teacher != "policy"
     # The policy cannot learn from rollouts of the base. While it imitates it should not: with both losses in one
-    # step, blind success grew half as fast.
+    # step, success without look-ahead grew half as fast.
     asking = replace(
         plan,
         seats=_seats(plan, config, base_acts=taught),
@@ -34,8 +34,7 @@ def adapt(plan: StepPlan, config: RunConfig, situation: Situation) -> StepPlan:
     )
     if situation.success_tasks < _first_tasks(situation.train_tasks):
         return asking
-    imitates = active_losses(config.world_model.schedule, plan.step).policy
-    return replace(asking, phase="internalise", reinforces=False, imitates=imitates)
+    return replace(asking, phase="internalise", reinforces=False, imitates=plan.reinforces)
 
 
 def _first_tasks(train_tasks: int | None) -> int:
@@ -43,14 +42,15 @@ def _first_tasks(train_tasks: int | None) -> int:
 
 
 def _seats(plan: StepPlan, config: RunConfig, *, base_acts: bool) -> tuple[Seat, ...]:
-    """Return the seats with the base in place of the policy: in all of them, or in those of blind explorers.
+    """Return the seats with the base in place of the policy: in all of them, or in explorers without look-ahead.
 
     A policy that has internalised what to do makes no informative calls, so the world model would receive nothing new.
     The base still makes them, in the same words as the untrained policy. The base also keeps using predicted replies,
     which a policy trained to act without them learns to ignore.
     """
+    first = config.first_wave
     return tuple(
-        replace(seat, by_base=base_acts or (member < config.first_wave and seat.blind))
+        replace(seat, player="base") if base_acts or (member < first and not seat.look_ahead) else seat
         for member, seat in enumerate(plan.seats)
     )
 
@@ -58,7 +58,7 @@ def _seats(plan: StepPlan, config: RunConfig, *, base_acts: bool) -> tuple[Seat,
 def _reinforce(plan: StepPlan, config: RunConfig) -> StepPlan:
     return replace(
         plan,
-        seats=(Seat(blind=True),) * len(plan.seats),
+        seats=(Seat(look_ahead=False),) * len(plan.seats),
         feedback="off",
         reinforces=not config.policy.frozen,  # whatever the schedule says
         predicts=False,

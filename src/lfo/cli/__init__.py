@@ -56,6 +56,9 @@ class _Commands(TyperGroup):
             raise typer.Exit(130) from error
 
 
+# Of a command whose options are read elsewhere.
+PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+
 app = typer.Typer(name="lfo", cls=_Commands, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 app.command("init")(init.init)
 app.command("train")(train.train)
@@ -78,7 +81,7 @@ app.command("check-env")(environment.check_env)
 app.command("play")(play.play)
 app.command("pretrain")(pretrain.pretrain)
 app.command("plan")(plan.plan)
-app.add_typer(bench.app, name="bench")
+app.command("bench", add_help_option=False, context_settings=PASSED_ON)(bench.bench)
 app.add_typer(models.app, name="models")
 
 
@@ -98,14 +101,14 @@ def options(
     """Train tool-calling agents that learn from every reply of their environment."""
 
 
-def main() -> None:
-    """The entry point `lfo`."""
+def main(commands: typer.Typer = app, name: str = "lfo") -> None:
+    """The entry point `lfo`, and of other command lines that end with the same sentences and exit codes."""
     protect_standard_streams()
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
     try:
         try:
-            app(arguments, prog_name="lfo")
+            commands(arguments, prog_name=name)
         finally:
             flush_stdout()
     except LfoError as error:

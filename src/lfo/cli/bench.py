@@ -1,177 +1,22 @@
-"""`lfo bench`: measure the speed of the parts on this machine, one command for each."""
+"""`lfo bench`: the commands of `benchmarks/`, which the repository has and the installed package has not."""
 
 from __future__ import annotations
 
-import json
-from typing import Annotated, Literal
+import sys
+from pathlib import Path
 
 import typer
-from rich.console import Console
 
-from lfo.cli.common import Json, answer, figures_table, working
-from lfo.errors import UsageError
+from lfo.errors import ConfigError
 
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="NAME=VALUE", help="Config overrides on top of preset=tiny, as for lfo train."),
-]
-Device = Annotated[Literal["cpu", "cuda"], typer.Option(help="One core of the CPU, or the GPU.")]
-
-app = typer.Typer(help="Measure the speed of a part on this machine.", no_args_is_help=True)
+REPOSITORY = Path(__file__).parents[3]
 
 
-@app.command("env")
-def bench_environment(as_json: Json = False) -> None:
-    """Measure the phone-call world: tool calls per second on one core, and seconds to generate the default data."""
-    from lfo.env.bench import generate_seconds, tool_calls_per_second
+def bench(context: typer.Context) -> None:
+    """Measure speed and memory on this machine, in a checkout of the repository: lfo bench step; lfo bench --help"""
+    if not (REPOSITORY / "benchmarks" / "__main__.py").is_file():
+        raise ConfigError("lfo bench needs a checkout of the repository; install from there: pip install --editable .")
+    sys.path.insert(0, str(REPOSITORY))
+    from benchmarks.__main__ import app
 
-    result = {"tool_calls_per_second": tool_calls_per_second(), "generate_seconds": generate_seconds()}
-    words = f"{result['tool_calls_per_second']:,.0f} tool calls a second on one core\n"
-    words += f"{result['generate_seconds']:.2f} s to generate the default data"
-    answer(result, lambda: typer.echo(words), as_json=as_json)
-
-
-@app.command("step")
-def bench_step(overrides: Overrides = None, device: Device = "cpu", as_json: Json = False) -> None:
-    """Compare a training step with a world model to a plain DAPO step: lfo bench step world_model.weight=0.5"""
-    from lfo.tools import bench
-
-    with working("measuring training steps"):
-        result = bench.bench_step(overrides or [], device=device)
-    if as_json:
-        typer.echo(json.dumps(result))
-        return
-    typer.echo(result["note"])
-    for name, phases in result["phases"].items():
-        tokens = result["tokens"][name]
-        seconds = ", ".join(f"{phase} {value:.2f} s" for phase, value in phases.items())
-        ratio = f"{result[f'{name}_over_dapo']:.2f} x" if f"{name}_over_dapo" in result else "1 x"
-        typer.echo(
-            f"{name:10} {ratio:7} {seconds}; {tokens['policy_rows']} policy rows of {tokens['policy_row_tokens']} "
-            f"tokens, {tokens['world_model_rows']} world-model rows of {tokens['world_model_row_tokens']} tokens; "
-            f"{result['floor_fraction'][name]:.1%} of the arithmetic floor; "
-            f"peak {result['peak_memory'][name] / 2**30:.2f} GiB"
-        )
-    typer.echo(f"at most {result['examples_per_mini_batch']} world-model examples per mini-batch")
-
-
-@app.command("rollout")
-def bench_rollout(
-    model: Annotated[str, typer.Option(help="The embedded base (tiny), a fetched model, or a folder.")] = "tiny",
-    device: Device = "cpu",
-    against: Annotated[
-        Literal["generate", "vllm"], typer.Option(help="vllm: on a GPU, random weights of several shapes.")
-    ] = "generate",
-    shapes: Annotated[
-        str, typer.Option(help="With --against vllm: model shapes, separated by commas.")
-    ] = "smollm2-135m,qwen3-1.7b,qwen3-8b",
-    rows: Annotated[str, typer.Option(help="With --against vllm: batch sizes, separated by commas.")] = "16,64,256",
-    as_json: Json = False,
-) -> None:
-    """Compare our sampler to transformers' generate() on 64 phone-call prompts, or to vLLM."""
-    if against == "vllm":
-        _against_vllm(shapes.split(","), _points(rows, "--rows"), as_json)
-        return
-    from lfo.tools import bench
-
-    with working("measuring sampling"):
-        result = bench.bench_rollout(model=model, device=device)
-    if as_json:
-        typer.echo(json.dumps(result))
-        return
-    where = "one core" if device == "cpu" else "one GPU"
-    typer.echo(f"{result['tokens_per_second']:,.0f} sampled tokens a second, batch {result['batch']}, {where}")
-    typer.echo(f"{result['generate_tokens_per_second']:,.0f} with transformers' generate(): {result['speedup']:.1f} x")
-    typer.echo(f"{result['speedup_fixed_length']:.1f} x where all rows are equally long")
-    typer.echo(
-        f"a decode step takes {result['step_seconds'] * 1e3:.2f} ms; reading all weights and the cache once would take "
-        f"{result['floor_step_seconds'] * 1e3:.2f} ms ({result['floor_fraction']:.0%})"
-    )
-
-
-@app.command("world-model")
-def bench_world_model(
-    overrides: Overrides = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Trials, each with its own tasks and initial weights.")] = 1,
-    tasks: Annotated[
-        str, typer.Option(help="Numbers of tasks after which to measure, separated by commas.")
-    ] = "40,80,160,320",
-    calls: Annotated[int, typer.Option(min=1, help="Held-out tasks of each split.")] = 200,
-    variant: Annotated[str, typer.Option(help="An experimental variant: retrieve-1, again-2, ...")] = "none",
-    rivals_only: Annotated[
-        bool, typer.Option("--rivals-only", help="Measure the baselines alone, in seconds.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """Measure how many replies the world model needs, beside a lookup table, three memories and a linear classifier."""
-    points = _points(tasks)
-    from lfo.tools import world_model_bench as bench
-
-    def say(words: str) -> None:
-        typer.echo(words, err=True)
-
-    with working("fitting baselines" if rivals_only else "training world models"):
-        result = bench.bench_world_model(
-            overrides or [], seeds=seeds, points=points, calls=calls, variant=variant, rivals_only=rivals_only, say=say
-        )
-    if as_json:
-        typer.echo(json.dumps(result))
-        return
-    for split in result["calls"]:
-        rows = [(name, *map(bench.percent, shares[split])) for name, shares in result["mean"].items()]
-        title = f"Right predictions on {split} by number of tasks, percent, mean of {seeds}"
-        Console().print(figures_table(title, [("", *map(str, points)), *rows]))
-    if rivals_only:
-        return
-    typer.echo(f"the updates of one step take {result['seconds_a_step']:.2f} s of processor time")
-
-
-def _against_vllm(shapes: list[str], rows: list[int], as_json: bool) -> None:
-    from lfo.loading import pick_device
-    from lfo.tools import server_bench
-
-    server_bench.require_vllm()
-    pick_device("cuda")
-    found = []
-    for record in server_bench.against_vllm(shapes, rows):
-        found.append(record)
-        ours, theirs = (f"{record[f'{name}_tokens_per_second']:,.0f} tokens/s" for name in ("lfo", "vllm"))
-        steps = f"{record['lfo_step_ms']:.2f} and {record['vllm_step_ms']:.2f} ms"
-        words = f"{record['shape']:14} {record['rows']:4} rows: ours {ours}, vLLM {theirs}, {record['ratio']:.2f} x"
-        typer.echo(f"{words}; a decode step {steps}", err=as_json)
-    if as_json:
-        typer.echo(json.dumps(found))
-
-
-def _points(text: str, option: str = "--tasks") -> list[int]:
-    """
-    >>> _points("40,80")
-    [40, 80]
-    """
-    points = [int(part) for part in text.split(",") if part.strip().isdecimal()]
-    if not points or len(points) != len(text.split(",")) or points != sorted(set(points)) or points[0] < 1:
-        raise UsageError(f"{option} must be increasing numbers separated by commas, such as 40,80,160, not {text!r}")
-    return points
-
-
-@app.command("memory")
-def bench_memory(as_json: Json = False) -> None:
-    """Compare lfo plan with the measured memory peak of an update on one GPU, for several shapes."""
-    from lfo.loading import pick_device
-    from lfo.tools.memory import compare
-
-    pick_device("cuda")
-    with working("measuring peaks"):
-        rows = list(compare())
-    if as_json:
-        typer.echo(json.dumps(rows))
-        return
-    for row in rows:
-        typer.echo(
-            f"{row['model']:14} {row['micro_batch_tokens']:6} tokens{' with checkpointing' * row['checkpointing']}: "
-            f"computed {row['computed'] / 2**30:.2f} GiB, measured {row['measured'] / 2**30:.2f} GiB "
-            f"({row['error']:+.1%}); an update takes {row['seconds']:.2f} s"
-        )
-        for name, measured in row["measured_parts"].items():
-            computed = row["computed_parts"][name] / 2**30
-            typer.echo(f"{'':14} {name:10} computed {computed:6.2f} GiB, measured {measured / 2**30:6.2f} GiB")
+    app(context.args, prog_name="lfo bench")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from lfo.cli.common import Json, figures_table
+
+if TYPE_CHECKING:
+    from lfo.evaluation.sample_efficiency import Comparison
 
 
 def compare(
@@ -26,8 +29,8 @@ def compare(
 
     A target counts as reached at the first of two consecutive evaluations at or above it.
     """
-    from lfo.evaluation import comparison_text
     from lfo.evaluation.alone import without_lookahead
+    from lfo.evaluation.comparison_text import as_json as all_of
     from lfo.evaluation.runs import find_runs, read_run
     from lfo.evaluation.sample_efficiency import compare as compare_runs
 
@@ -36,24 +39,16 @@ def compare(
         records = [without_lookahead(run) for run in records]
     comparison = compare_runs(records, baseline=baseline)
     if as_json:
-        typer.echo(json.dumps({"blind": blind, **comparison_text.as_json(comparison)}, indent=2))
+        typer.echo(json.dumps({"blind": blind, **all_of(comparison)}, indent=2))
         return
+    print_comparison(comparison)
+
+
+def print_comparison(comparison: Comparison) -> None:
+    from lfo.evaluation.comparison_text import sentences, tables
+
     console = Console()
-    of = "success" if comparison.ceiling is None else f"the ceiling ({comparison.ceiling:.1%})"
-    tables = {
-        f"Tasks to a share of {of}": comparison_text.table(comparison),
-        f"What {comparison.target:.0%} on val took: geometric mean and 95 % interval": comparison_text.needed_table(
-            comparison
-        ),
-        f"Times less than {comparison.baseline} to {comparison.target:.0%} on val": comparison_text.cost_table(
-            comparison
-        ),
-        "Success at the end: mean and 95 % interval, or the seeds": comparison_text.split_table(comparison),
-        "Success on val at the end, by level": comparison_text.level_table(comparison),
-    }
-    for title, rows in tables.items():
-        if rows:
-            console.print(figures_table(title, rows, min_width=12, overflow="fold"), crop=False)
-    about_blind = [comparison_text.BLIND] if any(group.blind for group in comparison.groups) else []
-    for line in (*about_blind, *comparison_text.conclusions(comparison), *comparison.notes):
+    for title, rows in tables(comparison).items():
+        console.print(figures_table(title, rows, min_width=12, overflow="fold"), crop=False)
+    for line in sentences(comparison):
         console.print(line, highlight=False, markup=False)

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lfo.cli.common import Json, answer, bars, counted, progress_bar, visible, working
+from lfo.cli.common import Json, answer, bars, counted, visible, working
 from lfo.cli.practice import practised
 from lfo.errors import UsageError
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from lfo.config import RunConfig
     from lfo.env.interface import EnvironmentFactory
-
-Data = Annotated[Path, typer.Option("--data", metavar="DIR", help="A folder of `lfo generate`.")]
 
 
 def generate(
@@ -67,7 +65,6 @@ def check_env(
         list[str] | None,
         typer.Argument(metavar="NAME=VALUE", help="Any environment, as env=textarena:FrozenLake-v0 env_args.size=5."),
     ] = None,
-    data: Data = Path("data"),
     episodes: Annotated[int, typer.Option(min=1, help="Rollouts of each player.")] = 20,
     logs: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Recorded rollouts, to measure how predictable the replies are.")
@@ -86,64 +83,22 @@ def check_env(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check any environment, and whether look-ahead can help a base in it; or check the phone-call world's bounds.
+    """Check any environment, and whether look-ahead can help a base in it.
 
     lfo check-env env=my_world:Safes model=base; lfo check-env --run runs/x;
-    lfo check-env env=my_world:Safes --logs rollouts.jsonl; lfo check-env --data data
+    lfo check-env env=my_world:Safes --logs rollouts.jsonl
     """
-    if overrides or run is not None:
-        _check_any(overrides or [], run, episodes, logs, gate, as_json)
-        return
-    if logs is not None:
+    if logs is not None and not overrides and run is None:
         raise UsageError("--logs needs the environment of the rollouts: lfo check-env env=NAME --logs FILE")
-    from lfo.env.check import check, plays
-    from lfo.env.generator import load
-
-    dataset = load(data)
-    with progress_bar("players", plays(dataset.options), hidden=as_json) as advance:
-        result = check(dataset, on_played=lambda: advance(1))
-    answer(result, lambda: _show(result), as_json=as_json)
-    if not result["ok"]:
-        raise typer.Exit(1)
-
-
-def _check_any(
-    overrides: list[str], run: Path | None, episodes: int, logs: Path | None, gate: int | None, as_json: bool
-) -> None:
     if overrides and run is not None:
         raise UsageError(f"--run takes all settings from {run}; leave out {overrides[0]}")
     with working("checking"):
         from lfo.config import load_config
-        from lfo.env.answers import tools_of
-        from lfo.evaluation.environment_check import check_environment
-        from lfo.evaluation.predictability import predictability
         from lfo.loading import environment_factory, load_tokenizer
-        from lfo.protocol.chat import ChatCodec
-        from lfo.rollout.records import read_rollouts
 
-        config = load_config(overrides) if run is None else _config_of(run)
+        config = load_config(overrides or []) if run is None else _config_of(run)
         make_environment, tokenizer = environment_factory(config), load_tokenizer(config.model)
-
-        def length_of(text: str) -> int:
-            return len(tokenizer.encode(text, add_special_tokens=False))
-
-        @cache  # made by the first call: an environment that cannot start has been reported by then
-        def codec() -> ChatCodec:
-            return ChatCodec(tokenizer, tools_of(make_environment()), thinking=config.rollout.thinking)
-
-        if logs is not None:
-            result = {"ok": True, **predictability(read_rollouts(logs, make_environment()), length_of=length_of)}
-        else:
-            result = check_environment(
-                make_environment,
-                episodes=episodes,
-                max_turns=config.rollout.max_turns,
-                timeout=config.rollout.environment_timeout,
-                specials=tokenizer.all_special_tokens,
-                length_of=length_of,
-                prompt_length=lambda messages: len(codec().opening(messages).ids),
-                room=config.rollout.max_context,
-            )
+        result = _checked(config, make_environment, tokenizer, logs, episodes)
     if logs is None and result["ok"] and gate != 0:
         config = practised(config)
         result["gate"] = measured_gate(config, make_environment, tokenizer, gate, as_json)
@@ -152,6 +107,40 @@ def _check_any(
     answer(result, lambda: (_show_replies if logs else _show_any)(config.env, result), as_json=as_json)
     if not result["ok"]:
         raise typer.Exit(1)
+
+
+def _checked(
+    config: RunConfig,
+    make_environment: EnvironmentFactory,
+    tokenizer: PreTrainedTokenizerBase,
+    logs: Path | None,
+    episodes: int,
+) -> dict[str, Any]:
+    from lfo.env.answers import tools_of
+    from lfo.evaluation.environment_check import check_environment
+    from lfo.evaluation.predictability import predictability
+    from lfo.protocol.chat import ChatCodec
+    from lfo.rollout.records import read_rollouts
+
+    def length_of(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False))
+
+    @cache  # made by the first call: an environment that cannot start has been reported by then
+    def codec() -> ChatCodec:
+        return ChatCodec(tokenizer, tools_of(make_environment()), thinking=config.rollout.thinking)
+
+    if logs is not None:
+        return {"ok": True, **predictability(read_rollouts(logs, make_environment()), length_of=length_of)}
+    return check_environment(
+        make_environment,
+        episodes=episodes,
+        max_turns=config.rollout.max_turns,
+        timeout=config.rollout.environment_timeout,
+        specials=tokenizer.all_special_tokens,
+        length_of=length_of,
+        prompt_length=lambda messages: len(codec().opening(messages).ids),
+        room=config.rollout.max_context,
+    )
 
 
 def _config_of(run: Path) -> RunConfig:
@@ -244,21 +233,3 @@ def _show_replies(env: str, result: dict[str, Any]) -> None:
     names = ",".join(result["worth_predicting"])
     words = f"Train with world_model.predict={names}" if names else "No tool's replies are worth predicting yet."
     console.print(words, markup=False, soft_wrap=True)
-
-
-def _show(result: dict[str, Any]) -> None:
-    levels = list(result["fresh_ceiling"])
-    table = Table("player", *(f"level {level}" for level in levels), title="success on fresh tasks, 95 % interval")
-    for name, scores in result["players"].items():
-        cells = (scores[level] for level in levels)
-        table.add_row(name, *(f"{each['success']:.1%} ({each['low']:.1%}-{each['high']:.1%})" for each in cells))
-    table.add_row("information ceiling", *(f"{result['fresh_ceiling'][level]:.1%}" for level in levels))
-    for name, scores in result["hostile"].items():
-        table.add_row(
-            f"hostile: {name}", *(f"{scores[level]['success']:.1%}" if level in scores else "-" for level in levels)
-        )
-    console = Console()
-    console.print(table)
-    for problem in result["problems"]:
-        console.print(f"BROKEN: {problem}", markup=False)
-    console.print("All bounds hold." if result["ok"] else f"{len(result['problems'])} bounds are broken.")

@@ -52,7 +52,8 @@ def inspect(
     agent.require_world_model()
     file = rollout or _newest_rollouts(run)
     from lfo.env.shipped import SHIPPED
-    from lfo.evaluation.runs import predicted_by, read_data
+    from lfo.evaluation.data import predicted_by
+    from lfo.evaluation.runs import read_data
     from lfo.protocol.world_model import observed_calls
     from lfo.rollout.records import read_rollouts
     from lfo.rundir import run_folder

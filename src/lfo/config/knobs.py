@@ -86,11 +86,6 @@ class PolicyConfig:
     max_resamples: int = knob(1, "most redraws of tasks in a step if groups teach nothing; -1 keeps such groups", ge=-1)
     overlong_buffer: Whole = knob(0, "tokens before `rollout.max_context` over which reward falls linearly; 0 is off")
 
-    @property
-    def draws(self) -> int:
-        """The largest number of draws in one step."""
-        return max(1, self.max_resamples + 1)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
 class WorldModelConfig:
@@ -228,6 +223,11 @@ class RunConfig:
         return self.feedback != "off"
 
     @property
+    def imitates(self) -> bool:
+        """Whether the policy imitates rollouts that succeeded, once there are enough of them."""
+        return self.internalise.rows > 0
+
+    @property
     def shows_replies(self) -> bool:
         """Whether rollouts are shown replies that they did not receive, in the form `imagine.form`."""
         return self.looks_ahead or self.has_feedback
@@ -240,18 +240,18 @@ class RunConfig:
 
     @property
     def leaves_policy_alone(self) -> bool:
-        """Whether the trained policy acts without look-ahead, so that blind success is what counts."""
-        return self.looks_ahead and (self.internalise.rows > 0 or self.internalise.until > 0)
+        """Whether the trained policy acts without look-ahead, so that success without it is what counts."""
+        return self.looks_ahead and (self.imitates or self.internalise.until > 0)
 
     @property
     def is_plain_dapo(self) -> bool:
         """Whether this is the baseline: DAPO and nothing else."""
-        return not self.has_world_model and not self.has_feedback and not self.internalise.rows
+        return not self.has_world_model and not self.has_feedback and not self.imitates
 
     @property
     def looks_ahead_untrained(self) -> bool:
         """Whether the base uses look-ahead in place of the policy, which learns to act without it."""
-        return self.looks_ahead and self.internalise.rows > 0 and self.internalise.teacher != "policy"
+        return self.looks_ahead and self.imitates and self.internalise.teacher != "policy"
 
 
 def _knobs(part: Any, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:

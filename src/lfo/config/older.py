@@ -39,7 +39,7 @@ def refuse_retired(settings: Iterable[Setting], where: str = "") -> None:
     """Raise a `ConfigError` for a retired value, and without a file that has it (`where`) for a removed name too."""
     for name, value in settings:
         if name in RETIRED and value == RETIRED[name]:
-            words = "is retired and can only be read (docs/LOG.md has its figures); its code is in commit"
+            words = "is retired and can only be read (research/LOG.md has its figures); its code is in commit"
             raise ConfigError(f"{where}{name}={value} {words} {COMMITS[name]}")
         if name in OLD_NAMES and name not in RENAMED and not where:
             raise ConfigError(f"{name} is no longer a setting: docs/TRAINING.md has those of today")

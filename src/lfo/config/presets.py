@@ -17,7 +17,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         # is cut to what concerns the call, which is cheaper, and learned in half the tasks.
         "rollout.mini_batch_prompts": 1,
         # Ten examples learn far faster than three, as fast as twelve; LoRA+, swapped names and less weight on wording
-        # make a faster start (lfo bench world-model, results/world-model-bench).
+        # make a faster start (research/world_model_bench).
         "world_model.learning_rate": 1e-3,
         "world_model.lora_plus": 8.0,
         "world_model.examples_per_mini_batch": 10,
@@ -68,7 +68,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "verl.actor_rollout_ref.rollout.gpu_memory_utilization": 0.6,
         "verl.actor_rollout_ref.actor.fsdp_config.optimizer_offload": True,
     },
-    # One GPU of 80 GB. At this size our sampler is faster than vLLM (docs/LOG.md, section 35).
+    # One GPU of 80 GB. At this size our sampler is faster than vLLM (research/LOG.md, section 35).
     "qwen3-1.7b-1gpu": {
         "model": "Qwen/Qwen3-1.7B",
         "device": "cuda",

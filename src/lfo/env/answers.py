@@ -12,16 +12,20 @@ one rollout and never reaches the rest of the system.
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from itertools import islice
 from numbers import Real
 from typing import Any, get_args
 
 from lfo.env.patience import EnvironmentRaised, name_of, naming, plain_text, words_of
-from lfo.errors import ConfigError, EnvironmentFailed
+from lfo.errors import ConfigError, EnvironmentFailed, LfoError
 from lfo.protocol.hermes import Mistake, format_tool_call, parse_tool_call
 from lfo.types import Message, ReplyFacts, Role, StepResult, ToolCall
+
+logger = logging.getLogger(__name__)
 
 MOST_REWARD = 1e15  # of a rollout, with either sign: sums and squares of such rewards are still numbers
 MOST_MESSAGES = 256  # of an opening
@@ -164,16 +168,25 @@ def _call(call: Any, what: str) -> ToolCall:
 
 
 def described(environment: Any, reply: str) -> ReplyFacts | None:
-    """Return the meaning of a reply, or None for a text that this environment never writes."""
+    """Return the meaning of a reply, or None for a text that this environment never writes, or cannot describe."""
     what = f"describe_reply of {name_of(environment)}"
-    with naming(what):
-        answer = environment.describe_reply(reply)
-        if answer is None:
-            return None
-        if not isinstance(answer, ReplyFacts) or not isinstance(answer.category, str):
-            raise InvalidAnswer(f"{what} must return ReplyFacts or None, not {_shown(answer)}")
-        facts = tuple(plain_text(str(each))[:MOST_CHARS] for each in islice(answer.facts, MOST_ENTRIES))
-        return ReplyFacts(category=plain_text(answer.category)[:MOST_CHARS], facts=facts)
+    try:
+        with naming(what):
+            answer = environment.describe_reply(reply)
+            if answer is None:
+                return None
+            if not isinstance(answer, ReplyFacts) or not isinstance(answer.category, str):
+                raise InvalidAnswer(f"{what} must return ReplyFacts or None, not {_shown(answer)}")
+            facts = tuple(plain_text(str(each))[:MOST_CHARS] for each in islice(answer.facts, MOST_ENTRIES))
+            return ReplyFacts(category=plain_text(answer.category)[:MOST_CHARS], facts=facts)
+    except LfoError as error:  # training does not depend on it
+        _warn_once(str(error)[:300])
+        return None
+
+
+@cache
+def _warn_once(message: str) -> None:
+    logger.warning(message)
 
 
 def id_of(task: Any, what: str = "the id of a task") -> str:

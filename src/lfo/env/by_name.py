@@ -103,7 +103,7 @@ def environment_named(name: str, *, setting: str = "env", hint: str = "") -> Any
     except ImportError as error:
         run = run_around(Path.cwd())
         hint = hint if run is None else f"; the current folder lies in the run folder {run}, which is data, not code"
-        hint = hint if isinstance(error, ModuleNotFoundError) else ""
+        hint = hint + _other_package(module) if isinstance(error, ModuleNotFoundError) else ""
         raise ConfigError(f"{setting}={name} cannot be imported: {error}{hint}") from error
     except (Exception, SystemExit) as error:  # a script may end itself when it is imported
         reason = (str(error).strip().splitlines() or ["no message"])[0]
@@ -112,6 +112,13 @@ def environment_named(name: str, *, setting: str = "env", hint: str = "") -> Any
         raise ConfigError(f"{setting}={name}: the module {module} has no {attribute}")
     refuse_no_environment(found, f"{setting}={name}")
     return found
+
+
+def _other_package(module: str) -> str:
+    """Say where Python found the package of a missing module: an installed one wins over a bare folder."""
+    package = module.partition(".")[0]
+    places = list(getattr(sys.modules.get(package), "__path__", ()))
+    return f"; Python found the package {package} in {places[0]}" if places and package != module else ""
 
 
 def refuse_no_environment(found: Any, name: str) -> None:

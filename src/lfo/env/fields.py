@@ -11,24 +11,11 @@ from dataclasses import dataclass
 
 REFERENCE = "reference_number"
 
+# fmt: off
 _SYLLABLES = (
-    "ba",
-    "cor",
-    "dan",
-    "el",
-    "fir",
-    "gan",
-    "hol",
-    "is",
-    "kar",
-    "lun",
-    "mor",
-    "nal",
-    "or",
-    "pel",
-    "ros",
-    "tam",
+    "ba", "cor", "dan", "el", "fir", "gan", "hol", "is", "kar", "lun", "mor", "nal", "or", "pel", "ros", "tam",
 )
+# fmt: on
 
 
 def _digits(count: int) -> Callable[[random.Random], str]:

@@ -14,18 +14,14 @@ the rollout is over. A message without a call is a final answer and ends the rol
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
-from functools import cache
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from lfo.env.answers import InvalidAnswer, asked_call, described, opening_of, tools_of
 from lfo.env.patience import EnvironmentRaised, name_of, naming
-from lfo.errors import ConfigError, LfoError, UsageError
+from lfo.errors import ConfigError, UsageError
 from lfo.types import Message, ReplyFacts, StepResult, ToolCall
-
-logger = logging.getLogger(__name__)
 
 FAREWELL = "I am done."  # a message without a call, for players that end a rollout
 # Keys of the last `info` of a rollout that evaluation shows as means over rollouts.
@@ -191,13 +187,7 @@ def flaw_of(make_environment: EnvironmentFactory) -> str | None:
 
 def describe_with(environment: object, reply: str) -> ReplyFacts | None:
     """Return the meaning of a reply, or None if the environment, or its class, cannot describe it."""
-    if not isinstance(environment, DescribesReplies):
-        return None
-    try:
-        return described(environment, reply)
-    except LfoError as error:  # training does not depend on it
-        _warn_once(str(error)[:300])
-        return None
+    return described(environment, reply) if isinstance(environment, DescribesReplies) else None
 
 
 def same_meaning(environment: object, predicted: str, actual: str) -> bool | None:
@@ -207,8 +197,3 @@ def same_meaning(environment: object, predicted: str, actual: str) -> bool | Non
         return None
     said = describe_with(environment, predicted)  # facts are compared as sets
     return said is not None and said.category == meant.category and set(said.facts) == set(meant.facts)
-
-
-@cache
-def _warn_once(message: str) -> None:
-    logger.warning(message)

@@ -1,25 +1,31 @@
 """Call foreign code, such as environments, in parallel, each call with a timeout and retries.
 
-What it changes in the process is put back (`process_state`). Threads cannot be killed: a call that hangs keeps its
-daemon thread, and a new thread replaces it, so neither the other calls nor the exit of the program wait for it.
+Threads cannot be killed: a call that hangs keeps its daemon thread, and a new thread replaces it, so neither the other
+calls nor the exit of the program wait for it.
+
+What a call changes in the process is put back: streams, files 1 and 2, the working folder and defaults. What it prints
+goes to stderr. What an environment does outside of its calls, in a thread of its own, cannot be noticed here. Nor can a
+process survive `os._exit`, a signal, or C code that never returns: such a run is resumed from its last checkpoint.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from types import FunctionType, MethodType
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar, cast
 
-from lfo.env.process_state import kept_process_state
 from lfo.errors import EnvironmentFailed, LfoError
 
 Result = TypeVar("Result")
 
+MOST_PRINTED = 10_000  # characters that environments may print at a time
 MOST_WORDS = 500  # characters of a failure
 RETRIES = 2  # of a call outside of rollouts that raised
 STARTING = 10  # such a call may load data first, so it gets so many times the time of a step
@@ -101,7 +107,7 @@ def ask(call: Callable[[], Result], *, timeout: float, what: str = "the environm
     return answer
 
 
-@contextmanager
+@contextlib.contextmanager
 def naming(what: str) -> Iterator[None]:
     """Turn what foreign code raises into an `EnvironmentRaised` that says `what` raised it.
 
@@ -179,3 +185,175 @@ def _readable(failure: EnvironmentFailed, what: str) -> EnvironmentFailed:
         words = ""
     kind = EnvironmentTimedOut if isinstance(failure, EnvironmentTimedOut) else EnvironmentFailed
     return kind(words or f"{what} failed without a message")
+
+
+# --- the state of the process ----------------------------------------------------------------------------------------
+
+# Defaults of the process, by the module that holds them, which need not be loaded: (module, read, write).
+_DEFAULTS: tuple[tuple[str, str, Callable[[Any, Any], object]], ...] = (
+    ("torch", "get_default_dtype", lambda module, value: module.set_default_dtype(value)),
+    ("numpy", "geterr", lambda module, value: module.seterr(**value)),
+)
+_OUTPUTS = (1, 2)  # file descriptors
+
+
+class _ProcessState:
+    """A context that may be entered by several threads; the last one to leave restores what the first one found."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                for context in (_kept_files, _kept_streams, _kept_folder, _kept_defaults, redirected_stdout):
+                    self._before.enter_context(context())
+            self._inside += 1
+
+    def __exit__(self, *exception: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._before.close()
+
+
+_STATE = _ProcessState()
+
+
+def kept_process_state() -> contextlib.AbstractContextManager[None]:
+    """Return the context around calls of foreign code; what it prints goes to stderr."""
+    return _STATE
+
+
+@contextlib.contextmanager
+def _kept_folder() -> Iterator[None]:
+    folder = None
+    with contextlib.suppress(OSError):  # it may have been removed, before or meanwhile
+        folder = os.getcwd()
+    try:
+        yield
+    finally:
+        if folder is not None:
+            with contextlib.suppress(OSError):
+                os.chdir(folder)
+
+
+@contextlib.contextmanager
+def _kept_defaults() -> Iterator[None]:
+    before = {name: getattr(sys.modules[name], read)() for name, read, _ in _DEFAULTS if name in sys.modules}
+    try:
+        yield
+    finally:
+        for name, read, write in _DEFAULTS:
+            if name in before and getattr(sys.modules[name], read)() != before[name]:
+                write(sys.modules[name], before[name])
+
+
+@contextlib.contextmanager
+def _kept_files() -> Iterator[None]:
+    """Restore files 1 and 2: the next file that is opened would get the number of a closed one, and our output."""
+    copies = {}
+    for number in _OUTPUTS:
+        with contextlib.suppress(OSError):  # closed before
+            copies[number] = os.dup(number)
+    try:
+        yield
+    finally:
+        for number, copy in copies.items():
+            if _identity(number) != _identity(copy):
+                os.dup2(copy, number)
+            os.close(copy)
+
+
+def _identity(number: int) -> tuple[int, int] | None:
+    try:
+        found = os.fstat(number)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+@contextlib.contextmanager
+def _kept_streams() -> Iterator[None]:
+    before = sys.stdout, sys.stderr
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = (_usable(stream, number) for stream, number in zip(before, _OUTPUTS, strict=True))
+
+
+def _usable(stream: TextIO, number: int) -> TextIO:
+    """Return a stream, or a new one on its file if foreign code has closed or detached it."""
+    try:
+        closed = stream is not None and stream.closed
+    except ValueError:  # detached
+        closed = True
+    if closed and _identity(number) is not None:
+        return open(number, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
+    return stream
+
+
+class BoundedOutput:
+    """A stdout for foreign code that writes to stderr, or to another target.
+
+    It cannot be closed or detached, drops what exceeds `MOST_PRINTED` characters, and never raises: neither a closed
+    stderr nor one that nobody reads is the fault of an environment. Everything else is that of stderr.
+    """
+
+    closed = False
+
+    def __init__(self, target: TextIO | None = None) -> None:
+        self._target, self._room = target, MOST_PRINTED
+
+    def write(self, text: str) -> int:
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        if self._room > 0:
+            dropped = len(text) - self._room
+            shown = text if dropped <= 0 else f"{text[: self._room]}\n(an environment printed more; it is not shown)\n"
+            self._room -= len(text)
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, full, or None
+                (self._target or sys.stderr).write(shown)
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            (self._target or sys.stderr).flush()
+
+    def close(self) -> None:
+        pass
+
+    def detach(self) -> Any:
+        raise ValueError("this stdout cannot be detached")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr, name)
+
+
+@contextlib.contextmanager
+def redirected_stdout(target: TextIO | None = None) -> Iterator[None]:
+    """Redirect stdout to stderr or to another target, for calls that may end late in an abandoned thread.
+
+    A late call restores stdout only if nothing else has replaced it meanwhile.
+    """
+    ours = cast(TextIO, BoundedOutput(target))
+    before, sys.stdout = sys.stdout, ours
+    try:
+        yield
+    finally:
+        if sys.stdout is ours:
+            sys.stdout = before
+
+
+class QuietFactory(partial[Any]):
+    """A factory whose environments print to stderr while they are made: stdout is for our own result."""
+
+    def __call__(self) -> Any:
+        with redirected_stdout():
+            return super().__call__()

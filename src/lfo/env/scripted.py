@@ -13,7 +13,7 @@ import itertools
 from typing import Any, cast
 
 from lfo.env.phone_calls import PhoneCalls
-from lfo.env.players import PLAYERS, Recorder
+from lfo.env.players import Recorder, informed
 from lfo.env.tasks import Task
 from lfo.types import StepResult
 
@@ -31,7 +31,7 @@ class ScriptedCalls(PhoneCalls):
         twin = PhoneCalls(**self._options)
         twin.reset(task)
         recorder = Recorder(twin)
-        PLAYERS["informed"](cast(PhoneCalls, recorder), task)
+        informed(cast(PhoneCalls, recorder), task)
         self._script = [message for message, _ in recorder.exchanges]
         self._turn, self._reward = 0, float(next(_rollouts) % 2)
         return super().reset(task)

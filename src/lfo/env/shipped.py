@@ -1,20 +1,23 @@
-"""The table of the environments that ship with the package."""
+"""The table of the environments that ship with the package; none of them is imported before it is made."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any, NamedTuple
-
-from lfo.env.oracle import OracleCodes
-from lfo.env.phone_calls import PhoneCalls
 
 
 class Shipped(NamedTuple):
-    made_by: type
+    place: str  # module:Class
     arguments: Mapping[str, Any]  # the defaults of env_args
+
+    @property
+    def made_by(self) -> type:
+        module, _, name = self.place.partition(":")
+        return getattr(import_module(module), name)
 
 
 SHIPPED: Mapping[str, Shipped] = {
-    "phone-calls": Shipped(PhoneCalls, {"levels": [2]}),
-    "oracle-codes": Shipped(OracleCodes, {}),
+    "phone-calls": Shipped("lfo.env.phone_calls:PhoneCalls", {"levels": [2]}),
+    "oracle-codes": Shipped("lfo.env.oracle:OracleCodes", {}),
 }

@@ -43,7 +43,6 @@ SERVICES: dict[str, tuple[Service, Service]] = {
     }.items()
 }
 _SERVICE_NAMES: dict[str, str] = {kind: ", ".join(each.name for each in pair) for kind, pair in SERVICES.items()}
-KIND_OF_SERVICE: dict[str, str] = {service.name: kind for kind, pair in SERVICES.items() for service in pair}
 
 # Seven kinds for each industry. The last of each row exists in training directories, but no training task needs it:
 # the combination of that industry and kind is held out for `test_unseen_rules`.

@@ -30,6 +30,7 @@ from typing import Any, Literal
 from lfo.atomic import write_json_atomic
 from lfo.config import load_config
 from lfo.errors import ConfigError, UsageError
+from lfo.evaluation.comparison_text import group_as_json, reached_cells, success_cells
 from lfo.evaluation.runs import read_run
 from lfo.evaluation.sample_efficiency import SHARES, Group, compare, curve
 from lfo.model.couplings import COUPLINGS
@@ -168,16 +169,7 @@ def table(study: str, cells: Sequence[Cell], found: Mapping[str, Group]) -> list
         if group is None:
             rows.append((value, seeds, *["-"] * (len(rows[0]) - 2)))
             continue
-        reached = [group.tasks_to[of][share] for share in SHARES]
-        rows.append(
-            (
-                value,
-                seeds,
-                *(f"{'> ' if each.censored else ''}{each.tasks:.0f}" for each in reached),
-                f"{group.success:.0%}",
-                "-" if group.zero_shot is None else f"{group.zero_shot.success:.0%}",
-            )
-        )
+        rows.append((value, seeds, *reached_cells(group, of), *success_cells(group)))
     return rows
 
 
@@ -187,18 +179,5 @@ def as_json(study: str, cells: Sequence[Cell], found: Mapping[str, Group]) -> di
         "study": study,
         "setting": STUDIES[study].setting,
         "cells": [asdict(cell) for cell in cells],
-        "values": [
-            {
-                "value": value,
-                "runs": [str(run.path) for run in group.runs],
-                "tasks_to": {
-                    of: {f"{100 * share:.0f}": asdict(reached) for share, reached in shares.items()}
-                    for of, shares in group.tasks_to.items()
-                },
-                "success": group.success,
-                "zero_shot": group.zero_shot.success if group.zero_shot else None,
-                "tasks_seen": group.tasks_seen,
-            }
-            for value, group in found.items()
-        ],
+        "values": [{"value": value, **group_as_json(group)} for value, group in found.items()],
     }

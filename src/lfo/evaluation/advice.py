@@ -16,11 +16,9 @@ from statistics import fmean, median, variance
 from typing import Any
 
 from lfo.config import RunConfig
-from lfo.evaluation.balance import MOST
 from lfo.evaluation.correlation import ACCURACY_KEYS, LOOKAHEAD, VAL
 from lfo.evaluation.costs import MetricsRows
-from lfo.evaluation.success import FAR, evaluated_tasks, far_below
-from lfo.evaluation.trends import GAIN, LATELY, Trends, numbers
+from lfo.evaluation.trends import FAR, GAIN, LATELY, MOST_RATIO, Trends, evaluated_tasks, far_below, numbers
 from lfo.model.couplings import coupling_of
 from lfo.rollout.runner import ENVIRONMENT_FAILURES
 from lfo.types import StopReason
@@ -349,7 +347,7 @@ def _gradient_imbalance(run: Trends) -> Trouble | None:
     if not ratios or run.success >= SOLVED:
         return None
     ratio = median(ratios)
-    if 1 / MOST <= ratio <= MOST:
+    if 1 / MOST_RATIO <= ratio <= MOST_RATIO:
         return None
     if ratio < 1:
         return Trouble(

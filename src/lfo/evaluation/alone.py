@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lfo.evaluation.runs import RunRecord
-from lfo.evaluation.success import evaluated_tasks
+from lfo.evaluation.trends import evaluated_tasks
 from lfo.statistics import wilson
 
 NEAR = 0.05  # how much lower the success without look-ahead may be

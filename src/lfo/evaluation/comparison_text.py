@@ -1,6 +1,8 @@
-"""Format a comparison as JSON, tables and sentences.
+"""A comparison as tables and sentences: what `lfo compare` prints, what its JSON has and what the page shows.
 
-as_json(comparison), table(comparison), needed_table(comparison), cost_table(comparison), conclusions(comparison)
+tables(comparison)       {"Tasks to a share of success": [("group", "seeds", ...), ("dapo", "3", ...)], ...}
+sentences(comparison)    ["dapo needed 4.0 times as many tasks as dual-lora ...", ...]
+as_json(comparison)      both, and all figures
 """
 
 from __future__ import annotations
@@ -11,12 +13,45 @@ from typing import Any
 
 from lfo.evaluation.costs import COSTS
 from lfo.evaluation.intervals import CONFIDENCE
-from lfo.evaluation.sample_efficiency import SHARES, Comparison, Cost, Difference, Ratio, Spread
+from lfo.evaluation.sample_efficiency import SHARES, Comparison, Cost, Difference, Group, Ratio, Spread
 
 FEWEST_SEEDS = 3  # for an interval, and to say that two groups cannot be distinguished
 TELLS_NOTHING = 50  # points: with a larger half-width of the interval, show the seeds instead
 BLIND = "Blind, without look-ahead, is what the policy's weights know."
 SIGNS = {"at least": "≥ ", "at most": "≤ ", None: ""}  # before a ratio that is a bound
+
+Rows = list[tuple[str, ...]]  # of a table: the headings, and a row for each group that begins with its name
+
+
+def tables(comparison: Comparison) -> dict[str, Rows]:
+    """Return title -> rows of all tables that have any."""
+    of = "success" if comparison.ceiling is None else f"the ceiling ({comparison.ceiling:.1%})"
+    target = f"{comparison.target:.0%} on val"
+    found = {
+        f"Tasks to a share of {of}": table(comparison),
+        f"What {target} took: geometric mean and 95 % interval": needed_table(comparison),
+        f"Times less than {comparison.baseline} to {target}": cost_table(comparison),
+        "Success at the end: mean and 95 % interval, or the seeds": split_table(comparison),
+        "Success on val at the end, by level": level_table(comparison),
+    }
+    return {title: rows for title, rows in found.items() if rows}
+
+
+def sentences(comparison: Comparison) -> list[str]:
+    """Return what the tables do not say."""
+    words = [BLIND] if any(group.blind for group in comparison.groups) else []
+    if controls := [group.name for group in comparison.groups if is_control(group)]:
+        words.append(f"Controls, which show what is possible and not what was learned: {', '.join(controls)}.")
+    return [*words, *conclusions(comparison), *comparison.notes]
+
+
+def is_control(group: Group) -> bool:
+    """Whether a group is a control: look-ahead is true or shuffled by design, or the policy is frozen."""
+    config = group.runs[0].config
+    if config is None:
+        return False
+    other = config.lookahead_source in ("truth", "shuffled") or config.feedback == "other_task"
+    return other or config.policy.frozen
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
@@ -26,45 +61,48 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "ceiling": comparison.ceiling,
         "target": comparison.target,
         "confidence": CONFIDENCE,
-        "groups": [
-            {
-                "name": group.name,
-                "runs": [str(run.path) for run in group.runs],
-                "by_seed": {seed: asdict(reached) for seed, reached in group.by_seed.items()},
-                "tasks_to": {
-                    of: {f"{share:.0%}".rstrip("%"): asdict(reached) for share, reached in shares.items()}
-                    for of, shares in group.tasks_to.items()
-                },
-                "success": group.success,
-                "at_the_end": {split: asdict(each) for split, each in group.at_the_end.items()},
-                "blind": {split: asdict(each) for split, each in group.blind.items()},
-                "by_level": {level: asdict(each) for level, each in group.by_level.items()},
-                "difference_to_baseline": group.difference
-                and {"tasks": group.difference.tasks, **asdict(group.difference.points)},
-                "tasks_seen": group.tasks_seen,
-                "ratio_to_baseline": group.ratio.value,
-                "interval": group.ratio.interval,
-                "censored": group.ratio.censored,
-                "bound": group.ratio.bound,
-                "paired_seeds": list(group.ratio.seeds),
-                "note": group.ratio.note,
-                "costs": {
-                    cost: {"by_seed": each.by_seed, "needed": asdict(each.needed), **asdict(each.ratio)}
-                    for cost, each in group.costs.items()
-                },
-                "zero_shot": group.zero_shot.success if group.zero_shot else None,
-                "zero_shot_tasks": group.zero_shot.tasks if group.zero_shot else None,
-                "zero_shot_baseline": group.zero_shot.baseline if group.zero_shot else None,
-                "zero_shot_ratio": group.zero_shot.ratio if group.zero_shot else None,
-                "correlation": asdict(group.correlation) if group.correlation else None,
-            }
-            for group in comparison.groups
-        ],
+        "groups": list(map(group_as_json, comparison.groups)),
         "notes": list(comparison.notes),
+        "tables": tables(comparison),
+        "sentences": sentences(comparison),
     }
 
 
-def split_table(comparison: Comparison) -> list[tuple[str, ...]]:
+def group_as_json(group: Group) -> dict[str, Any]:
+    return {
+        "name": group.name,
+        "runs": [str(run.path) for run in group.runs],
+        "by_seed": {seed: asdict(reached) for seed, reached in group.by_seed.items()},
+        "tasks_to": {
+            of: {f"{share:.0%}".rstrip("%"): asdict(reached) for share, reached in shares.items()}
+            for of, shares in group.tasks_to.items()
+        },
+        "success": group.success,
+        "at_the_end": {split: asdict(each) for split, each in group.at_the_end.items()},
+        "blind": {split: asdict(each) for split, each in group.blind.items()},
+        "by_level": {level: asdict(each) for level, each in group.by_level.items()},
+        "difference_to_baseline": group.difference
+        and {"tasks": group.difference.tasks, **asdict(group.difference.points)},
+        "tasks_seen": group.tasks_seen,
+        "ratio_to_baseline": group.ratio.value,
+        "interval": group.ratio.interval,
+        "censored": group.ratio.censored,
+        "bound": group.ratio.bound,
+        "paired_seeds": list(group.ratio.seeds),
+        "note": group.ratio.note,
+        "costs": {
+            cost: {"by_seed": each.by_seed, "needed": asdict(each.needed), **asdict(each.ratio)}
+            for cost, each in group.costs.items()
+        },
+        "zero_shot": group.zero_shot.success if group.zero_shot else None,
+        "zero_shot_tasks": group.zero_shot.tasks if group.zero_shot else None,
+        "zero_shot_baseline": group.zero_shot.baseline if group.zero_shot else None,
+        "zero_shot_ratio": group.zero_shot.ratio if group.zero_shot else None,
+        "correlation": asdict(group.correlation) if group.correlation else None,
+    }
+
+
+def split_table(comparison: Comparison) -> Rows:
     """Return the table of success at the last evaluation on each split, also blind for runs with look-ahead."""
     rows = _spread_table(
         [
@@ -75,13 +113,13 @@ def split_table(comparison: Comparison) -> list[tuple[str, ...]]:
     return [tuple(heading.removeprefix("test_unseen_") for heading in rows[0]), *rows[1:]]
 
 
-def level_table(comparison: Comparison) -> list[tuple[str, ...]]:
+def level_table(comparison: Comparison) -> Rows:
     """Return the table of success at the last evaluation on each level of val; empty if no run has several."""
     rows = _spread_table([(group.name, group.by_level) for group in comparison.groups])
     return rows if len(rows[0]) > 1 else []
 
 
-def _spread_table(groups: Sequence[tuple[str, Mapping[str, Spread]]]) -> list[tuple[str, ...]]:
+def _spread_table(groups: Sequence[tuple[str, Mapping[str, Spread]]]) -> Rows:
     columns = list(dict.fromkeys(column for _, spreads in groups for column in spreads))
     cells = [(name, *(_spread_in_words(spreads.get(column)) for column in columns)) for name, spreads in groups]
     return [("group", *columns), *cells]
@@ -99,26 +137,28 @@ def _spread_in_words(each: Spread | None) -> str:
     return f"{each.mean:.0%} ±{half:.0f}"
 
 
-def table(comparison: Comparison) -> list[tuple[str, ...]]:
+def table(comparison: Comparison) -> Rows:
     """Return the rows of the table; the first has the headings."""
     of = "success" if comparison.ceiling is None else "ceiling"
     rows = [("group", "seeds", *(f"{share:.0%}" for share in SHARES), "ratio", "val", "unseen")]
     for group in comparison.groups:
-        reached = [group.tasks_to[of][share] for share in SHARES]
-        rows.append(
-            (
-                group.name,
-                str(len(group.runs)),
-                *(f"{'> ' if each.censored else ''}{each.tasks:.0f}" for each in reached),
-                _ratio_in_words(group.ratio),
-                f"{group.success:.0%}",
-                "-" if group.zero_shot is None else f"{group.zero_shot.success:.0%}",
-            )
-        )
+        ratio = _ratio_in_words(group.ratio)
+        rows.append((group.name, str(len(group.runs)), *reached_cells(group, of), ratio, *success_cells(group)))
     return rows
 
 
-def needed_table(comparison: Comparison) -> list[tuple[str, ...]]:
+def reached_cells(group: Group, of: str) -> list[str]:
+    """Return the tasks to each of `SHARES` of "success" or "ceiling"."""
+    reached = (group.tasks_to[of][share] for share in SHARES)
+    return [f"{'> ' if each.censored else ''}{each.tasks:.0f}" for each in reached]
+
+
+def success_cells(group: Group) -> tuple[str, str]:
+    """Return success on val and on unseen companies."""
+    return f"{group.success:.0%}", "-" if group.zero_shot is None else f"{group.zero_shot.success:.0%}"
+
+
+def needed_table(comparison: Comparison) -> Rows:
     """Return the table of each cost to the target, and of how many seeds reached it."""
     rows = [("group", "there", *(cost.removeprefix("sampled_") for cost in COSTS))]
     for group in comparison.groups:
@@ -151,7 +191,7 @@ def _rounded(amount: float) -> str:
     return f"{amount:.0f}" if amount >= 100 else f"{amount:.3g}"
 
 
-def cost_table(comparison: Comparison) -> list[tuple[str, ...]]:
+def cost_table(comparison: Comparison) -> Rows:
     """Return the table of how many times less each group spent to the target; empty without a comparison."""
     others = [group for group in comparison.groups if group.name != comparison.baseline]
     if comparison.baseline is None or not others:

@@ -102,14 +102,16 @@ def check_environment(
     tasks = [*splits.get("train", ()), *splits.get("val", ())][:episodes]
     if not tasks:
         return {"ok": False, "problems": problems, "warnings": monitor.effects()}
-    idle = _play_all(make_environment, tasks, monitor, max_turns=1)
-    played = _play_all(make_environment, tasks, monitor, max_turns=max_turns, tools=tools) if not hangs(idle) else []
+    idly = _Stage(make_environment=make_environment, monitor=monitor, max_turns=1)
+    randomly = replace(idly, max_turns=max_turns, tools=tools)
+    idle = idly.play_all(tasks)
+    played = randomly.play_all(tasks) if not hangs(idle) else []
     problems += _failures(played, idle)
     if hangs(idle) or hangs(played):  # each further call would wait for the time limit
         return {"ok": False, "problems": problems, "warnings": monitor.effects()}
-    problems += _hostile_problems(make_environment, tasks[0], monitor, allowed=idle[0].reward)
+    problems += _hostile_problems(idly, tasks[0], allowed=idle[0].reward)
     problems += [f"its text contains a special token of the model: {each!r}" for each in _specials_in(played, specials)]
-    warnings = _repetition_warnings(make_environment, tasks, played, monitor, tools, max_turns)
+    warnings = _repetition_warnings(randomly, tasks, played)
     warnings += [*schema_flaws(tools), *monitor.effects()]
     figures = _figures(idle, played, length_of, prompt_length)
     warnings += _figure_warnings(figures, room)
@@ -126,77 +128,72 @@ def check_environment(
 NextMessage = Callable[[str, Any], str]  # (text so far, environment) -> the player's next message
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Stage:
+    """An environment that is played; with `tools` the player makes random calls, without it does nothing."""
+
+    make_environment: EnvironmentFactory
+    monitor: CallMonitor
+    max_turns: int  # a rollout is ended after them
+    tools: Sequence[Mapping[str, Any]] = ()
+
+    def play_all(self, tasks: Sequence[Any]) -> list[Playthrough]:
+        """Play each task, up to the first that hangs."""
+        played: list[Playthrough] = []
+        for index, task in enumerate(tasks):
+            if hangs(played):
+                break
+            played.append(self.play(task, self.random(index)))
+        return played
+
+    def random(self, index: int) -> NextMessage | None:
+        """Return the player of the task with this index: always the same."""
+        return partial(random_message, self.tools, index) if self.tools else None
+
+    def play(self, task: Any, next_message: NextMessage | None) -> Playthrough:
+        played = Playthrough()
+        for _ in self.turns(played, task, next_message):
+            pass
+        return played
+
+    def turns(self, played: Playthrough, task: Any, next_message: NextMessage | None) -> Iterator[None]:
+        """Play one rollout into `played` and yield before each turn, so that two rollouts can be interleaved."""
+        call = self.monitor.call
+        environment, _ = call(self.make_environment)
+        opening, seconds = call(lambda: opening_of(environment, task))
+        played.seconds.append(seconds)
+        if isinstance(environment, EnvironmentFailed) or isinstance(opening, EnvironmentFailed):
+            played.failure = environment if isinstance(environment, EnvironmentFailed) else opening
+            return
+        most = self.monitor.most_chars
+        played.cut += most is not None and sum(len(each.content) for each in opening) > most
+        played.opening = tuple(replace(each, content=each.content[:most]) for each in opening)
+        for turn in range(self.max_turns + 1):
+            yield
+            message: Any = FAREWELL
+            if next_message and turn < self.max_turns:
+                message, _ = call(partial(next_message, "\n".join(played.texts), environment), "a random call")
+            result, seconds = call(lambda message=message: checked_step(environment, message))
+            if isinstance(message, EnvironmentFailed) or isinstance(result, EnvironmentFailed):
+                played.failure = message if isinstance(message, EnvironmentFailed) else result
+                return
+            played.seconds.append(seconds)
+            played.cut += most is not None and len(result.observation) > most
+            played.mistakes += bool(result.info.get("mistake"))
+            played.replies.append((message, result.observation[:most], result.reward, result.done))
+            if result.done:
+                return
+
+
 def play(
-    make_environment: EnvironmentFactory,
-    task: Any,
-    monitor: CallMonitor,
-    *,
-    max_turns: int,
-    next_message: NextMessage | None,
+    make_environment: EnvironmentFactory, task: Any, monitor: CallMonitor, *, max_turns: int, next_message: NextMessage
 ) -> Playthrough:
-    """Play one rollout and end it after `max_turns`; with `next_message=None`, end it at once."""
-    played = Playthrough()
-    for _ in _turns(played, make_environment, task, monitor, max_turns=max_turns, next_message=next_message):
-        pass
-    return played
-
-
-def _play_all(
-    make_environment: EnvironmentFactory,
-    tasks: Sequence[Any],
-    monitor: CallMonitor,
-    *,
-    max_turns: int,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-) -> list[Playthrough]:
-    """Play each task, up to the first that hangs, with random calls of `tools`; without tools, do nothing."""
-    played: list[Playthrough] = []
-    for index, task in enumerate(tasks):
-        if hangs(played):
-            break
-        next_message = partial(random_message, tools, index) if tools else None
-        played.append(play(make_environment, task, monitor, max_turns=max_turns, next_message=next_message))
-    return played
+    """Play one rollout and end it after `max_turns`."""
+    return _Stage(make_environment=make_environment, monitor=monitor, max_turns=max_turns).play(task, next_message)
 
 
 def hangs(played: Sequence[Playthrough]) -> bool:
     return any(isinstance(each.failure, EnvironmentTimedOut) for each in played)
-
-
-def _turns(
-    played: Playthrough,
-    make_environment: EnvironmentFactory,
-    task: Any,
-    monitor: CallMonitor,
-    *,
-    max_turns: int,
-    next_message: NextMessage | None,
-) -> Iterator[None]:
-    """Play one rollout into `played` and yield before each turn, so that two rollouts can be interleaved."""
-    environment, _ = monitor.call(make_environment)
-    opening, seconds = monitor.call(lambda: opening_of(environment, task))
-    played.seconds.append(seconds)
-    if isinstance(environment, EnvironmentFailed) or isinstance(opening, EnvironmentFailed):
-        played.failure = environment if isinstance(environment, EnvironmentFailed) else opening
-        return
-    most = monitor.most_chars
-    played.cut += most is not None and sum(len(each.content) for each in opening) > most
-    played.opening = tuple(replace(each, content=each.content[:most]) for each in opening)
-    for turn in range(max_turns + 1):
-        yield
-        message: Any = FAREWELL
-        if next_message and turn < max_turns:
-            message, _ = monitor.call(partial(next_message, "\n".join(played.texts), environment), "a random call")
-        result, seconds = monitor.call(lambda message=message: checked_step(environment, message))
-        if isinstance(message, EnvironmentFailed) or isinstance(result, EnvironmentFailed):
-            played.failure = message if isinstance(message, EnvironmentFailed) else result
-            return
-        played.seconds.append(seconds)
-        played.cut += most is not None and len(result.observation) > most
-        played.mistakes += bool(result.info.get("mistake"))
-        played.replies.append((message, result.observation[:most], result.reward, result.done))
-        if result.done:
-            return
 
 
 def _splits(make_environment: EnvironmentFactory, monitor: CallMonitor) -> tuple[dict[str, Sequence[Any]], list[str]]:
@@ -230,11 +227,9 @@ def _failures(*groups: Sequence[Playthrough]) -> list[str]:
     return [f"{each[0]} (in {len(each)} of {rollouts} rollouts)" for each in (hung, raised) if each]
 
 
-def _hostile_problems(
-    make_environment: EnvironmentFactory, task: Any, monitor: CallMonitor, *, allowed: float
-) -> list[str]:
+def _hostile_problems(stage: _Stage, task: Any, *, allowed: float) -> list[str]:
     for message in HOSTILE:
-        played = play(make_environment, task, monitor, max_turns=1, next_message=lambda *_, message=message: message)
+        played = stage.play(task, lambda *_, message=message: message)
         if played.failure is not None:
             return [f"it fails on the invalid message {message[:40]!r}: {played.failure}"]
         if played.reward > allowed:
@@ -242,30 +237,16 @@ def _hostile_problems(
     return []
 
 
-def _repetition_warnings(
-    make_environment: EnvironmentFactory,
-    tasks: Sequence[Any],
-    played: Sequence[Playthrough],
-    monitor: CallMonitor,
-    tools: Sequence[Mapping[str, Any]],
-    max_turns: int,
-) -> list[str]:
+def _repetition_warnings(stage: _Stage, tasks: Sequence[Any], played: Sequence[Playthrough]) -> list[str]:
     """Check that the same calls get the same replies again, alone and in parallel with another rollout."""
-
-    def turns(index: int, again: Playthrough) -> Iterator[None]:
-        next_message = partial(random_message, tools, index)
-        return _turns(again, make_environment, tasks[index], monitor, max_turns=max_turns, next_message=next_message)
-
     indices = [index for index in range(min(REPEATED, len(tasks))) if played[index].failure is None]
     for index in indices:
-        again = Playthrough()
-        for _ in turns(index, again):
-            pass
+        again = stage.play(tasks[index], stage.random(index))
         if again.outcome != played[index].outcome:
             return [f"the same calls get other replies the second time (task {tasks[index].id})"]
     for one, other in pairwise(indices):
         parallel = {one: Playthrough(), other: Playthrough()}
-        running = [turns(index, again) for index, again in parallel.items()]
+        running = [stage.turns(again, tasks[index], stage.random(index)) for index, again in parallel.items()]
         while running:
             running = [each for each in running if next(each, _OVER) is not _OVER]
         if any(again.outcome != played[index].outcome for index, again in parallel.items()):

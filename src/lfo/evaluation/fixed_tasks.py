@@ -48,22 +48,23 @@ def evaluate_splits(
     splits: Sequence[str],
     roll_out: RollsOut,
     *,
-    blind: bool = False,
+    look_ahead: bool = True,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return metrics of greedy rollouts on the fixed tasks of each split, and some rollouts to read.
 
-    A run with look-ahead is also evaluated blind, which shows what the weights of the policy know. `blind`: look-ahead
-    has ended.
+    A run with look-ahead is also evaluated without it, which shows what the weights of the policy know. `look_ahead`:
+    whether it has not ended.
     """
-    sighted, asks = config.looks_ahead and not blind, RunnerConfig.of_run(config).ask
+    sighted, asks = config.looks_ahead and look_ahead, RunnerConfig.of_run(config).ask
     row: dict[str, Any] = {}
     records: list[dict[str, Any]] = []
     for split in splits:
         what = f"tasks of {name_of(make_environment)}"
         tasks = asks(lambda split=split: tasks_of(make_environment(), split)[: config.eval.tasks], what)
-        requests = [RolloutRequest(task=task, seeds=(0,), blind=True) for task in tasks]
-        shown = {"blind": not sighted, "by_base": sighted and config.looks_ahead_untrained}
-        rollouts = roll_out([replace(request, **shown) for request in requests], temperature=0.0)
+        requests = [RolloutRequest(task=task, seeds=(0,), look_ahead=False) for task in tasks]
+        player = "base" if sighted and config.looks_ahead_untrained else "policy"
+        looking = [replace(request, look_ahead=sighted, player=player) for request in requests]
+        rollouts = roll_out(looking, temperature=0.0)
         refuse_dead_environment(rollouts)
         metrics = rollout_metrics(rollouts) | draft_metrics(rollouts)
         if config.looks_ahead:

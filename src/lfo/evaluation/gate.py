@@ -49,7 +49,7 @@ def measure_gate(
     imagines: Callable[[Sequence[Rollout]], Callable[[str], bool]],
     progress: Callable[[int], None] = lambda played: None,
 ) -> dict[str, Any]:
-    """Play these tasks four times and judge. `play` looks ahead with true replies, except in blind rollouts;
+    """Play these tasks four times and judge. `play` looks ahead with true replies, except where that is off;
     `imagines` returns, after the first rollouts, which tools look-ahead may imagine."""
 
     def rollouts(requests: Sequence[RolloutRequest], temperature: float = 0.0) -> list[Rollout]:
@@ -58,10 +58,10 @@ def measure_gate(
         progress(len(played))
         return played
 
-    blind = [RolloutRequest(task=task, seeds=(0,), blind=True) for task in tasks]
-    alone = rollouts(blind)
+    plain = [RolloutRequest(task=task, seeds=(0,), look_ahead=False) for task in tasks]
+    alone = rollouts(plain)
     sampled = rollouts(
-        [RolloutRequest(task=task, seeds=(SAMPLED_SEED, index), blind=True) for index, task in enumerate(tasks)],
+        [RolloutRequest(task=task, seeds=(SAMPLED_SEED, index), look_ahead=False) for index, task in enumerate(tasks)],
         config.rollout.temperature,
     )
     may_imagine = imagines([*alone, *sampled])
@@ -93,7 +93,7 @@ def _with_feedback(
     called = {turn.call.name for rollout in alone for turn in rollout.turns if turn.call is not None}
     named = {name for name in called if may_imagine(name)}
     again = {
-        index: RolloutRequest(task=task, seeds=(0,), blind=True, feedback=feedback)
+        index: RolloutRequest(task=task, seeds=(0,), look_ahead=False, feedback=feedback)
         for index, (task, rollout) in enumerate(zip(tasks, alone, strict=True))
         if (feedback := feedback_from([rollout], tools=named)) is not None
     }
@@ -198,8 +198,9 @@ def _warnings(figures: Mapping[str, Any], helps: bool | None) -> Sequence[str]:
     if helps and before is not None and not before["foretold"]:
         looked = f"other tools were called before in {before['after_others']:.0%} of the cases"
         warnings.append(
-            f"what stands before a call of {before['tool']} does not tell its reply ({before['calls']} calls, "
-            f"p = {before['p']:.2f}; {looked}): a world model cannot predict from what was not looked up"
+            f"what stands before a call of {before['tool']} is not shown to tell its reply ({before['calls']} calls, "
+            f"p = {before['p']:.2f}; {looked}): a world model cannot predict from what was not looked up, and "
+            "few calls show little (--gate TASKS)"
         )
     return warnings
 

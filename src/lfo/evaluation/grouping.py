@@ -38,7 +38,7 @@ def group_names(configs: Sequence[RunConfig]) -> list[str]:
 
     "dapo", "dual-lora", "dual-lora frozen-policy", "dual-lora coupling=shared lookahead=off"
 
-    `algo=dapo` with `internalise.rows` imitates and makes few or no updates of DAPO: it is called "imitation". A frozen
+    `algo=dapo` that imitates makes few or no updates of DAPO: it is called "imitation". A frozen
     policy, which is a control, and feedback are always named. Names are unique: groups that no config value
     distinguishes get numbers.
     """
@@ -65,7 +65,7 @@ def group_names(configs: Sequence[RunConfig]) -> list[str]:
 
 
 def _algorithm(config: RunConfig) -> str:
-    return IMITATION if config.algo == "dapo" and config.internalise.rows else config.algo
+    return IMITATION if config.algo == "dapo" and config.imitates else config.algo
 
 
 def _distinguishing(one: RunConfig, other: RunConfig) -> set[str]:
@@ -123,3 +123,34 @@ def refuse_different_data(runs: Sequence[RunRecord]) -> None:
                     f"{refusal}: they were evaluated on different tasks of {split} ({tasks['tasks']} with fingerprint "
                     f"{tasks['fingerprint']}, {other['tasks']} with {other['fingerprint']})"
                 )
+
+
+def notes_of(runs: Sequence[RunRecord]) -> list[str]:
+    """Return what a reader must know to compare these runs."""
+    return [*_on_practice(runs), *_on_precision(runs)]
+
+
+def _on_practice(runs: Sequence[RunRecord]) -> list[str]:
+    """Return how many tasks of practice come on top of the tasks of these runs, one note for each number."""
+    took: dict[tuple[int, int], list[str]] = {}
+    for run in runs:
+        practice = (run.data or {}).get("practice")
+        counts = (practice.get("tasks"), practice.get("rollouts")) if isinstance(practice, Mapping) else ()
+        if counts and all(isinstance(each, int) for each in counts):
+            took.setdefault(counts, []).append(run.name)
+    return [
+        f"+ {tasks:,} tasks of practice ({rollouts:,} rollouts), before the first step, on top of the tasks of "
+        + ("every run" if len(names) == len(runs) else ", ".join(names))
+        for (tasks, rollouts), names in took.items()
+    ]
+
+
+def _on_precision(runs: Sequence[RunRecord]) -> list[str]:
+    """Return a note if runs were evaluated at different intervals."""
+    *others, last = sorted({config_of(run).eval.every for run in runs})
+    if not others:
+        return []
+    return [
+        f"runs were evaluated every {', '.join(map(str, others))} or {last} steps, which limits the precision of the "
+        "tasks that they needed"
+    ]

@@ -85,8 +85,8 @@ class Examination:
         return held_out_calls(self._make_environment, self._runner_config, self._untrained, count=count)
 
     def _untrained(self, tasks: Sequence[Any]) -> list[Rollout]:
-        """Play blind with the base, with the same random numbers in every run."""
-        requests = [RolloutRequest(task=task, seeds=(0, index), blind=True) for index, task in enumerate(tasks)]
+        """Play with the base, without look-ahead, with the same random numbers in every run."""
+        requests = [RolloutRequest(task=task, seeds=(0, index), look_ahead=False) for index, task in enumerate(tasks)]
         return self._backend.roll_out(requests, temperature=1.0, untrained=True)
 
     def lost_tokens(self, rollouts: Sequence[Rollout], predict: Collection[str] | None) -> dict[str, float]:

@@ -25,15 +25,15 @@ from lfo.statistics import wilson
 from lfo.types import RolloutGroup
 
 
-def pass_hat_k(successes: int, trials: int, k: int) -> float:
+def pass_hat_k(passed: int, trials: int, k: int) -> float:
     """Return the share of all choices of k trials in which all succeeded.
 
-    >>> pass_hat_k(3, 4, 2)  # 3 of the 6 pairs of trials contain only successes
+    >>> pass_hat_k(3, 4, 2)  # 3 of the 6 pairs of trials have two that passed
     0.5
     """
     if not 1 <= k <= trials:
         raise ValueError(f"pass^{k} needs at least {k} trials of each task, not {trials}")
-    return math.comb(successes, k) / math.comb(trials, k)
+    return math.comb(passed, k) / math.comb(trials, k)
 
 
 def judge(groups: Sequence[RolloutGroup], levels: Sequence[Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from typing import Any
 from lfo.errors import DataError, UsageError
 from lfo.evaluation.correlation import VAL, Correlation, correlation
 from lfo.evaluation.costs import spent
-from lfo.evaluation.grouping import baseline_name, config_of, group_names, grouped, refuse_different_data
+from lfo.evaluation.grouping import baseline_name, config_of, group_names, grouped, notes_of, refuse_different_data
 from lfo.evaluation.intervals import median_bound, t_interval
 from lfo.evaluation.runs import NO_METRICS, RunRecord
 
@@ -168,14 +168,10 @@ def compare(runs: Sequence[RunRecord], *, baseline: str | None = None) -> Compar
     if baseline is None:
         notes.append("there are no ratios without plain DAPO; --baseline names another baseline")
     if any(config_of(run).leaves_policy_alone and any(BLIND in row for row in run.rows) for run in runs):
-        notes.append("runs that internalise are measured with look-ahead; --blind measures their policies alone")
-    notes += _notes_on_practice(runs)
-    if len(often := sorted({config_of(run).eval.every for run in runs})) > 1:
-        *others, last = map(str, often)
         notes.append(
-            f"runs were evaluated every {', '.join(others)} or {last} steps, which limits the precision of the tasks "
-            "that they needed"
+            "runs that leave the policy alone are measured with look-ahead; --blind measures their policies alone"
         )
+    notes += notes_of(runs)
     notes += [
         f"{run.path} reached {target:.0%} only at its last evaluation, which a second one must confirm, so it does not "
         "count"
@@ -188,21 +184,6 @@ def compare(runs: Sequence[RunRecord], *, baseline: str | None = None) -> Compar
         target=target,
         notes=tuple(notes),
     )
-
-
-def _notes_on_practice(runs: Sequence[RunRecord]) -> list[str]:
-    """Return how many tasks of practice come on top of the tasks of these runs, one note for each number."""
-    took: dict[tuple[int, int], list[str]] = {}
-    for run in runs:
-        practice = (run.data or {}).get("practice")
-        counts = (practice.get("tasks"), practice.get("rollouts")) if isinstance(practice, Mapping) else ()
-        if counts and all(isinstance(each, int) for each in counts):
-            took.setdefault(counts, []).append(run.name)
-    return [
-        f"+ {tasks:,} tasks of practice ({rollouts:,} rollouts), before the first step, on top of the tasks of "
-        + ("every run" if len(names) == len(runs) else ", ".join(names))
-        for (tasks, rollouts), names in took.items()
-    ]
 
 
 def _group(

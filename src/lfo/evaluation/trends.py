@@ -13,7 +13,9 @@ from lfo.evaluation.correlation import VAL
 from lfo.evaluation.costs import MetricsRows
 
 GAIN = 0.02  # in success on val: the least that 100 tasks can show
-LATELY = 3  # evaluations that must all be far below the best one (`success.far_below`): one may be bad luck
+MOST_RATIO = 10.0  # largest ratio of the adapters' gradient norms without a warning
+FAR = 0.2  # least distance to the best evaluation; smaller ones also occur in healthy runs
+LATELY = 3  # evaluations that must all be far below the best one (`far_below`): one may be bad luck
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,3 +78,18 @@ class Trends:
 def numbers(rows: MetricsRows, key: str) -> list[float]:
     """Return the values of a metric, in order, of the rows that have it."""
     return [row[key] for row in rows if isinstance(row.get(key), int | float) and math.isfinite(row[key])]
+
+
+def far_below(best: float, value: float, *, tasks: int) -> bool:
+    """Whether an evaluation on `tasks` tasks is below the best one by `FAR` and by three standard errors.
+
+    >>> far_below(0.76, 0.5, tasks=100), far_below(0.76, 0.6, tasks=100), far_below(0.76, 0.5, tasks=20)
+    (True, False, False)
+    """
+    return best - value >= max(FAR, 3 * math.sqrt(2 * 0.25 / tasks))
+
+
+def evaluated_tasks(row: Mapping[str, Any], *, at_most: int) -> int:
+    """Return the number of val tasks behind a row's success; an environment may have fewer than `eval.tasks`."""
+    stops = row.get("eval/val/stops")
+    return sum(stops.values()) if isinstance(stops, Mapping) and stops else at_most

@@ -18,8 +18,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from lfo.model.adapters import DualAdapterModel
-from lfo.model.layers import PARTS_OF_LAYER, base_linear, is_llama_like, layer_linears
-from lfo.model.turn_ops import Heads, rotate
+from lfo.model.layers import PARTS_OF_LAYER, Heads, base_linear, is_llama_like, layer_linears, rotate
+from lfo.model.row_tree import common_prefix
 
 _CAPACITY_STEP = 128
 _WORTHWHILE_PREFIX = 16
@@ -45,12 +45,7 @@ class FusedDecoder:
     """Base and adapters of a Llama-like model, merged into separate weights."""
 
     def __init__(
-        self,
-        model: DualAdapterModel,
-        adapters: Sequence[str],
-        *,
-        max_context: int,
-        dtype: torch.dtype | None = None,
+        self, model: DualAdapterModel, adapters: Sequence[str], *, max_context: int, dtype: torch.dtype | None = None
     ) -> None:
         self.adapters = tuple(adapters)
         self.max_context = max_context
@@ -191,7 +186,7 @@ class SlotCache:
                 jobs.append((slot, start, history[start:]))
             else:
                 fresh.setdefault(tuple(history), []).append(slot)
-        prefix = _common_prefix(list(fresh)) if len(fresh) > 1 else 0
+        prefix = common_prefix(list(fresh)) if len(fresh) > 1 else 0
         if prefix >= _WORTHWHILE_PREFIX:
             first, *others = [slots[0] for slots in fresh.values()]
             self._compute([(first, 0, next(iter(fresh))[:prefix])], hidden)
@@ -446,10 +441,3 @@ class _Memory:
         # torch.zeros would write all of it, numpy lets the system give memory when it is used: most slots never are.
         zeros = np.zeros(math.prod(shape) * self._dtype.itemsize, dtype=np.uint8)
         return torch.from_numpy(zeros).view(self._dtype).view(shape)
-
-
-def _common_prefix(histories: Sequence[tuple[int, ...]]) -> int:
-    """Return the length of the common prefix, which leaves each at least one token."""
-    low, high = min(histories), max(histories)
-    shortest = min(map(len, histories)) - 1
-    return next((index for index in range(shortest) if low[index] != high[index]), shortest)

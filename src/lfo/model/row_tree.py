@@ -73,3 +73,10 @@ class RowTree:
     def of_wanted(self, wanted_BT: np.ndarray) -> tuple[RowTree, np.ndarray]:
         """Return the tree of the wanted tokens only, and the indices of its nodes in this one."""
         return self._of_labels(wanted_BT & self.real_BT, self.nodes_BT)
+
+
+def common_prefix(histories: Sequence[tuple[int, ...]]) -> int:
+    """Return the length of the common prefix, which leaves each at least one token."""
+    low, high = min(histories), max(histories)
+    shortest = min(map(len, histories)) - 1
+    return next((index for index in range(shortest) if low[index] != high[index]), shortest)

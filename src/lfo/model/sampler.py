@@ -23,8 +23,8 @@ from torch import Tensor
 
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.decoder import Decoder, HFDecoder
-from lfo.model.draw import draw
 from lfo.model.fused_decoder import FusedDecoder
+from lfo.model.layers import draw
 from lfo.model.turn_decoder import TurnCache, TurnDecoder
 
 # The largest fp32 number below 1: rounding a double must not exceed the end of the distribution.

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from lfo.model.draw import draw
+from lfo.model.layers import Heads, draw, rotate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,19 +34,6 @@ class TurnTensors:
     is_end_V: Tensor
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Heads:
-    """The shape of attention, and the rotary embedding."""
-
-    queries: int
-    keys: int
-    size: int
-    scaling: float
-    epsilon: float
-    cos_SD: Tensor
-    sin_SD: Tensor  # the first half negated: rotate_half(x) * sin == x.roll(half) * this
-
-
 def widen(x_MW: Tensor, a_RW: Tensor) -> Tensor:
     return torch.cat([x_MW, F.linear(x_MW, a_RW)], dim=-1) if len(a_RW) else x_MW
 
@@ -58,15 +45,6 @@ def widen_norm(x_MW: Tensor, weight_W: Tensor, a_RW: Tensor, epsilon: float) -> 
 def widen_gate(gate_up: Tensor, a_RW: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return widen(F.silu(gate) * up, a_RW)
-
-
-def rotate(qkv: Tensor, cos_MD: Tensor, sin_MD: Tensor, norm: Tensor | None, heads: Heads) -> None:
-    """Norm (if the model has one) and rotate queries and keys, in place; values follow them."""
-    qk = qkv[:, : heads.queries + heads.keys]
-    if norm is not None:
-        qk.copy_(F.rms_norm(qk, (heads.size,), None, heads.epsilon) * norm)
-    rolled = qk.roll(heads.size // 2, -1)
-    qk.mul_(cos_MD[:, None]).addcmul_(rolled, sin_MD[:, None])
 
 
 def attend(

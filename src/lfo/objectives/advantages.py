@@ -24,8 +24,8 @@ def group_advantages(
     """Return the advantage of each rollout over its peers: (reward - mean) / (std + eps).
 
     The peers are the whole group, or the rollouts with the same entry in `conditions`: a rollout that was shown more
-    than others must not get an advantage for it. The standard deviation is the population's, so a group with half
-    successes gives +1 and -1, whatever its size. (verl's is the unbiased one, with which advantages of n peers are
+    than others must not get an advantage for it. The standard deviation is the population's, so a group of which
+    half succeed gives +1 and -1, whatever its size. (verl's is the unbiased one, with which advantages of n peers are
     smaller by sqrt((n - 1) / n): 0.71 for two.)
 
     >>> [round(advantage, 3) for advantage in group_advantages((1.0, 0.0, 0.0, 0.0))]

@@ -187,7 +187,7 @@ def policy_loss(
 
 
 def cross_entropy(logprobs: Tensor, weights: Tensor, *, normalizer: float) -> Tensor:
-    """Return the loss of the world model on replies, and of a policy that imitates successes, in nats per token."""
+    """Return the loss of the world model on replies, and of a policy that imitates, in nats per token."""
     return -weighted_mean(logprobs, weights, normalizer=normalizer)
 
 

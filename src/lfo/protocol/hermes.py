@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lfo.types import ToolCall
@@ -44,6 +45,10 @@ OPENING = "<tool_call>"
 _CLOSE = "</tool_call>"
 _CALL_STARTS = re.compile(OPENING + r"\s*")
 _CALL_ENDS = re.compile(r"\s*" + _CLOSE)
+FENCE = "```"
+_BLOCK_STARTS = re.compile(FENCE + r"(?:json)?\s*")
+
+Tools = Sequence[Mapping[str, Any]]  # schemas in OpenAI format
 
 
 def parse_tool_call(message: str) -> ToolCall | None:
@@ -71,6 +76,48 @@ def parse_tool_calls(message: str) -> list[ToolCall]:
             raise Mistake(f"The tool call must end with {_CLOSE} right after its JSON object.")
         calls.append(call_of(value, message))
     return calls
+
+
+def parse_with_or_without_tags(message: str, tools: Tools) -> list[ToolCall]:
+    """Return all calls of a message that a model has written.
+
+    Instruct models whose template is Hermes, above all those for code, often leave out the tags. A message that is one
+    JSON object, or has one code block with it, is a call if it has the name of a tool:
+
+        ```json
+        {"name": "look", "arguments": {"at": "red"}}
+        ```
+    """
+    calls = parse_tool_calls(message)
+    if calls or OPENING in message:
+        return calls
+    call = _call_without_tags(message, tools)
+    return [call] if call else []
+
+
+def _call_without_tags(message: str, tools: Tools) -> ToolCall | None:
+    """Return the call of one of `tools` that is the whole message or its only code block; other JSON is text."""
+    if len(message) > MAX_MESSAGE_CHARS:
+        return None
+    start, block = len(message) - len(message.lstrip()), _BLOCK_STARTS.search(message)
+    if block and message.count(FENCE) <= 2:
+        start = block.end()
+    if not message.startswith("{", start):
+        return None
+    try:
+        value, end = read_json(message, start)
+        call = call_of(value, message)
+    except Mistake:
+        return None
+    rest = message[end:].strip()
+    ended = rest.startswith(FENCE) if block else not rest
+    names = {as_mapping(tool.get("function")).get("name") for tool in tools}
+    return call if ended and "arguments" in value and call.name in names else None
+
+
+def as_mapping(value: Any) -> Mapping[str, Any]:
+    """Return a mapping, or an empty one for any other value: clients of `lfo serve` may send anything as a schema."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def refuse_overlong(message: str, calls: list[ToolCall]) -> None:

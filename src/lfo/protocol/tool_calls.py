@@ -8,13 +8,6 @@
 
 A form has two pure functions: `parse` returns all calls of a message or raises a `Mistake`, as strictly as `hermes`;
 `pieces` writes calls. Only messages that the policy has sampled are parsed.
-
-Instruct models whose template is Hermes, above all those for code, often leave out the tags. A message that is one
-JSON object, or has one code block with it, is a call if it has the name of a tool:
-
-    ```json
-    {"name": "look", "arguments": {"at": "red"}}
-    ```
 """
 
 from __future__ import annotations
@@ -26,17 +19,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from lfo.protocol.hermes import (
-    MAX_MESSAGE_CHARS,
+    FENCE,
     Mistake,
+    Tools,
+    as_mapping,
     call_of,
     format_tool_call,
-    parse_tool_calls,
+    parse_with_or_without_tags,
     read_json,
     refuse_overlong,
 )
 from lfo.types import ToolCall
-
-Tools = Sequence[Mapping[str, Any]]  # schemas in OpenAI format
 
 
 class Control(str):
@@ -69,43 +62,6 @@ def form_of(written: str, call: ToolCall) -> CallForm | None:
         except Mistake:
             continue
     return None
-
-
-# --- Hermes --------------------------------------------------------------------------------------------------------
-
-_FENCE = "```"
-_BLOCK_STARTS = re.compile(_FENCE + r"(?:json)?\s*")
-
-
-def _parse_hermes(message: str, tools: Tools) -> list[ToolCall]:
-    calls = parse_tool_calls(message)
-    if calls or "<tool_call>" in message:
-        return calls
-    call = _call_without_tags(message, tools)
-    return [call] if call else []
-
-
-def _call_without_tags(message: str, tools: Tools) -> ToolCall | None:
-    """Return the call of one of `tools` that is the whole message or its only code block; other JSON is text."""
-    if len(message) > MAX_MESSAGE_CHARS:
-        return None
-    start, block = len(message) - len(message.lstrip()), _BLOCK_STARTS.search(message)
-    if block and message.count(_FENCE) <= 2:
-        start = block.end()
-    if not message.startswith("{", start):
-        return None
-    try:
-        value, end = read_json(message, start)
-        call = call_of(value, message)
-    except Mistake:
-        return None
-    rest = message[end:].strip()
-    ended = rest.startswith(_FENCE) if block else not rest
-    return call if ended and "arguments" in value and call.name in _names(tools) else None
-
-
-def _names(tools: Tools) -> set[Any]:
-    return {_mapping(tool.get("function")).get("name") for tool in tools}
 
 
 # --- Llama 3 -------------------------------------------------------------------------------------------------------
@@ -250,15 +206,10 @@ def _listed(value: Any) -> Sequence[Any]:
 
 def _properties(tools: Tools, name: str) -> Mapping[str, Any]:
     for tool in tools:
-        function = _mapping(tool.get("function"))
+        function = as_mapping(tool.get("function"))
         if function.get("name") == name:
-            return _mapping(_mapping(function.get("parameters")).get("properties"))
+            return as_mapping(as_mapping(function.get("parameters")).get("properties"))
     return {}
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    """Return a mapping, or an empty one for any other value: clients of `lfo serve` may send anything as a schema."""
-    return value if isinstance(value, Mapping) else {}
 
 
 def _write_qwen_xml(calls: Sequence[ToolCall]) -> Iterator[str]:
@@ -290,9 +241,9 @@ def _refuse_other_forms(message: str) -> None:
 
 HERMES = CallForm(
     name="hermes",
-    parse=_parse_hermes,
+    parse=parse_with_or_without_tags,
     pieces=lambda calls: ("\n".join(map(format_tool_call, calls)),),
-    opening=_FENCE,  # of a call without tags; one with tags is not written again
+    opening=FENCE,  # of a call without tags; one with tags is not written again
 )
 QWEN_XML = CallForm(name="qwen-xml", parse=_parse_qwen_xml, pieces=_write_qwen_xml, opening="<tool_call>")
 LLAMA = CallForm(name="llama", parse=_parse_llama, pieces=_write_llama, ends=("<|eom_id|>",))

@@ -384,19 +384,19 @@ function learning() {
 
 function comparison() {
   const node = section("comparison", "Comparison", data.comparison.length
-    ? "Tasks to a target: the geometric mean over seeds of the tasks seen at the first of two consecutive evaluations at or above it. If a run ended before, the figure is a bound, marked >, ≥ or ≤. Times fewer tasks: to 70 % of the ceiling, or to 70 % success if no ceiling is known, paired by seed. The smaller table shows the same ratio for every cost of training, without evaluation."
+    ? "Tasks to a target: the geometric mean over seeds of the tasks seen at the first of two consecutive evaluations at or above it. If a run ended before, the figure is a bound, marked >, ≥ or ≤. Ratio: times fewer tasks to 70 % of the ceiling, or to 70 % success if no ceiling is known, paired by seed. Costs are those of training, without evaluation."
     : null);
   if (!data.comparison.length) return node.append(empty("A comparison needs runs that were evaluated on val after some training."));
-  const groupTable = ({ columns, rows }) => {
+  const groupTable = ({ title, columns, rows }) => {
     const head = columns.map((column, index) => element("th", { class: index ? "number" : null, scope: "col" }, column));
     const body = rows.map((row) => element("tr", { class: colour(row.group) },
-      element("td", {}, element("span", { class: "swatch" }), data.groups[row.group].name, element("small", {}, row.note)),
-      row.cells.map((cell) => element("td", { class: "number" }, cell.text, cell.note ? element("small", {}, cell.note) : null))));
-    return element("div", { class: "scroll" }, element("table", {}, element("thead", {}, element("tr", {}, head)), element("tbody", {}, body)));
+      element("td", {}, element("span", { class: "swatch" }), data.groups[row.group].name),
+      row.cells.map((cell) => element("td", { class: "number" }, cell))));
+    return element("div", { class: "scroll" }, element("table", {}, element("caption", {}, title), element("thead", {}, element("tr", {}, head)), element("tbody", {}, body)));
   };
-  for (const { title, columns, rows, words, costs } of data.comparison) {
+  for (const { title, tables, words } of data.comparison) {
     if (data.comparison.length > 1) node.append(element("h3", { class: "apart" }, title));
-    node.append(...[{ columns, rows }, costs].filter((each) => each && each.rows.length).map(groupTable));
+    node.append(...tables.map(groupTable));
     node.append(...words.map((sentence) => element("p", { class: "quiet" }, sentence)));
   }
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from typing import Any
 from lfo import __version__
 from lfo.config import RunConfig, experiment
 from lfo.errors import LfoError, UsageError
+from lfo.evaluation.comparison_text import sentences
+from lfo.evaluation.comparison_text import tables as tables_of
 from lfo.evaluation.costs import number, training_seconds
 from lfo.evaluation.grouping import config_of, group_names
 from lfo.evaluation.runs import RunRecord, find_runs, folders, holds_run, read_run
@@ -27,7 +29,7 @@ from lfo.report.curves import POINTS, SMALL_CHART_POINTS, Member, curve, mark
 from lfo.report.samples import BUDGET, ROLLOUTS_PER_RUN, Texts, read_predictions, read_rollouts
 from lfo.report.studies import ABLATION_FILE, StudyResult, described
 from lfo.report.text import shown
-from lfo.report.words import headline, page_names, table
+from lfo.report.words import headline, page_names, renamed
 
 COLOURS = 8  # distinguishable colours of the page
 SPLITS = {
@@ -283,13 +285,14 @@ class _Page:
             if not evaluated:
                 continue
             try:
-                comparison = self._with_page_names(compare(evaluated))
+                comparison = compare(evaluated)
             except (LfoError, KeyError, TypeError) as error:  # the last two: a damaged data.json
-                tables.append({"title": title, "columns": [], "rows": [], "words": [shown(f"Not compared: {error}.")]})
+                tables.append({"title": title, "tables": [], "words": [shown(f"Not compared: {error}.")]})
                 continue
+            indices = [self._group_of(group.runs[0]) for group in comparison.groups]
+            comparison = renamed(comparison, [self.groups[index][0] for index in indices])
             found.append((len(evaluated), *headline(comparison)))
-            indices = {group.name: self._group_of(group.runs[0]) for group in comparison.groups}
-            tables.append({"title": title, **table(comparison, indices)})
+            tables.append({"title": title, **self._compared(comparison)})
         if not tables:
             return "Nothing has been evaluated after training yet.", "", []
         if not found:
@@ -298,6 +301,16 @@ class _Page:
         if len(tables) > 1:
             second += " This is about the largest of several sets of runs that were evaluated on different tasks."
         return shown(first), shown(second.strip()), tables
+
+    def _compared(self, comparison: Comparison) -> dict[str, Any]:
+        """Return what `lfo compare` prints; a row names its group by its index on the page."""
+        indices = {group.name: self._group_of(group.runs[0]) for group in comparison.groups}
+        tables = []
+        for title, (columns, *groups) in tables_of(comparison).items():
+            rows = [{"group": indices[name], "cells": cells} for name, *cells in groups]
+            rows.sort(key=lambda row: row["group"])
+            tables.append({"title": title, "columns": list(columns), "rows": rows})
+        return {"tables": tables, "words": list(map(shown, sentences(comparison)))}
 
     def samples(self) -> tuple[list[str], list[dict[str, Any]], list[dict[str, Any]], str]:
         texts, items, examples, cut = Texts(), [], [], 0
@@ -358,13 +371,6 @@ class _Page:
     def _group_of(self, record: RunRecord) -> int:
         return next(member.group for member in self.members if self.records[member.run] is record)
 
-    def _with_page_names(self, comparison: Comparison) -> Comparison:
-        groups = [replace(group, name=self.groups[self._group_of(group.runs[0])][0]) for group in comparison.groups]
-        names = {old.name: new.name for old, new in zip(comparison.groups, groups, strict=True)}
-        baseline = comparison.baseline and names[comparison.baseline]
-        groups.sort(key=lambda group: self._group_of(group.runs[0]))
-        return replace(comparison, groups=tuple(groups), baseline=baseline)
-
 
 def _group_key(record: RunRecord) -> str:
     """Return a key of config and tasks: with the same config, the environment may have changed."""
@@ -422,8 +428,8 @@ def _short_name(path: Path, records: Sequence[RunRecord]) -> str:
 def _phases(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the phases of a run, each with its last step; "" if it has none.
 
-    >>> _phases([{"step": 1, "phase": "ask"}, {"step": 2, "phase": "ask"}, {"step": 3, "phase": "internalise"}])
-    'ask to step 2, internalise to step 3'
+    >>> _phases([{"step": 1, "phase": "ask"}, {"step": 2, "phase": "ask"}, {"step": 3, "phase": "reinforce"}])
+    'ask to step 2, reinforce to step 3'
     """
     last = {str(row["phase"]): row["step"] for row in rows if "phase" in row}
     return ", ".join(f"{phase} to step {step}" for phase, step in last.items())

@@ -1,4 +1,4 @@
-"""The headline, its evidence and the table of a comparison, as text without markup.
+"""The headline of a comparison and its evidence, as text without markup.
 
 Groups have their page names (`page_names`).
 
@@ -9,22 +9,11 @@ was not reached. A ratio with censored runs is called a bound.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
-from lfo.evaluation.comparison_text import SIGNS, interval_in_words
-from lfo.evaluation.costs import COSTS
+from lfo.evaluation.comparison_text import interval_in_words, is_control
 from lfo.evaluation.grouping import FROZEN_POLICY, IMITATION, WITH_FEEDBACK
-from lfo.evaluation.sample_efficiency import (
-    SHARES,
-    TARGET_SHARE,
-    Comparison,
-    Group,
-    Ratio,
-    Reached,
-    curve,
-    tasks_to,
-    unconfirmed,
-)
+from lfo.evaluation.sample_efficiency import TARGET_SHARE, Comparison, Group, Ratio
 
 # Display names of parts of `group_names`; other config values stay `name=value`.
 SPOKEN = {
@@ -65,6 +54,13 @@ def page_names(names: Sequence[str]) -> list[str]:
     return [", ".join(words) for words in chosen]
 
 
+def renamed(comparison: Comparison, names: Sequence[str]) -> Comparison:
+    """Return the comparison with other names of its groups."""
+    new = dict(zip((group.name for group in comparison.groups), names, strict=True))
+    groups = tuple(replace(group, name=new[group.name]) for group in comparison.groups)
+    return replace(comparison, groups=groups, baseline=comparison.baseline and new[comparison.baseline])
+
+
 def headline(comparison: Comparison) -> tuple[str, str]:
     """Return the headline and a sentence with its evidence."""
     base = next((group for group in comparison.groups if group.name == comparison.baseline), None)
@@ -89,62 +85,6 @@ def headline(comparison: Comparison) -> tuple[str, str]:
         basis = [_bound_words(best.ratio)]
     basis += [_unseen_words(best), _choice(others, best)]
     return _capital(first), " ".join(words for words in basis if words)
-
-
-def table(comparison: Comparison, numbers: dict[str, int]) -> dict[str, Any]:
-    """Return the comparison as a table; `numbers` are the indices of the groups on the page."""
-    of = "success" if comparison.ceiling is None else "ceiling"
-    top = "success" if comparison.ceiling is None else "of the ceiling"
-    unseen = next((group.zero_shot for group in comparison.groups if group.zero_shot), None)
-    columns = ["", *(f"tasks to {percent(share)} {top}" for share in SHARES), "times fewer tasks", "success at the end"]
-    columns += ["unseen companies"] if unseen else []
-    rows = []
-    for group in comparison.groups:
-        highest = comparison.ceiling or 1.0
-        cells = [_reached_cell(group, group.tasks_to[of][share], share * highest) for share in SHARES]
-        baseline = group.name == comparison.baseline
-        cells.append({"text": "1", "note": "baseline"} if baseline else _ratio_cell(group.ratio))
-        blind = f", blind {percent(group.blind['val'].mean)}" if "val" in group.blind else ""
-        cells.append({"text": percent(group.success), "note": f"after {group.tasks_seen:,} tasks{blind}"})
-        if unseen:
-            zero = group.zero_shot
-            other = zero.baseline if zero and group.name != comparison.baseline else None
-            note = "" if other is None else f"baseline {percent(other)}"
-            cells.append({"text": percent(zero.success) if zero else "-", "note": note})
-        seeds = sorted(run.config.seed for run in group.runs if run.config)
-        note = f"{_seeds(len(seeds))}: {', '.join(map(str, seeds))}" if seeds else ""
-        rows.append({"group": numbers[group.name], "note": note, "cells": cells})
-    words = _correlations(comparison)
-    controls = [group.name for group in comparison.groups if is_control(group)]
-    if controls:
-        words.insert(0, f"Controls, which show what is possible and not what was learned: {', '.join(controls)}.")
-    late = [run.name for group in comparison.groups for run in unconfirmed(group.runs, comparison.target)]
-    if late:
-        words.append(
-            f"These runs reached {_target_words(comparison)} only at the last evaluation, without a second one to "
-            f"confirm it, so they do not count as having reached it: {', '.join(late)}."
-        )
-    return {"columns": columns, "rows": rows, "words": words, "costs": _costs(comparison, numbers)}
-
-
-def _costs(comparison: Comparison, numbers: dict[str, int]) -> dict[str, Any]:
-    """Return the table of how many times less each group spent to the target; empty without a baseline."""
-    others = [group for group in comparison.groups if comparison.baseline not in (None, group.name)]
-    columns = [f"times less to {_target_words(comparison)}", *(cost.replace("_", " ") for cost in COSTS)]
-    rows = []
-    for group in others:
-        ratios = [group.costs[cost].ratio if cost in group.costs else Ratio(note="not measured") for cost in COSTS]
-        rows.append({"group": numbers[group.name], "note": "", "cells": [_ratio_cell(ratio) for ratio in ratios]})
-    return {"columns": columns, "rows": rows}
-
-
-def is_control(group: Group) -> bool:
-    """Whether a group is a control: look-ahead is true or shuffled by design, or the policy is frozen."""
-    config = group.runs[0].config
-    if config is None:
-        return False
-    other = config.lookahead_source in ("truth", "shuffled") or config.feedback == "other_task"
-    return other or config.policy.frozen
 
 
 def percent(value: float) -> str:
@@ -236,32 +176,3 @@ def _unseen_words(group: Group) -> str:
         f"On companies that are not in the training tasks it succeeds in {percent(zero.success)}, the baseline in "
         f"{percent(zero.baseline)}, both after {_tasks(zero.tasks)}."
     )
-
-
-def _reached_cell(group: Group, reached: Reached, target: float) -> dict[str, str]:
-    if not reached.censored:
-        return {"text": f"{reached.tasks:,.0f}", "note": ""}
-    there = sum(not tasks_to(curve(run.rows), target).censored for run in group.runs)
-    note = f"{there} of {_seeds(len(group.runs))}" if there else "not reached"
-    return {"text": f"> {reached.tasks:,.0f}", "note": note}
-
-
-def _ratio_cell(ratio: Ratio) -> dict[str, str]:
-    if ratio.value is None:
-        return {"text": "-", "note": "not reached by either" if ratio.censored else ratio.note}
-    note = _seeds(len(ratio.seeds), "paired ")
-    if ratio.interval is not None:
-        note += f", 95 %: {interval_in_words(ratio.interval)}"
-    return {"text": f"{SIGNS[ratio.bound]}{ratio.value:.1f}", "note": note}
-
-
-def _correlations(comparison: Comparison) -> list[str]:
-    words = []
-    for group in comparison.groups:
-        found = group.correlation
-        if found is not None and found.with_success is not None:
-            words.append(
-                f"{group.name}: world-model accuracy and success {found.steps} steps later correlate with "
-                f"r = {found.with_success:.2f}, over {found.n} evaluations that are not independent."
-            )
-    return words

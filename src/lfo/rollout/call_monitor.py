@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lfo.env.output import redirected_stdout
-from lfo.env.patience import call_all
+from lfo.env.patience import call_all, redirected_stdout
 
 
 class CallMonitor:

@@ -112,7 +112,7 @@ class Deliberation:
 
     def reconsider(self, batch: Sequence[Row], turn: int, temperature: float) -> None:
         """Let rows imagine the reply to the turn that they just said, and say another turn."""
-        sighted = [row for row in batch if not row.request.blind]
+        sighted = [row for row in batch if row.request.look_ahead]
         looking = [row for row in sighted if self._allowance(row) > 0 or self._repeats_error(row)]
         tried: dict[int, list[ToolCall | None]] = {row.index: [] for row in looking}
         self._imagine_drafts(looking, tried, (turn, 0), temperature)
@@ -320,7 +320,7 @@ class Deliberation:
 
     def look_ahead(self, batch: Sequence[Row]) -> None:
         """Show rows the predicted replies to the calls that their environments name."""
-        asking = [row for row in batch if not row.request.blind and isinstance(row.environment, OffersLookahead)]
+        asking = [row for row in batch if row.request.look_ahead and isinstance(row.environment, OffersLookahead)]
         for _ in range(MAX_IMAGINED):
             questions: list[tuple[Row, Question]] = []
             outcomes = self._call_all([partial(_environment_question, row) for row in asking], what=_query_of(asking))

@@ -31,7 +31,7 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "reward": rollout.reward,
         "stop": rollout.stop.value,
         "error": rollout.error,
-        "blind": rollout.blind,
+        "blind": not rollout.look_ahead,
         "level": rollout.info.get("level"),
         "opening": [{"role": message.role, "content": message.content} for message in rollout.opening],
         "turns": [

@@ -7,7 +7,7 @@
 A situation has three texts: the task, the earlier actions and replies that concern the call, and the call. Its terms
 are the words of each text. The similarity of two situations is the cosine of their terms, weighted by how much a term
 says about the words of the replies so far (`informativeness`). TF-IDF decides between equals, then the newest wins.
-Nothing here is made for one environment. docs/LOG.md lists the alternatives that were tried; this was the best.
+Nothing here is made for one environment. research/LOG.md lists the alternatives that were tried; this was the best.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lfo.config import RunConfig
-from lfo.env.answers import MOST_REWARD, checked_step, opening_of
-from lfo.env.interface import Environment, EnvironmentFactory, describe_with
+from lfo.env.answers import MOST_REWARD, checked_step, described, opening_of
+from lfo.env.interface import DescribesReplies, Environment, EnvironmentFactory
 from lfo.env.patience import ask, call_all, name_of, naming
 from lfo.errors import ConfigError, EnvironmentFailed
 from lfo.protocol.chat import ChatCodec, ParsedMessage, Tokens
@@ -230,7 +230,8 @@ class Runner:
         cut = len(result.observation) > row.most_chars
         if cut:
             result = replace(result, observation=result.observation[: row.most_chars])
-        facts = describe_with(row.environment, result.observation)
+        describes = isinstance(row.environment, DescribesReplies)
+        facts = described(row.environment, result.observation) if describes else None
         return _Exchange(message=message, result=result, facts=facts, cut=cut)
 
     def _count(self, row: Row, exchange: _Exchange) -> None:

@@ -1,53 +1,21 @@
-"""Turn rollouts and replies into training rows; the replay buffer of replies."""
+"""Rollouts and what earlier steps have stored -> the rows that a step trains: the rows of each of its mini-batches."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Container, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import islice
-from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
-from safetensors.numpy import load_file, save_file
-
-from lfo.env.interface import Environment
-from lfo.errors import DataError
+from lfo.config import RunConfig
 from lfo.objectives.advantages import group_advantages
-from lfo.protocol.world_model import WorldModelCodec, WorldModelExample
+from lfo.protocol.world_model import WorldModelExample
 from lfo.rollout.deliberation import asked_at, imagined
-from lfo.rollout.records import read_rollouts
+from lfo.rollout.replay import Practice, ReplayBuffer
 from lfo.rollout.runner import ENVIRONMENT_FAILURES
-from lfo.types import Origin, Rollout, RolloutGroup, TrainingSample, Turn
-
-MOST_ENCODERS = 4  # threads that tokenise replies; more would wait for the interpreter lock
+from lfo.rollout.successes import Renaming, SuccessBuffer, imitation_sample
+from lfo.types import NOTHING, Observed, Origin, Rollout, RolloutGroup, StepPlan, TrainingSample
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Observed:
-    """How much the tokens of each observation count for a world model that learns on the rows of the policy.
-
-    Every observation that this rollout received has one of three sources. What it did not receive counts nothing.
-    """
-
-    tools: Collection[str] | None = frozenset()  # replies to calls of these tools count 1 (None: of all)
-    user_turns: float = 0.0  # answers to messages that call no tool
-    other: float = 0.0  # replies to other calls, and to those that cannot be parsed
-
-    def weight(self, turn: Turn) -> float:
-        if turn.predicted:
-            return 0.0
-        if turn.call is None:
-            return self.other if "<tool_call>" in turn.action else self.user_turns
-        return 1.0 if self.tools is None or turn.call.name in self.tools else self.other
-
-
-NOTHING = Observed()
 
 
 def policy_sample(
@@ -171,117 +139,105 @@ def deal(parts: Sequence[Sequence[T]], count: int) -> list[list[T]]:
     return dealt
 
 
-def examples_of_groups(
-    groups: Sequence[RolloutGroup], codec: WorldModelCodec, *, predict: Collection[str] | None
-) -> list[list[WorldModelExample]]:
-    """Return the distinct world-model examples of each group."""
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    with ThreadPoolExecutor(min(MOST_ENCODERS, os.cpu_count() or 1)) as pool:
-        examples = pool.map(partial(codec.examples_of, predict=predict), rollouts)
-    by_group = []
-    for group in groups:
-        merged = ReplayBuffer()
-        for of_rollout in islice(examples, len(group.rollouts)):
-            merged.add(of_rollout)
-        by_group.append(list(merged.examples.values()))
-    return by_group
-
-
-def supervised_sample(
-    tokens: Sequence[int],
-    *,
-    adapters: tuple[str, ...],
-    world_model_weights: Sequence[float] = (),
-    imitation_weights: Sequence[float] = (),
-) -> TrainingSample:
-    """Return a row without a policy loss; `()` means that the row has no such loss."""
-    zeros = [0.0] * len(tokens)
-    return TrainingSample(
-        tokens=tokens,
-        adapters=adapters,
-        logprobs=zeros,
-        advantages=zeros,
-        policy_weights=zeros,
-        world_model_weights=world_model_weights or zeros,
-        imitation_weights=imitation_weights,
-    )
-
-
 def world_model_sample(example: WorldModelExample, *, adapters: tuple[str, ...]) -> TrainingSample:
-    return supervised_sample(example.tokens, adapters=adapters, world_model_weights=example.token_weights)
+    return TrainingSample.supervised(example.tokens, adapters=adapters, world_model_weights=example.token_weights)
 
 
-@dataclass(slots=True)
-class ReplayBuffer:
-    """Every distinct reply received so far. Environments are stationary, so old replies stay true.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Update:
+    """The updates of a step: one for each mini-batch, in order."""
 
-    A draw depends only on the buffer and the seeds, so a resumed run draws the same examples.
-    """
+    mini_batches: Sequence[Sequence[TrainingSample]]
+    world_model_weight: float  # the factor of the world-model loss
+    rate_factor: float  # multiplies every learning rate
 
-    examples: dict[str, WorldModelExample] = field(default_factory=dict)
 
-    def __len__(self) -> int:
-        return len(self.examples)
+@dataclass(kw_only=True, slots=True)
+class MiniBatches:
+    """Makes the rows of each step of a run."""
 
-    def add(self, examples: Iterable[WorldModelExample]) -> int:
-        """Add new examples and return their number. `asked` is never unset: a rollout that saw the predicted reply may
-        make the same call later without asking."""
-        before = len(self.examples)
-        for example in examples:
-            if example.asked or example.key not in self.examples:
-                self.examples[example.key] = example
-        return len(self.examples) - before
+    config: RunConfig
+    policy_adapters: tuple[str, ...]
+    world_model_adapters: tuple[str, ...]
+    predicted_tools: Collection[str] | None  # None: all
+    practice: Practice
+    renaming: Renaming
+    replay: ReplayBuffer = field(default_factory=ReplayBuffer)
+    successes: SuccessBuffer = field(default_factory=SuccessBuffer)
 
-    def draw(self, count: int, seeds: Sequence[int], *, asked_first: bool = False) -> list[WorldModelExample]:
-        """Return at most `count` different examples, all with the same probability.
+    @property
+    def success_tasks(self) -> int:
+        """The number of tasks with a success that could be imitated."""
+        return len(self.successes.successes)
 
-        With `asked_first`, calls that look-ahead asks about come before all others, because the world model will be
-        asked about these. (With three quarters of such calls it learned half as fast: docs/LOG.md.)
+    @property
+    def count(self) -> int:
+        return self.config.rollout.prompts // self.config.rollout.mini_batch_prompts
+
+    def store_successes(self, rollouts: Sequence[Rollout]) -> None:
+        """Store the rollouts that the policy should imitate."""
+        self.successes.add(rollouts)
+        if self.config.internalise.teacher == "hindsight":
+            self.successes.add_in_hindsight(rollouts, self.predicted_tools)
+
+    def update(
+        self,
+        plan: StepPlan,
+        groups: Sequence[RolloutGroup],
+        kept: Mapping[int, RolloutGroup],
+        new_examples: Sequence[Sequence[WorldModelExample]],
+        *,
+        world_model_weight: float,
+    ) -> Update:
+        """Return the rows of all mini-batches: the groups `kept`, world-model examples and successes to imitate.
+
+        `new_examples` are those of each group. `world_model_weight` is used in steps that train the world model.
         """
-        keys = list(self.examples)
-        shuffled = [keys[index] for index in np.random.default_rng(list(seeds)).permutation(len(keys))]
-        if asked_first:
-            shuffled.sort(key=lambda key: not self.examples[key].asked)
-        return [self.examples[key] for key in shuffled[:count]]
-
-    def save(self, path: Path) -> None:
-        """Write the buffer as flat arrays. Token weights are 0 or 1."""
-        rows = list(self.examples.values())
-        arrays = {
-            "lengths": np.array([len(row.tokens) for row in rows], dtype=np.int64),
-            "tokens": np.array([token for row in rows for token in row.tokens], dtype=np.int32),
-            "weights": np.array([weight for row in rows for weight in row.token_weights], dtype=np.uint8),
-            "asked": np.array([row.asked for row in rows], dtype=np.uint8),
-            "keys": np.frombuffer(b"".join(bytes.fromhex(row.key) for row in rows), dtype=np.uint8),
-        }
-        save_file(arrays, path)
-
-    @classmethod
-    def load(cls, path: Path) -> ReplayBuffer:
-        arrays = load_file(path)
-        buffer = cls()
-        ends = np.cumsum(arrays["lengths"])
-        size = len(arrays["keys"]) // max(1, len(ends))
-        for index, end in enumerate(ends):
-            start = end - arrays["lengths"][index]
-            key = arrays["keys"][index * size : (index + 1) * size].tobytes().hex()
-            tokens = tuple(map(int, arrays["tokens"][start:end]))
-            weights = tuple(map(float, arrays["weights"][start:end]))
-            buffer.examples[key] = WorldModelExample(
-                tokens=tokens, token_weights=weights, key=key, asked=bool(arrays["asked"][index])
-            )
-        return buffer
-
-
-def logged_replies(
-    path: str, environment: Environment, codec: WorldModelCodec, *, predict: Collection[str] | None
-) -> ReplayBuffer:
-    """Return the replies in the rollouts of a file."""
-    replay = ReplayBuffer()
-    for rollout in read_rollouts(path, environment):
-        replay.add(codec.examples_of(rollout, predict=predict))
-    if not replay:
-        raise DataError(
-            f"{path} contains no reply of a tool that world_model.predict names; choose other logs or tools"
+        observed = plan.observed if plan.observed and world_model_weight else NOTHING
+        world_model_weight = world_model_weight if plan.predicts else 0.0
+        kept = kept if plan.reinforces else {}
+        parts = [
+            self._policy_rows(kept, observed),
+            self._world_rows(plan, groups, kept, new_examples, observed) if world_model_weight else self._no_rows(),
+            self._imitation_rows(plan.step) if plan.imitates else self._no_rows(),
+        ]
+        return Update(
+            mini_batches=[[row for part in rows for row in part] for rows in zip(*parts, strict=True)],
+            world_model_weight=world_model_weight,
+            rate_factor=plan.rate,
         )
-    return replay
+
+    def examples(self, examples: Sequence[WorldModelExample]) -> list[TrainingSample]:
+        return [world_model_sample(example, adapters=self.world_model_adapters) for example in examples]
+
+    def _no_rows(self) -> list[list[TrainingSample]]:
+        return [[] for _ in range(self.count)]
+
+    def _policy_rows(self, kept: Mapping[int, RolloutGroup], observed: Observed) -> list[list[TrainingSample]]:
+        rows = [policy_rows(group, adapters=self.policy_adapters, observed=observed) for group in kept.values()]
+        return deal(rows, self.count)
+
+    def _world_rows(
+        self,
+        plan: StepPlan,
+        groups: Sequence[RolloutGroup],
+        kept: Mapping[int, RolloutGroup],
+        new_examples: Sequence[Sequence[WorldModelExample]],
+        observed: Observed,
+    ) -> list[list[TrainingSample]]:
+        if plan.observed is not None:
+            return deal(inline_rows(groups, without=kept, adapters=self.policy_adapters, observed=observed), self.count)
+        return [self._example_rows(plan.step, index, new) for index, new in enumerate(deal(new_examples, self.count))]
+
+    def _example_rows(self, step: int, index: int, new: Sequence[WorldModelExample]) -> list[TrainingSample]:
+        """Return the world-model rows of one mini-batch, from the whole replay buffer or only from new examples."""
+        world, seeds = self.config.world_model, (self.config.seed, step, index)
+        buffer = self.replay if world.replay else ReplayBuffer({each.key: each for each in new})
+        drawn = buffer.draw(world.examples_per_mini_batch, seeds, asked_first=world.replay and self.config.looks_ahead)
+        return self.examples(self.practice.of(drawn, buffer.examples.values(), seeds))
+
+    def _imitation_rows(self, step: int) -> list[list[TrainingSample]]:
+        seeds = (self.config.seed, step)
+        drawn = self.successes.draw(self.config.internalise.rows * self.count, seeds)
+        renamed = self.renaming.of(drawn, self.successes.successes.values(), seeds)
+        return deal([[imitation_sample(success, adapters=self.policy_adapters)] for success in renamed], self.count)

@@ -9,68 +9,29 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-# Option -> the values that ask for nothing, as null always does.
+# The values that ask for nothing, as null always does, and the options of OpenAI, vLLM and other servers with them.
+# What changes the answer and has no such value cannot be given at all.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    # OpenAI's
-    "n": (1,),
-    "top_p": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "logit_bias": ({},),
-    "stop": ([], ""),
-    "response_format": ({"type": "text"},),
-    "tool_choice": ("auto", "none"),
-    "parallel_tool_calls": (True,),
-    "functions": ([],),
-    "function_call": ("auto", "none"),
-    "modalities": (["text"],),
-    "audio": (),
-    "reasoning_effort": (),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-    # what vLLM and other servers add: sampling
-    "top_k": (-1, 0),
-    "top_a": (0,),
-    "min_p": (0,),
-    "typical_p": (1,),
-    "tfs_z": (1,),
-    "mirostat": (0,),
-    "repetition_penalty": (1,),
-    "repeat_penalty": (1,),
-    "length_penalty": (1,),
-    "best_of": (1,),
-    "use_beam_search": (False,),
-    "min_tokens": (0,),
-    "ignore_eos": (False,),
-    "stop_token_ids": ([],),
-    "include_stop_str_in_output": (False,),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
-    "logits_processors": ([],),
-    "prompt_logprobs": (),
-    "skip_special_tokens": (True,),
-    "thinking_token_budget": (),
-    # ... the form of the answer
-    "structured_outputs": (),
-    "structural_tag": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "grammar": ("",),
-    "regex": ("",),
-    "ebnf": ("",),
-    "json_schema": (),
-    # ... and the prompt
-    "echo": (False,),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "truncate_prompt_tokens": (),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "documents": ([],),
+    name: neutral
+    for neutral, names in (
+        ((), "audio reasoning_effort web_search_options allowed_token_ids prompt_logprobs thinking_token_budget"),
+        ((), "structured_outputs structural_tag guided_json guided_regex guided_choice guided_grammar json_schema"),
+        ((), "truncate_prompt_tokens chat_template"),
+        ((0,), "presence_penalty frequency_penalty top_logprobs top_a min_p mirostat min_tokens"),
+        ((1,), "n top_p typical_p tfs_z repetition_penalty repeat_penalty length_penalty best_of"),
+        ((-1, 0), "top_k"),
+        ((False,), "logprobs use_beam_search ignore_eos include_stop_str_in_output echo continue_final_message"),
+        ((True,), "parallel_tool_calls skip_special_tokens add_generation_prompt"),
+        (("",), "grammar regex ebnf"),
+        (([],), "functions stop_token_ids bad_words logits_processors documents"),
+        (([], ""), "stop"),
+        (({},), "logit_bias chat_template_kwargs"),
+        (("auto", "none"), "tool_choice function_call"),
+        (("medium",), "verbosity"),
+        ((["text"],), "modalities"),
+        (({"type": "text"},), "response_format"),
+    )
+    for name in names.split()
 }
 
 

@@ -57,7 +57,7 @@ def local_speaker(agent: Agent) -> Speaker:
         tokenizer=agent.tokenizer,
         codec=agent.codec,
         runner_config=agent.runner_config,
-        # A policy that imitated successes has learned to act without look-ahead.
+        # A policy that imitates has learned to act without look-ahead.
         lookahead=None if agent.config.looks_ahead_untrained else agent.lookahead,
         new_rows=new_rows,
     )

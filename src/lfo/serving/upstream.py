@@ -48,7 +48,11 @@ class Upstream:
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="upstream")
 
     def models(self) -> list[str]:
-        return [each["id"] for each in self._ask("/v1/models")["data"]]
+        answer = self._ask("/v1/models")
+        try:
+            return [each["id"] for each in answer["data"]]
+        except (KeyError, TypeError):
+            raise WorkError(f"{self._url}/v1/models names no models: is it the address of a vLLM server?") from None
 
     def complete(
         self,
@@ -94,8 +98,8 @@ class Upstream:
     def _ask(self, path: str, body: Any = None) -> Any:
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._url + path, data=data, headers=headers)
         try:
+            request = urllib.request.Request(self._url + path, data=data, headers=headers)  # refuses what is no address
             with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as error:

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lfo.agent import batches, build_agent
 from lfo.config import RunConfig
-from lfo.config.knobs import WorldModelConfig
+from lfo.config.knobs import PolicyConfig, WorldModelConfig
 from lfo.env.interface import EnvironmentFactory
 from lfo.evaluation.gate import measure_gate
 from lfo.loading import limit_threads, load_base, pick_device
@@ -70,7 +70,12 @@ def shown_the_truth(config: RunConfig) -> RunConfig:
         device=config.device,
         rollout=config.rollout,
         imagine=config.imagine,
-        world_model=WorldModelConfig(predict=predict, state_tokens=config.world_model.state_tokens),
+        policy=PolicyConfig(frozen=True),  # nothing is trained, so no group needs rollouts to compare
+        world_model=WorldModelConfig(
+            predict=predict,
+            state_tokens=config.world_model.state_tokens,
+            reply_tokens=config.world_model.reply_tokens,
+        ),
         lookahead="policy",
         lookahead_source="truth",
     )

@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 
 from lfo.config import RunConfig, from_mapping
-from lfo.engines.verl.config import AGENT_LOOP, SAMPLER, run_name, sampling_parameters
+from lfo.engines.verl.config import AGENT_LOOP, BASE, SAMPLER, run_name, sampling_parameters
 from lfo.env.answers import tools_of
 from lfo.env.by_name import hold_as_data
 from lfo.env.interface import EnvironmentFactory
@@ -155,8 +155,8 @@ class RunnerLoop(AgentLoopBase):
         member = int(fields["session_id"])
         self._event_loop = asyncio.get_running_loop()
         self._request_id = f"{fields['uid']}-{member}"
-        self.adapter = str(fields["adapter"][member])
         request = replace(msgspec.convert(fields["requests"][member], RolloutRequest), task=fields["task"])
+        self.adapter = POLICY if request.player == "policy" and fields["looks_ahead"] else BASE
         parts, lookahead = self._parts, None
         if fields["looks_ahead"]:
             lookahead = make_lookahead(

@@ -33,13 +33,13 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.llm_server import LLMServerClient, LLMServerManager
 from verl.workers.rollout.router import get_router_handle
 
-from lfo.engines.verl.config import BASE, sampling_parameters
+from lfo.engines.verl.config import sampling_parameters
 from lfo.engines.verl.failures import Lost, as_if_here
 from lfo.engines.verl.places import places_of
 from lfo.engines.verl.starting import stages
 from lfo.engines.verl.worker import DualLoraWorker
 from lfo.errors import WorkError
-from lfo.model.adapters import POLICY, WORLD_MODEL
+from lfo.model.adapters import WORLD_MODEL
 from lfo.rollout.row import RolloutRequest
 from lfo.types import ReplyScore, Rollout, TrainingSample
 
@@ -229,7 +229,6 @@ class Cluster:
                 "index": list(range(len(groups))),
                 "task": [group[0].task for group in groups],
                 "requests": [[msgspec.to_builtins(replace(each, task=None)) for each in group] for group in groups],
-                "adapter": [[BASE if untrained or each.by_base else POLICY for each in group] for group in groups],
                 "looks_ahead": [not untrained] * len(groups),
                 "tools": [tools] * len(groups),
                 "temperature": [temperature] * len(groups),

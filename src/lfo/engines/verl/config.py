@@ -29,6 +29,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from lfo.algorithms.dapo import most_draws
 from lfo.config import RunConfig
 from lfo.engines.verl.unread import why_unread
 from lfo.errors import ConfigError
@@ -250,7 +251,7 @@ def _translated(config: RunConfig, tokenizer: str | None) -> dict[str, dict[str,
         "policy.learning_rate": {f"{_ACTOR}.optim.lr": policy.learning_rate},
         "policy.max_resamples": {
             "algorithm.filter_groups.enable": policy.max_resamples >= 0,
-            "algorithm.filter_groups.max_num_gen_batches": policy.draws,
+            "algorithm.filter_groups.max_num_gen_batches": most_draws(config),
         },
         "optimizer.warmup_steps": {f"{_ACTOR}.optim.lr_warmup_steps": optimizer.warmup_steps},
         "optimizer.constant": {f"{_ACTOR}.optim.lr_scheduler_type": "constant" if optimizer.constant else "cosine"},

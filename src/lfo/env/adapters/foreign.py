@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from lfo.env.output import redirected_stdout
+from lfo.env.patience import redirected_stdout
 from lfo.errors import ConfigError, EnvironmentFailed, LfoError, UsageError
 from lfo.protocol.hermes import Mistake, parse_tool_call, quote
 from lfo.protocol.schemas import refuse_bad_arguments
@@ -193,6 +193,12 @@ def system_message(name: str, rules: str = "") -> Message:
 def one_tool(name: str, description: str, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the single typed tool of an environment whose actions are not tools."""
     return [{"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}]
+
+
+def one_text_tool(description: str, about: str) -> list[dict[str, Any]]:
+    """Return the single tool `act(action)` of an environment whose actions are texts."""
+    action = {"type": "string", "description": about}
+    return one_tool("act", description, {"type": "object", "properties": {"action": action}, "required": ["action"]})
 
 
 def _checked_range(given: Sequence[float] | None) -> tuple[float, float] | None:

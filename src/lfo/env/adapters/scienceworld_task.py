@@ -18,20 +18,12 @@ from typing import Any
 
 from scienceworld import ScienceWorldEnv  # pyright: ignore[reportMissingImports]
 
-from lfo.env.adapters.foreign import ForeignEnvironment, Reaction, one_tool, system_message
+from lfo.env.adapters.foreign import ForeignEnvironment, Reaction, one_text_tool, system_message
 from lfo.errors import ConfigError, UsageError
 from lfo.types import Message, ToolCall
 
 WHOLE = 100.0  # the score of a finished task
-_TOOL = one_tool(
-    "act",
-    "Do one thing in the world.",
-    {
-        "type": "object",
-        "properties": {"action": {"type": "string", "description": "such as: look around; open door to kitchen"}},
-        "required": ["action"],
-    },
-)
+_TOOL = one_text_tool("Do one thing in the world.", "such as: look around; open door to kitchen")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,21 +15,20 @@ from typing import Any
 import textarena  # pyright: ignore[reportMissingImports]
 from textarena.envs.registration import ENV_REGISTRY  # pyright: ignore[reportMissingImports]
 
-from lfo.env.adapters.foreign import ForeignEnvironment, GlobalState, Reaction, SeededTask, one_tool, system_message
+from lfo.env.adapters.foreign import (
+    ForeignEnvironment,
+    GlobalState,
+    Reaction,
+    SeededTask,
+    one_text_tool,
+    system_message,
+)
 from lfo.errors import ConfigError
 from lfo.types import Message, ToolCall
 
 _BRACKETED = re.compile(r"\[[^\[\]\n]{1,40}\]")
 _played: set[str] = set()  # games that were opened with one player
-_TOOL = one_tool(
-    "act",
-    "Make one move of the game.",
-    {
-        "type": "object",
-        "properties": {"action": {"type": "string", "description": "the move, written as the rules say"}},
-        "required": ["action"],
-    },
-)
+_TOOL = one_text_tool("Make one move of the game.", "the move, written as the rules say")
 
 
 class LibraryEnvironment(ForeignEnvironment):
