@@ -41,7 +41,7 @@ def check_bounds(
 ) -> None:
     """Check the phone-call world: every scripted player on fresh tasks, every bound; exit code 1 if one is broken."""
     from benchmarks.bounds import check, plays
-    from lfo.env.generator import load
+    from lfo.env.worlds.phone.generator import load
 
     dataset = load(data)
     with progress_bar("players", plays(dataset.options), hidden=as_json) as advance:

@@ -26,12 +26,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.players import HOSTILE_PLAYERS, PLAYERS
-from lfo.env import reps
-from lfo.env.ceiling import ceiling, industry_of, mean_ceiling
-from lfo.env.generator import Dataset, Options
-from lfo.env.phone_calls import PhoneCalls
-from lfo.env.players import Player
-from lfo.env.tasks import LEVEL, SPLITS, Task
+from lfo.env.worlds.phone import reps
+from lfo.env.worlds.phone.ceiling import ceiling, industry_of, mean_ceiling
+from lfo.env.worlds.phone.generator import Dataset, Options
+from lfo.env.worlds.phone.environment import PhoneCalls
+from lfo.env.worlds.phone.players import Player
+from lfo.env.worlds.phone.tasks import LEVEL, SPLITS, Task
 from lfo.statistics import wilson
 
 FRESH_STREAM = 1  # the files are the beginning of stream 0

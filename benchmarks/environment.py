@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 from typing import cast
 
-from lfo.env.generator import generate
-from lfo.env.phone_calls import PhoneCalls
-from lfo.env.players import Recorder, informed
-from lfo.env.tasks import Task
+from lfo.env.worlds.phone.generator import generate
+from lfo.env.worlds.phone.environment import PhoneCalls
+from lfo.env.worlds.phone.players import Recorder, informed
+from lfo.env.worlds.phone.tasks import Task
 
 TASKS, REPEATS = 2_000, 5
 

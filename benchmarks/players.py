@@ -23,12 +23,12 @@ from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
 
-from lfo.env.ceiling import best_form, industry_of
-from lfo.env.fields import FIELDS
-from lfo.env.phone_calls import PhoneCalls, World
-from lfo.env.players import Player, PlayerView, form_then_call, informed, informed_form, random, reader
+from lfo.env.worlds.phone.ceiling import best_form, industry_of
+from lfo.env.worlds.phone.fields import FIELDS
+from lfo.env.worlds.phone.environment import PhoneCalls, World
+from lfo.env.worlds.phone.players import Player, PlayerView, form_then_call, informed, informed_form, random, reader
 from lfo.env.seeds import stream
-from lfo.env.tasks import Task
+from lfo.env.worlds.phone.tasks import Task
 
 
 def law(environment: PhoneCalls, task: Task) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from benchmarks import speed
-from lfo.env.phone_calls import PhoneCalls
+from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.loading import load_base, load_tokenizer, pick_device
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.sampler import Sampler

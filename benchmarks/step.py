@@ -21,7 +21,7 @@ from lfo.engines.local import LocalBackend
 from lfo.loading import environment_factory, load_tokenizer
 from lfo.model.adapters import DualAdapterModel
 from lfo.objectives.advantages import DynamicSamplingReport
-from lfo.training import Collected, Trainer
+from lfo.train.loop import Collected, Trainer
 from lfo.types import Origin, RolloutGroup
 
 # The overrides of each variant; only look-ahead has different rollouts.

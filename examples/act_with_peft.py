@@ -19,7 +19,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lfo.env.interface import Environment
-from lfo.env.phone_calls import PhoneCalls
+from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.protocol.chat import ChatCodec
 
 MAX_TURNS = 16

@@ -17,7 +17,7 @@ One run, a few minutes: 34, 68, 82, 84 % of 50 tasks of `val` after 80, 160, 320
 because nothing here puts what the world model knows into the policy (`algo=internalise` does).
 
 These are the updates of `lfo train preset=tiny`: a test compares the weights bit by bit. Left out are checkpoints,
-resuming, redrawn tasks, environments that fail, and other algorithms (`src/lfo/training.py` has them).
+resuming, redrawn tasks, environments that fail, and other algorithms (`src/lfo/train/loop.py` has them).
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from lfo.agent import Agent, build_agent
 from lfo.algorithms.dapo import rate_of
 from lfo.config import load_config
 from lfo.env.interface import predicted_tools
-from lfo.env.phone_calls import PhoneCalls
-from lfo.evaluation.fixed_tasks import lookahead_accuracy
-from lfo.evaluation.success import mean_of_each
+from lfo.env.worlds.phone.environment import PhoneCalls
+from lfo.measure.fixed_tasks import lookahead_accuracy
+from lfo.measure.success import mean_of_each
 from lfo.loading import limit_threads, load_base, load_tokenizer
 from lfo.model.learner import Learner
 from lfo.objectives.advantages import select_groups
-from lfo.rollout.replay import Practice, ReplayBuffer, examples_of_groups
-from lfo.rollout.row import RolloutRequest
-from lfo.rollout.samples import mark_imagined, policy_rows, world_model_sample
+from lfo.rows.replay import Practice, ReplayBuffer, examples_of_groups
+from lfo.play.episode import RolloutRequest
+from lfo.rows.samples import mark_imagined, policy_rows, world_model_sample
 from lfo.types import RolloutGroup, Seat, TrainingSample
 
 SEED = 0

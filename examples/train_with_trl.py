@@ -19,7 +19,7 @@ from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
 
 from lfo.env.for_trl import trl_environment, trl_rows
 from lfo.env.interface import EnvironmentFactory
-from lfo.env.oracle import OracleCodes
+from lfo.env.worlds.oracle import OracleCodes
 from lfo.loading import load_tokenizer, model_source
 
 # The part of the base's template that writes a message, and the same with its calls, in the format of the base.

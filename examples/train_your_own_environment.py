@@ -2,7 +2,7 @@
 
     python examples/train_your_own_environment.py --steps 60
 
-The environment here is `OracleCodes` (src/lfo/env/oracle.py), the second shipped example: an oracle names its order,
+The environment here is `OracleCodes` (src/lfo/env/worlds/oracle.py), the second shipped example: an oracle names its order,
 then a door takes two code words, and only a wrong try reveals the right words. A hidden law gives the words from order
 and colour. An agent has one try in each task, so the reply comes too late for this task; the world model learns from it
 and tells the policy in later tasks by look-ahead.
@@ -29,7 +29,7 @@ from pathlib import Path
 
 from lfo.config import load_config
 from lfo.engines import create_trainer
-from lfo.env.oracle import OracleCodes
+from lfo.env.worlds.oracle import OracleCodes
 from lfo.loading import load_tokenizer
 
 SETTINGS = (

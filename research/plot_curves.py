@@ -15,8 +15,8 @@ import glob
 import sys
 from pathlib import Path
 
-from lfo.evaluation.runs import read_run
-from lfo.evaluation.sample_efficiency import VAL, curve
+from lfo.runs.reading import read_run
+from lfo.runs.sample_efficiency import VAL, curve
 from lfo.report.picture import draw_curves
 
 BLIND = f"{VAL}_blind"

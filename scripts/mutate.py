@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Change the product in small ways, one at a time, and see whether a test fails: a change that none notices is a gap.
 
-    scripts/mutate.py --seed 7 --count 120 src/lfo/rollout src/lfo/model/learner.py src/lfo/rundir.py src/lfo/serving
+    scripts/mutate.py --seed 7 --count 120 src/lfo/rollout src/lfo/model/learner.py src/lfo/runs/folder.py src/lfo/serving
 
 It draws `count` of all changes of these files and folders. For each it runs test files that execute the changed
 function, the fastest first, until one fails or does not end, in a temporary copy of the tree. It prints the changes

@@ -21,7 +21,7 @@ from typing import Any
 
 from lfo.config import load_config
 from lfo.engines import train
-from lfo.training import Trainer
+from lfo.train.loop import Trainer
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "lfo"
 MOST = {"dual-lora": 34, "dapo": 24}  # files

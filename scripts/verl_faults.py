@@ -30,7 +30,7 @@ from typing import Any
 import psutil
 
 from lfo.checkpoints import latest_checkpoint
-from lfo.rundir import read_metrics
+from lfo.runs.folder import read_metrics
 
 SETTINGS = (
     "engine=verl",

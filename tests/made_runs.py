@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from lfo.config import RunConfig, from_mapping, load_config, to_yaml
-from lfo.env.shipped import SHIPPED
-from lfo.evaluation.data import describe_data
+from lfo.env.worlds.shipped import SHIPPED
+from lfo.runs.data import describe_data
 from lfo.loading import environment_factory
 
 CATEGORIES = ("auth_failure", "success", "wrong_department", "unclear")
@@ -76,7 +76,7 @@ def write_run(
 def rollout(
     task: str = "val-0", *, reply: str = "You are verified.", reward: float = 1.0, **fields: Any
 ) -> dict[str, Any]:
-    """A record as `rollout/records.py` writes them: an imagined exchange, then a real one."""
+    """A record as `play/records.py` writes them: an imagined exchange, then a real one."""
     arguments = {"phone_number": "555-0100", "auth_info": {}}
     call = f"<tool_call>\n{json.dumps({'name': 'make_phone_call', 'arguments': arguments})}\n</tool_call>"
     turn = {"predicted": False, "action": call, "tool": "make_phone_call", "facts": []}

@@ -17,12 +17,12 @@ from lfo.algorithms import draw_requests, plan_of
 from lfo.config import RunConfig, load_config
 from lfo.engines import create_trainer
 from lfo.engines.local import LocalBackend
-from lfo.env.phone_calls import PhoneCalls
+from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.loading import environment_factory, load_base, load_tokenizer
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.catalog import PROVENANCE
-from lfo.rollout.row import RolloutRequest
-from lfo.training import Trainer
+from lfo.play.episode import RolloutRequest
+from lfo.train.loop import Trainer
 
 SMALL = (
     "preset=tiny",

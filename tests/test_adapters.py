@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PhiConfig, Qwen3Conf
 
 from lfo.errors import ConfigError, DataError
 from lfo.model.adapters import DualAdapterModel
-from lfo.model.couplings import COUPLINGS
+from lfo.config.couplings import COUPLINGS
 
 SIZES = {
     "vocab_size": 61,

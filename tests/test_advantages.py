@@ -18,7 +18,7 @@ from lfo.objectives.advantages import (
     surprise_bonus,
     with_overlong_penalty,
 )
-from lfo.rollout.samples import policy_rows
+from lfo.rows.samples import policy_rows
 from lfo.types import Origin, Rollout, RolloutGroup, StopReason
 
 # Quarters: shifting and summing them is exact, so the properties need no tolerance for the inputs.

@@ -9,9 +9,9 @@ import pytest
 
 from lfo.cli import main
 from lfo.config import load_config, to_yaml
-from lfo.evaluation.advice import MIN_STEPS, Trouble, advise
-from lfo.evaluation.correlation import LOOKAHEAD, VAL
-from lfo.evaluation.runs import read_run
+from lfo.runs.advice import MIN_STEPS, Trouble, advise
+from lfo.runs.correlation import LOOKAHEAD, VAL
+from lfo.runs.reading import read_run
 
 DUAL = load_config(["preset=tiny"])
 SHARED = load_config(["preset=tiny", "coupling=shared"])

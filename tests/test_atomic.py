@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lfo.atomic import write_folder_atomic, write_text_atomic
-from lfo.rundir import RunDirectory, read_metrics
+from lfo.runs.folder import RunDirectory, read_metrics
 from small_runs import small_config
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from lfo.cli import main
-from lfo.env.oracle import OracleCodes
+from lfo.env.worlds.oracle import OracleCodes
 from lfo.env.patience import call_all
 
 SMALL = (
@@ -68,7 +68,7 @@ def train(name: str, monkeypatch, capsys, *settings: str) -> tuple[int, str, str
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own_and_without_patience(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lfo.rollout.runner.RETRIES", 0)
+    monkeypatch.setattr("lfo.play.runner.RETRIES", 0)
 
 
 def row() -> dict:

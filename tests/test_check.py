@@ -10,8 +10,8 @@ import pytest
 from benchmarks import bounds as check_module
 from benchmarks.bounds import Score, bound_problems, check, disjointness_problems, law_problems, plays, score_of
 from benchmarks.players import HOSTILE_PLAYERS, PLAYERS
-from lfo.env.generator import Dataset, Options, generate, load
-from lfo.env.tasks import Task
+from lfo.env.worlds.phone.generator import Dataset, Options, generate, load
+from lfo.env.worlds.phone.tasks import Task
 from lfo.statistics import wilson
 
 

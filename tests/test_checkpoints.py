@@ -20,7 +20,7 @@ from lfo.checkpoints import (
 )
 from lfo.config import RunConfig, from_yaml, to_yaml
 from lfo.errors import DamageError, UsageError
-from lfo.rundir import RunDirectory, read_metrics
+from lfo.runs.folder import RunDirectory, read_metrics
 
 CONFIG = RunConfig(checkpoint_every=2)
 

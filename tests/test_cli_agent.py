@@ -12,14 +12,14 @@ import pytest
 from lfo.agent import load_agent
 from lfo.cli import main, rollouts
 from lfo.cli.common import visible
-from lfo.env.oracle import OracleCodes
-from lfo.env.phone_calls import PhoneCalls
+from lfo.env.worlds.oracle import OracleCodes
+from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.errors import UsageError
 from lfo.model.learner import Learner
 from lfo.protocol.world_model import observed_calls
-from lfo.rollout.deliberation import questions
-from lfo.rollout.records import read_rollouts, rollout_from_texts, transcript_at
-from lfo.rollout.samples import world_model_sample
+from lfo.play.look_ahead import questions
+from lfo.play.records import read_rollouts, rollout_from_texts, transcript_at
+from lfo.rows.samples import world_model_sample
 from lfo.tools.surprise import inspect_calls, surprise_of_target
 from lfo.types import Origin, Rollout, StopReason, ToolCall, Turn
 from small_runs import model_of, randomised, small_trainer

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lfo.cli import main
-from lfo.rundir import read_metrics
+from lfo.runs.folder import read_metrics
 
 SMALL = (
     "rollout.prompts=1",

@@ -15,10 +15,10 @@ import pytest
 from benchmarks import bounds as check_module
 from lfo.cli import main
 from lfo.cli.play import to_message, values_in
-from lfo.env.generator import load
-from lfo.env.phone_calls import PhoneCalls
-from lfo.env.players import informed_form
-from lfo.env.world import company
+from lfo.env.worlds.phone.generator import load
+from lfo.env.worlds.phone.environment import PhoneCalls
+from lfo.env.worlds.phone.players import informed_form
+from lfo.env.worlds.phone.world import company
 
 ROOT = Path(__file__).parents[1]
 SMALL = ("--num-companies", "12", "--num-train-tasks", "10", "--num-val-tasks", "5", "--levels", "1-2")

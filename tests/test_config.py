@@ -26,8 +26,8 @@ from lfo.config.knobs import KNOBS, LoraConfig
 from lfo.config.older import RETIRED
 from lfo.config.presets import PRESETS
 from lfo.errors import ConfigError
-from lfo.evaluation.grouping import group_names
-from lfo.evaluation.runs import read_run
+from lfo.runs.grouping import group_names
+from lfo.runs.reading import read_run
 from lfo.settings import assign, dotted
 
 

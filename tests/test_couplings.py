@@ -1,6 +1,6 @@
 """The couplings: which adapters each job uses."""
 
-from lfo.model.couplings import COUPLINGS, coupling_of
+from lfo.config.couplings import COUPLINGS, coupling_of
 
 
 def test_the_rows_of_the_table():

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import pytest
 
 from lfo.agent import load_agent
-from lfo.env.oracle import OracleCodes
-from lfo.env.phone_calls import PhoneCalls
-from lfo.rollout import ending_tools
-from lfo.rollout.ending_tools import EndingTools, guess_ending_tools, learns_tools
-from lfo.rundir import read_metrics
+from lfo.env.worlds.oracle import OracleCodes
+from lfo.env.worlds.phone.environment import PhoneCalls
+from lfo.play import ending_tools
+from lfo.play.ending_tools import EndingTools, guess_ending_tools, learns_tools
+from lfo.runs.folder import read_metrics
 from lfo.types import Rollout, StopReason, ToolCall, Turn
 from small_runs import small_config, small_trainer
 

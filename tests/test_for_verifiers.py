@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from lfo.config import load_config
-from lfo.env.oracle import OracleCodes
+from lfo.env.worlds.oracle import OracleCodes
 from lfo.loading import environment_factory
 from lfo.protocol.hermes import format_tool_call
 from lfo.types import ToolCall
 
 MODULE = """
 from lfo.env.for_verifiers import verifiers_environment
-from lfo.env.oracle import OracleCodes
+from lfo.env.worlds.oracle import OracleCodes
 
 
 def load_environment():

@@ -19,7 +19,7 @@ from lfo.cli import common
 from lfo.cli.children import ChildRun
 from lfo.config import experiment, from_yaml, load_config, to_yaml
 from lfo.engines import create_trainer
-from lfo.env.oracle import OracleCodes
+from lfo.env.worlds.oracle import OracleCodes
 from lfo.errors import ConfigError
 from lfo.loading import load_tokenizer, model_source
 from lfo.model.catalog import PROVENANCE
@@ -27,12 +27,12 @@ from lfo.objectives.losses import fused_token_logprobs
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.shown import SHOWN_FORMS
 from lfo.protocol.world_model import WorldModelCodec, render_state, state_of
-from lfo.rollout.records import rollout_record
-from lfo.rollout.row import Feedback
-from lfo.rollout.samples import policy_sample
-from lfo.rollout.successes import without_shown
+from lfo.play.records import rollout_record
+from lfo.play.episode import Feedback
+from lfo.rows.samples import policy_sample
+from lfo.rows.successes import without_shown
 from lfo.tools.model_card import model_card
-from lfo.training import Trainer
+from lfo.train.loop import Trainer
 from lfo.types import Message, Observed, Origin, Rollout, ToolCall
 from small_runs import (
     fussy_calls,

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from lfo.env.ceiling import mean_ceiling
-from lfo.env.generator import FILES, MANIFEST, Options, generate, load, parse_levels, render
-from lfo.env.phone_calls import PhoneCalls, tool_config_yaml
-from lfo.env.tasks import SPLITS
+from lfo.env.worlds.phone.ceiling import mean_ceiling
+from lfo.env.worlds.phone.generator import FILES, MANIFEST, Options, generate, load, parse_levels, render
+from lfo.env.worlds.phone.environment import PhoneCalls, tool_config_yaml
+from lfo.env.worlds.phone.tasks import SPLITS
 from lfo.errors import DataError, UsageError, WorkError
 
 SMALL: dict[str, Any] = {"num_companies": 12, "num_train_tasks": 15, "num_val_tasks": 10, "seed": 4}
@@ -70,7 +70,7 @@ def test_what_is_read_is_what_the_seed_draws(folder: Path) -> None:
 
 
 def test_the_bytes_do_not_depend_on_the_hash_seed(folder: Path, tmp_path: Path) -> None:
-    code = f"from lfo.env.generator import generate; generate('other', **{SMALL!r})"
+    code = f"from lfo.env.worlds.phone.generator import generate; generate('other', **{SMALL!r})"
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONHASHSEED": "4711"}, check=True)
     assert content(tmp_path / "other") == content(folder)
 

@@ -15,7 +15,7 @@ from gymnasium.utils.env_checker import check_env
 
 import lfo.env.gym
 from lfo.env.gym import MAX_TEXT_CHARS, TextEnvironment
-from lfo.env.oracle import OracleCodes
+from lfo.env.worlds.oracle import OracleCodes
 from lfo.errors import UsageError
 from lfo.protocol.hermes import format_tool_call
 from lfo.types import Message, StepResult, ToolCall
@@ -26,7 +26,7 @@ NAMES = ("lfo/OracleCodes-v0", "lfo/PhoneCalls-v0")
 @pytest.fixture(params=NAMES)
 def name(request: pytest.FixtureRequest) -> str:
     if "PhoneCalls" in request.param:
-        pytest.importorskip("lfo.env.phone_calls")
+        pytest.importorskip("lfo.env.worlds.phone.environment")
     return request.param
 
 

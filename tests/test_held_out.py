@@ -7,12 +7,12 @@ from functools import partial
 
 import pytest
 
-from lfo.env.oracle import OracleCodes
-from lfo.env.phone_calls import PhoneCalls
-from lfo.env.reps import describe
-from lfo.evaluation.held_out import CALLS, _evenly, held_out_calls
+from lfo.env.worlds.oracle import OracleCodes
+from lfo.env.worlds.phone.environment import PhoneCalls
+from lfo.env.worlds.phone.reps import describe
+from lfo.measure.held_out import CALLS, _evenly, held_out_calls
 from lfo.protocol.world_model import ObservedCall, WorldModelState
-from lfo.rollout.runner import RunnerConfig
+from lfo.play.runner import RunnerConfig
 from lfo.types import ReplyFacts, ToolCall
 
 
@@ -91,7 +91,7 @@ def test_an_environment_that_sometimes_fails_gives_the_calls_that_it_answered():
 
 def test_elsewhere_the_base_policy_plays_and_look_ahead_is_asked_for_too():
     from lfo.protocol.hermes import format_tool_call
-    from lfo.rollout.records import rollout_from_texts
+    from lfo.play.records import rollout_from_texts
 
     def knows_nothing(tasks):
         rollouts = []

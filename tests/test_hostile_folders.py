@@ -25,11 +25,11 @@ from lfo.config import load_config, to_yaml
 from lfo.env import by_name
 from lfo.env.by_name import hold_as_data
 from lfo.env.interface import MARK, Environment, makes_environments
-from lfo.env.oracle import OracleCodes
+from lfo.env.worlds.oracle import OracleCodes
 from lfo.errors import ConfigError, UsageError
 from lfo.loading import environment_factory, load_base, load_tokenizer, model_source, naming_environment
 from lfo.model.adapters import DualAdapterModel
-from lfo.rundir import RunDirectory
+from lfo.runs.folder import RunDirectory
 from lfo.serving.speaker import upstream_speaker
 from lfo.settings import MOST_CHARACTERS, read_yaml
 from lfo.types import ReplyFacts
@@ -152,7 +152,7 @@ def test_pythons_own_modules_are_not_even_imported(name: str):
 
 
 def test_a_module_of_the_project_may_have_the_name_of_a_test_of_pythons(tmp_path: Path, monkeypatch):
-    (tmp_path / "this.py").write_text("from lfo.env.oracle import OracleCodes as World\n")
+    (tmp_path / "this.py").write_text("from lfo.env.worlds.oracle import OracleCodes as World\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "this", raising=False)
     assert isinstance(made_by("this:World"), OracleCodes)
@@ -178,7 +178,7 @@ def test_classes_classes_with_arguments_and_marked_functions_are_environments():
 # --- modules of run folders -------------------------------------------------------------------------------------------
 
 EVIL = "import test_hostile_folders\ntest_hostile_folders.called.append(__name__)\n"
-WORLD = EVIL + "from lfo.env.oracle import OracleCodes as World\n"
+WORLD = EVIL + "from lfo.env.worlds.oracle import OracleCodes as World\n"
 
 
 @pytest.fixture
@@ -300,7 +300,7 @@ def test_whoever_reads_the_config_of_a_run_holds_it_as_data(run: Path, monkeypat
 
 def test_a_project_is_not_a_run(tmp_path: Path, monkeypatch):
     """`lfo init` writes config.yaml beside the module that it names."""
-    (tmp_path / "good.py").write_text("from lfo.env.oracle import OracleCodes as World\n")
+    (tmp_path / "good.py").write_text("from lfo.env.worlds.oracle import OracleCodes as World\n")
     (tmp_path / "config.yaml").write_text("env: good:World\noutput_dir: runs/${algo}\n")
     monkeypatch.chdir(tmp_path)
     config = load_config(["config=config.yaml"])

@@ -81,7 +81,7 @@ LIVES_IN: Mapping[str, tuple[str, ...]] = {
     "torch": (
         "lfo.objectives.losses",
         "lfo.model",
-        "lfo.tracking",
+        "lfo.train.tracking",
         "lfo.loading",
         "lfo.agent",
         "lfo.tools",
@@ -102,7 +102,7 @@ LIVES_IN: Mapping[str, tuple[str, ...]] = {
 }
 # (module, what it imports inside a function), with the reason.
 LATE: Mapping[tuple[str, str], str] = {
-    ("lfo.model.turn_decoder", "lfo.model.turn_kernels"): "Triton is there only beside a GPU",
+    ("lfo.model.fast.turn_decoder", "lfo.model.fast.turn_kernels"): "Triton is there only beside a GPU",
 }
 # The environment is pure Python, and so is what it may import, except for its faces to other libraries.
 PURE = ("lfo.env", "lfo.protocol.hermes", "lfo.statistics")
@@ -153,8 +153,8 @@ def _at_import_time(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def part(module: str) -> str:
-    """`lfo.env.world` belongs to `env`; the table of couplings needs nothing of `model`, and settings read it."""
-    if module == "lfo.model.couplings":
+    """`lfo.env.worlds.phone.world` belongs to `env`; the table of couplings needs nothing of `model`, and settings read it."""
+    if module == "lfo.config.couplings":
         return "couplings"
     return module.split(".")[1] if "." in module else "lfo"
 
@@ -260,13 +260,13 @@ def test_the_table_itself_has_no_cycle():
     ("module", "source"),
     [
         ("lfo.types", "import lfo.errors"),
-        ("lfo.env.world", "from lfo.protocol import chat"),
-        ("lfo.env.world", "from lfo import protocol"),
-        ("lfo.env.world", "from ..protocol.chat import encode"),
+        ("lfo.env.worlds.phone.world", "from lfo.protocol import chat"),
+        ("lfo.env.worlds.phone.world", "from lfo import protocol"),
+        ("lfo.env.worlds.phone.world", "from ..protocol.chat import encode"),
         ("lfo.env", "from ..protocol import chat"),
         ("lfo.env", "from .. import protocol"),
         ("lfo.protocol.chat", "from lfo.env.interface import Environment"),
-        ("lfo.rollout.runner", "def f():\n    from lfo.evaluation import metrics"),
+        ("lfo.play.runner", "def f():\n    from lfo.evaluation import metrics"),
         ("lfo.evaluation.metrics", "import lfo.engines.local"),
         ("lfo.engines.local", "from lfo.cli import app"),
         ("lfo.objectives.losses", "from lfo.config import RunConfig"),
@@ -276,19 +276,19 @@ def test_the_table_itself_has_no_cycle():
         ("lfo.report.page", "if TYPE_CHECKING:\n    from lfo.model import adapters"),
         ("lfo.config", "import torch"),
         ("lfo.config", "from lfo.model import adapters"),
-        ("lfo.model.couplings", "from lfo.model.adapters import DualAdapterModel"),
+        ("lfo.config.couplings", "from lfo.model.adapters import DualAdapterModel"),
         ("lfo.cli.train", "def f():\n    import torch.nn as nn"),
-        ("lfo.rollout.runner", "from torch import Tensor"),
+        ("lfo.play.runner", "from torch import Tensor"),
         ("lfo.objectives.advantages", "import torch"),
         ("lfo.engines.local", "import verl"),
         ("lfo.engines.local", "from ray import remote"),
         ("lfo.engines.verl_notes", "import hydra"),
-        ("lfo.env.world", "import numpy as np"),
+        ("lfo.env.worlds.phone.world", "import numpy as np"),
         ("lfo.statistics", "import numpy as np"),
         ("lfo.protocol.hermes", "from lfo.env.interface import Environment"),
-        ("lfo.env.world", "import torch"),
-        ("lfo.env.world", "import gymnasium"),
-        ("lfo.rollout.runner", "import gymnasium"),
+        ("lfo.env.worlds.phone.world", "import torch"),
+        ("lfo.env.worlds.phone.world", "import gymnasium"),
+        ("lfo.play.runner", "import gymnasium"),
         ("lfo.surprise", "import os"),
         ("lfo.serving.wire", "import starlette"),
         ("lfo.serving.batcher", "import torch"),
@@ -307,18 +307,18 @@ def test_a_wrong_import_is_caught(module, source):
     ("module", "source"),
     [
         ("lfo.env.gym", "import gymnasium, numpy"),
-        ("lfo.env.world", "import random\nfrom .rules import law\nfrom lfo.types import Message"),
+        ("lfo.env.worlds.phone.world", "import random\nfrom .rules import law\nfrom lfo.types import Message"),
         ("lfo.env", "from .rules import law\nfrom . import rules\nfrom .. import types"),
-        ("lfo.env.world", "from lfo.protocol.hermes import read_tool_call\nfrom lfo import statistics"),
+        ("lfo.env.worlds.phone.world", "from lfo.protocol.hermes import read_tool_call\nfrom lfo import statistics"),
         ("lfo.objectives.losses", "import torch\nfrom lfo.types import TrainingSample"),
         ("lfo.engines.verl.backend", "import verl, ray, hydra, torch\nfrom lfo.model import adapters"),
         ("lfo.cli.train", "def f():\n    from lfo.engines.local import train"),
-        ("lfo.config", "from lfo.model.couplings import COUPLINGS"),
-        ("lfo.rundir", "import lfo\nfrom lfo import __version__"),
+        ("lfo.config", "from lfo.config.couplings import COUPLINGS"),
+        ("lfo.runs.folder", "import lfo\nfrom lfo import __version__"),
     ],
 )
 def test_a_right_import_passes(module, source):
-    assert violations(dict.fromkeys(package_sources(), "") | {"lfo.env.rules": "", module: source}) == []
+    assert violations(dict.fromkeys(package_sources(), "") | {"lfo.env.worlds.phone.rules": "", module: source}) == []
 
 
 def test_a_cycle_is_caught_and_a_late_import_is_none():

@@ -17,15 +17,15 @@ from lfo.algorithms import plan_of
 from lfo.algorithms.dapo import rate_of
 from lfo.algorithms.internalise import FIRST_TASKS
 from lfo.checkpoints import latest_checkpoint
-from lfo.env.oracle import OracleCodes
-from lfo.env.phone_calls import PhoneCalls
+from lfo.env.worlds.oracle import OracleCodes
+from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.errors import ConfigError
-from lfo.evaluation.alone import Alone, policy_alone
-from lfo.rollout.feedback import feedback_from, roll_out_in_waves
-from lfo.rollout.row import Feedback, RolloutRequest
-from lfo.rollout.samples import acted_by_policy
-from lfo.rundir import read_metrics
-from lfo.training import Trainer
+from lfo.runs.alone import Alone, policy_alone
+from lfo.play.feedback import feedback_from, roll_out_in_waves
+from lfo.play.episode import Feedback, RolloutRequest
+from lfo.rows.samples import acted_by_policy
+from lfo.runs.folder import read_metrics
+from lfo.train.loop import Trainer
 from lfo.types import Rollout, Situation, StopReason
 from small_runs import model_of, requests_of, small_config, small_trainer, weights
 from test_deliberation import A, B, Chore, play, say

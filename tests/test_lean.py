@@ -7,9 +7,9 @@ import torch
 
 from lfo.config import load_config
 from lfo.model.adapters import DualAdapterModel
-from lfo.model.lean import LeanForward
+from lfo.model.fast.lean import LeanForward
 from lfo.model.learner import Learner
-from lfo.model.row_tree import RowTree
+from lfo.model.fast.row_tree import RowTree
 from lfo.types import TrainingSample
 from test_sampler import COUPLINGS, VOCABULARY, make_model
 

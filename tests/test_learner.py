@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from lfo.env.phone_calls import PhoneCalls
+from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.errors import WorkError
 from lfo.model import learner as learner_module
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.learner import Learner, collate, micro_batches
 from lfo.objectives.advantages import group_advantages
 from lfo.protocol.world_model import WorldModelCodec
-from lfo.rollout.samples import policy_sample, world_model_sample
+from lfo.rows.samples import policy_sample, world_model_sample
 from lfo.types import NOTHING, Observed, RolloutGroup, TrainingSample
 from small_runs import base, fussy_calls, gradient, small_config, small_model, small_trainer, tokenizer, weights
 

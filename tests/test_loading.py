@@ -11,8 +11,8 @@ import torch
 
 from lfo.cli import main
 from lfo.config import load_config
-from lfo.env.oracle import OracleCodes
-from lfo.env.phone_calls import PhoneCalls
+from lfo.env.worlds.oracle import OracleCodes
+from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.errors import ConfigError
 from lfo.loading import (
     environment_factory,
@@ -91,7 +91,7 @@ class Lost(OracleCodes):
         (["model=./nowhere"], "model=./nowhere: this folder does not exist"),
         (["model=/nowhere/at/all"], "this folder does not exist"),
         (["env=no_such_module:World"], "env=no_such_module:World cannot be imported"),
-        (["env=lfo.env.oracle:Oracle"], "the module lfo.env.oracle has no Oracle"),
+        (["env=lfo.env.worlds.oracle:Oracle"], "the module lfo.env.worlds.oracle has no Oracle"),
         (
             ["env=test_loading:NoEnvironment"],
             "is not an environment: it needs the methods tasks, tools, reset and step",
@@ -214,20 +214,20 @@ def test_a_run_names_the_environment_that_it_was_given():
     assert (other.env, other.env_args) == ("phone-calls", {"levels": [3], "seed": 7})
     everything = naming_environment(config, PhoneCalls)
     assert everything.env_args == {"levels": [1, 2, 3, 4, 5]}, "whoever names no levels plays them all"
-    own_name = load_config(["env=lfo.env.oracle:OracleCodes", "env_args.seed=7"])
+    own_name = load_config(["env=lfo.env.worlds.oracle:OracleCodes", "env_args.seed=7"])
     assert naming_environment(own_name, environment_factory(own_name)) is own_name
 
 
 def test_environments_by_name():
     assert isinstance(environment_factory(load_config(["levels=3,4"]))(), PhoneCalls)
     assert environment_factory(load_config(["levels=3,4"]))().levels == (3, 4)  # type: ignore[attr-defined]
-    seeded = load_config(["env=lfo.env.oracle:OracleCodes", "env_args.seed=7"])
+    seeded = load_config(["env=lfo.env.worlds.oracle:OracleCodes", "env_args.seed=7"])
     assert environment_factory(seeded)().seed == 7  # type: ignore[attr-defined]
 
 
 def test_a_module_in_the_current_folder_is_found(tmp_path: Path, monkeypatch):
     (tmp_path / "own_worlds").mkdir()
-    (tmp_path / "own_worlds" / "doors.py").write_text("from lfo.env.oracle import OracleCodes as Doors\n")
+    (tmp_path / "own_worlds" / "doors.py").write_text("from lfo.env.worlds.oracle import OracleCodes as Doors\n")
     monkeypatch.setattr(sys, "path", list(sys.path))
     config = load_config(["env=own_worlds.doors:Doors"])
     with pytest.raises(ConfigError, match="cannot be imported"):
@@ -238,7 +238,7 @@ def test_a_module_in_the_current_folder_is_found(tmp_path: Path, monkeypatch):
 
 def test_what_an_environment_prints_while_it_is_made_is_no_output_of_ours(tmp_path: Path, monkeypatch, capsys):
     (tmp_path / "loud_world.py").write_text(
-        "from lfo.env.oracle import OracleCodes\n"
+        "from lfo.env.worlds.oracle import OracleCodes\n"
         "print('imported')\n"
         "class Loud(OracleCodes):\n"
         "    def __init__(self, seed: int = 0):\n"

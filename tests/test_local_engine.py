@@ -18,16 +18,16 @@ from peft import PeftModel
 from lfo.agent import load_agent
 from lfo.algorithms import draw_tasks
 from lfo.engines import create_trainer
-from lfo.env.oracle import OracleCodes
-from lfo.env.phone_calls import PhoneCalls
+from lfo.env.worlds.oracle import OracleCodes
+from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.errors import ConfigError, DataError
-from lfo.evaluation.success import SAMPLER_DIFFERS
+from lfo.measure.success import SAMPLER_DIFFERS
 from lfo.model.learner import Learner
 from lfo.objectives.advantages import overlong_penalty
 from lfo.protocol.world_model import WorldModelState
-from lfo.rollout.samples import deal, policy_rows
-from lfo.rundir import RunDirectory, read_metrics
-from lfo.training import SUCCESS_LOST, Collected, Trainer
+from lfo.rows.samples import deal, policy_rows
+from lfo.runs.folder import RunDirectory, read_metrics
+from lfo.train.loop import SUCCESS_LOST, Collected, Trainer
 from lfo.types import RolloutGroup, StopReason, ToolCall
 from small_runs import FussyCalls, base, fussy_calls, model_of, small_config, small_trainer, tokenizer, weights
 
@@ -357,7 +357,7 @@ def test_an_environment_that_hangs_does_not_hold_up_a_trainer():
 
 
 def test_a_constructor_that_raises_costs_rollouts_and_no_step(monkeypatch):
-    monkeypatch.setattr("lfo.rollout.runner.RETRIES", 0)
+    monkeypatch.setattr("lfo.play.runner.RETRIES", 0)
     begun, made = threading.Event(), itertools.count()
 
     def every_second() -> FussyCalls:

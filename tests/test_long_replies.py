@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from lfo.evaluation.world_model import lost_tokens
+from lfo.measure.world_model import lost_tokens
 from lfo.protocol.world_model import CUT_SHORT, WorldModelCodec, observed_calls, render_target
-from lfo.rollout.deliberation import EXPECTED
+from lfo.play.look_ahead import EXPECTED
 from lfo.types import ToolCall
 from small_runs import FussyCalls, model_of, small_trainer, tokenizer, weights
 

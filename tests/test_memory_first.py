@@ -11,10 +11,10 @@ import pytest
 from lfo.agent import REPLY_STORE_FILE
 from lfo.errors import ConfigError, DataError
 from lfo.protocol.world_model import ObservedCall, WorldModelState
-from lfo.rollout import memory_first
-from lfo.rollout.deliberation import Predictor, Question
-from lfo.rollout.memory_first import CLOSE, WINDOW, MemoryFirst
-from lfo.rollout.reply_store import ReplyStore
+from lfo.play import memory_first
+from lfo.play.look_ahead import Predictor, Question
+from lfo.play.memory_first import CLOSE, WINDOW, MemoryFirst
+from lfo.play.reply_store import ReplyStore
 from lfo.types import ToolCall
 from small_runs import small_config, small_trainer
 
@@ -39,7 +39,7 @@ def started(monkeypatch: pytest.MonkeyPatch, knows: Sequence[str] = ()) -> Any:
         return [f"reply to {each.state.task}" if each.state.task in knows else "wrong" for each in questions]
 
     monkeypatch.setattr(memory_first, "observed_calls", lambda rollout: rollout)
-    monkeypatch.setattr("lfo.rollout.reply_store.observed_calls", lambda rollout: rollout)
+    monkeypatch.setattr("lfo.play.reply_store.observed_calls", lambda rollout: rollout)
     return memory(world_model)
 
 

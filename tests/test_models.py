@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from lfo.cli import main
-from lfo.env.phone_calls import PhoneCalls
+from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.errors import ConfigError, UsageError, WorkError
 from lfo.loading import load_base, load_tokenizer, model_source
 from lfo.model import catalog

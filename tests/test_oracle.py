@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lfo.env.interface import DescribesReplies, Environment, OffersLookahead
-from lfo.env.oracle import COLOURS, ORDERS, WORDS, OracleCodes, OracleTask
+from lfo.env.worlds.oracle import COLOURS, ORDERS, WORDS, OracleCodes, OracleTask
 from lfo.errors import UsageError
 from lfo.protocol.hermes import format_tool_call
 from lfo.types import Message, ReplyFacts, StepResult, ToolCall

@@ -17,13 +17,13 @@ from lfo.objectives.losses import fused_token_logprobs
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import WorldModelCodec, observed_calls
-from lfo.rollout.deliberation import EXPECTED, LookAhead, Question
-from lfo.rollout.feedback import feedback_from
-from lfo.rollout.records import rollout_record
-from lfo.rollout.row import RolloutRequest
-from lfo.rollout.runner import Runner, RunnerConfig
-from lfo.rollout.samples import policy_sample
-from lfo.rollout.successes import without_shown
+from lfo.play.look_ahead import EXPECTED, LookAhead, Question
+from lfo.play.feedback import feedback_from
+from lfo.play.records import rollout_record
+from lfo.play.episode import RolloutRequest
+from lfo.play.runner import Runner, RunnerConfig
+from lfo.rows.samples import policy_sample
+from lfo.rows.successes import without_shown
 from lfo.types import Message, Observed, Origin, Rollout, StopReason, ToolCall
 from small_runs import randomised
 from small_tokenizers import FAMILIES, family_tokenizer

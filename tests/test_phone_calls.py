@@ -12,16 +12,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lfo.env import reps
-from lfo.env.fields import ALTERNATIVE, FIELDS, REFERENCE
-from lfo.env.generator import generate
+from lfo.env.worlds.phone import reps
+from lfo.env.worlds.phone.fields import ALTERNATIVE, FIELDS, REFERENCE
+from lfo.env.worlds.phone.generator import generate
 from lfo.env.interface import DescribesReplies, Environment, OffersLookahead
-from lfo.env.oracle import OracleCodes
-from lfo.env.phone_calls import PhoneCalls, lookahead_query
-from lfo.env.players import informed, informed_form
-from lfo.env.rules import law, stand_ins
-from lfo.env.tasks import LEVEL, Task
-from lfo.env.world import company
+from lfo.env.worlds.oracle import OracleCodes
+from lfo.env.worlds.phone.environment import PhoneCalls, lookahead_query
+from lfo.env.worlds.phone.players import informed, informed_form
+from lfo.env.worlds.phone.rules import law, stand_ins
+from lfo.env.worlds.phone.tasks import LEVEL, Task
+from lfo.env.worlds.phone.world import company
 from lfo.errors import UsageError
 from lfo.protocol.hermes import MAX_MESSAGE_CHARS, format_tool_call
 from lfo.types import Message, StepResult, ToolCall

@@ -21,8 +21,8 @@ from lfo.config import RunConfig, load_config
 from lfo.errors import ConfigError, UsageError
 from lfo.loading import load_base, model_source
 from lfo.model.adapters import DualAdapterModel
-from lfo.model.lean import LeanForward
-from lfo.model.row_tree import RowTree
+from lfo.model.fast.lean import LeanForward
+from lfo.model.fast.row_tree import RowTree
 from lfo.objectives.losses import fused_token_logprobs
 from lfo.tools.plan import (
     SHAPES,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lfo.protocol.world_model import WorldModelCodec, WorldModelExample, WorldModelState
-from lfo.rollout.replay import Practice, names_among, weight_of_token, with_swapped_names, words
+from lfo.rows.replay import Practice, names_among, weight_of_token, with_swapped_names, words
 from lfo.types import ToolCall
 from small_runs import small_trainer, tokenizer
 

@@ -7,9 +7,9 @@ import math
 import pytest
 
 from lfo.env.interface import same_meaning
-from lfo.env.oracle import OracleCodes
-from lfo.env.phone_calls import PhoneCalls
-from lfo.evaluation.world_model import Prediction, corpus_bleu, prediction_metrics
+from lfo.env.worlds.oracle import OracleCodes
+from lfo.env.worlds.phone.environment import PhoneCalls
+from lfo.measure.world_model import Prediction, corpus_bleu, prediction_metrics
 
 
 def test_bleu_of_cases_computed_by_hand():

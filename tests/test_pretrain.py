@@ -14,12 +14,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lfo.cli import main
-from lfo.env.fields import FIELDS
-from lfo.env.phone_calls import PhoneCalls
-from lfo.env.tasks import LEVEL
+from lfo.env.worlds.phone.fields import FIELDS
+from lfo.env.worlds.phone.environment import PhoneCalls
+from lfo.env.worlds.phone.tasks import LEVEL
 from lfo.errors import ConfigError
 from lfo.loading import load_tokenizer, model_source
-from lfo.rollout.deliberation import EXPECTED
+from lfo.play.look_ahead import EXPECTED
 from lfo.tools.pretrain.check import BlindForm, rule_knowledge, violated_conditions
 from lfo.tools.pretrain.corpus import CorpusRows, converse, practice_task
 from lfo.tools.pretrain.recipe import (

@@ -14,9 +14,9 @@ import torch
 
 from lfo.cli import main
 from lfo.config import RunConfig
-from lfo.env.oracle import OracleCodes
+from lfo.env.worlds.oracle import OracleCodes
 from lfo.errors import ConfigError, WorkError
-from lfo.evaluation.environment_check import Playthrough
+from lfo.measure.environment_check import Playthrough
 from lfo.loading import load_base, load_tokenizer
 from lfo.model.catalog import PROVENANCE
 from lfo.protocol.hermes import parse_tool_call

@@ -6,11 +6,11 @@ import pytest
 import yaml
 
 from lfo.cli.probe import _shipped
-from lfo.env.oracle import OracleCodes
-from lfo.env.phone_calls import PhoneCalls
-from lfo.env.reps import PHRASINGS
+from lfo.env.worlds.oracle import OracleCodes
+from lfo.env.worlds.phone.environment import PhoneCalls
+from lfo.env.worlds.phone.reps import PHRASINGS
 from lfo.errors import DataError, UsageError
-from lfo.evaluation.probe import read_cases
+from lfo.measure.probe import read_cases
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import render_state
 from lfo.types import ToolCall

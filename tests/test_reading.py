@@ -20,12 +20,12 @@ import torch
 from lfo.cli import main
 from lfo.config import load_config
 from lfo.env.interface import tasks_of
-from lfo.env.oracle import OracleCodes
-from lfo.env.phone_calls import PhoneCalls
+from lfo.env.worlds.oracle import OracleCodes
+from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.env.tool_environment import Mistake, ToolEnvironment, tool
 from lfo.errors import WorkError
-from lfo.evaluation.runs import read_run
-from lfo.evaluation.sample_efficiency import compare
+from lfo.runs.reading import read_run
+from lfo.runs.sample_efficiency import compare
 from lfo.loading import load_base, load_tokenizer
 from lfo.model.catalog import PROVENANCE
 from lfo.protocol.chat import ChatCodec

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from lfo.env.phone_calls import PhoneCalls
-from lfo.env.players import reader
+from lfo.env.worlds.phone.environment import PhoneCalls
+from lfo.env.worlds.phone.players import reader
 from lfo.errors import DataError
-from lfo.evaluation.held_out import _play
+from lfo.measure.held_out import _play
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import observed_calls
-from lfo.rollout.records import read_rollouts, rollout_record, transcripts
+from lfo.play.records import read_rollouts, rollout_record, transcripts
 from lfo.types import ToolCall
 from small_runs import small_trainer
 

@@ -6,9 +6,9 @@ from itertools import chain, groupby
 
 import pytest
 
-from lfo.env.phone_calls import PhoneCalls
+from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.protocol.chat import ChatCodec
-from lfo.rollout.successes import Renaming, Success
+from lfo.rows.successes import Renaming, Success
 from lfo.types import Message
 from small_runs import small_trainer, tokenizer
 from small_tokenizers import qwen3_tokenizer

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lfo.evaluation.repeated_tasks import judge, pass_hat_k
+from lfo.measure.repeated_tasks import judge, pass_hat_k
 from lfo.types import Rollout, RolloutGroup, StopReason
 
 

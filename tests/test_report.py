@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lfo.cli import main
 from lfo.errors import UsageError
-from lfo.evaluation.costs import training_seconds
+from lfo.runs.costs import training_seconds
 from lfo.report.curves import Member, curve, interval, points
 from lfo.report.page import render
 from lfo.report.payload import build, find_runs_and_studies

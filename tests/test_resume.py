@@ -22,11 +22,11 @@ from children import start_as_in_a_terminal
 from lfo.checkpoints import latest_checkpoint
 from lfo.cli import main
 from lfo.engines.local import LocalBackend
-from lfo.env.phone_calls import PhoneCalls
-from lfo.evaluation.success import BROKEN_ROLLOUTS, NO_CALLS
+from lfo.env.worlds.phone.environment import PhoneCalls
+from lfo.measure.success import BROKEN_ROLLOUTS, NO_CALLS
 from lfo.model.learner import Learner
-from lfo.rundir import RunDirectory, read_metrics
-from lfo.training import Trainer
+from lfo.runs.folder import RunDirectory, read_metrics
+from lfo.train.loop import Trainer
 from small_runs import SMALL, model_of, small_trainer, weights
 
 SETTINGS = [

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lfo.model.row_tree import RowTree
+from lfo.model.fast.row_tree import RowTree
 
 ROWS = st.lists(
     st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.sampled_from(["policy", "world_model"])),

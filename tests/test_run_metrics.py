@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lfo.env.oracle import OracleCodes
+from lfo.env.worlds.oracle import OracleCodes
 from lfo.errors import ConfigError, DataError
-from lfo.evaluation.data import describe_data
-from lfo.evaluation.success import (
+from lfo.runs.data import describe_data
+from lfo.measure.success import (
     POLICY_SILENT,
     SAMPLER_DIFFERS,
     WORLD_MODEL_SILENT,
@@ -24,9 +24,9 @@ from lfo.evaluation.success import (
 )
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import render_state
-from lfo.rundir import RunDirectory, read_json_lines, read_metrics
-from lfo.tracking import Progress, scalars
-from lfo.training import Trainer
+from lfo.runs.folder import RunDirectory, read_json_lines, read_metrics
+from lfo.train.tracking import Progress, scalars
+from lfo.train.loop import Trainer
 from small_runs import fussy_calls, model_of, small_config, small_trainer, weights
 
 SMALLER = ("steps=2", "rollout.prompts=1")
@@ -240,8 +240,8 @@ def test_a_tracker_that_is_not_installed_is_named_before_anything_is_written(tmp
 
 def logged(tmp_path: Path, count: int = 12) -> Path:
     """Rollouts as a user may have them: of scripted players, in the least form."""
-    from lfo.env.players import reader
-    from lfo.evaluation.held_out import _play
+    from lfo.env.worlds.phone.players import reader
+    from lfo.measure.held_out import _play
 
     path = tmp_path / "logs.jsonl"
     with path.open("w") as file:

@@ -18,7 +18,7 @@ from lfo.atomic import write_folder_atomic, write_json_atomic, write_text_atomic
 from lfo.checkpoints import best_checkpoint, latest_checkpoint
 from lfo.config import RunConfig, from_yaml, load_config
 from lfo.errors import ConfigError, DataError, UsageError, WorkError
-from lfo.rundir import RunDirectory, read_json_lines, read_metrics
+from lfo.runs.folder import RunDirectory, read_json_lines, read_metrics
 
 CONFIG = RunConfig()
 needs_dev_full = pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no /dev/full here")
@@ -282,7 +282,7 @@ STUCK_IN_A_CHECKPOINT = """
     import sys, time
     from pathlib import Path
     from lfo.config import RunConfig
-    from lfo.rundir import RunDirectory
+    from lfo.runs.folder import RunDirectory
 
     def stuck(folder):
         (folder / "weights.bin").write_bytes(b"half")
@@ -299,7 +299,7 @@ CHECKPOINTS_WITHOUT_END = """
     import sys
     from lfo.config import RunConfig
     from lfo.checkpoints import latest_checkpoint
-    from lfo.rundir import RunDirectory
+    from lfo.runs.folder import RunDirectory
 
     run = RunDirectory.create(sys.argv[1], RunConfig(), resume=sys.argv[2] == "resume")
     found = run.latest_checkpoint()

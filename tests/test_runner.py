@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 import torch
 
-from lfo.env.oracle import OracleCodes
-from lfo.env.phone_calls import PhoneCalls
+from lfo.env.worlds.oracle import OracleCodes
+from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.model.sampler import Generated, Sampler
 from lfo.objectives.losses import fused_token_logprobs
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import WorldModelCodec, observed_calls, state_of
-from lfo.rollout.deliberation import EXPECTED, MAX_IMAGINED, LookAhead, Question, is_asked, questions
-from lfo.rollout.predictors import shuffled_predictor, true_reply_predictor, world_model_predictor
-from lfo.rollout.records import rollout_record
-from lfo.rollout.row import RolloutRequest
-from lfo.rollout.runner import Runner, RunnerConfig
-from lfo.rollout.samples import policy_sample, world_model_sample
+from lfo.play.look_ahead import EXPECTED, MAX_IMAGINED, LookAhead, Question, is_asked, questions
+from lfo.play.predictors import shuffled_predictor, true_reply_predictor, world_model_predictor
+from lfo.play.records import rollout_record
+from lfo.play.episode import RolloutRequest
+from lfo.play.runner import Runner, RunnerConfig
+from lfo.rows.samples import policy_sample, world_model_sample
 from lfo.types import Message, Observed, Origin, Rollout, StepResult, StopReason, ToolCall
 from small_runs import fussy_calls, small_model, tokenizer
 

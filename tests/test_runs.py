@@ -9,11 +9,11 @@ import pytest
 
 from lfo.cli.children import ChildRun
 from lfo.config import load_config, to_yaml
-from lfo.env.ceiling import mean_ceiling
-from lfo.env.oracle import OracleCodes
-from lfo.env.phone_calls import PhoneCalls
-from lfo.evaluation.data import describe_data, predicted_by
-from lfo.evaluation.runs import find_runs, read_run
+from lfo.env.worlds.phone.ceiling import mean_ceiling
+from lfo.env.worlds.oracle import OracleCodes
+from lfo.env.worlds.phone.environment import PhoneCalls
+from lfo.runs.data import describe_data, predicted_by
+from lfo.runs.reading import find_runs, read_run
 
 RESULTS = Path(__file__).parent.parent / "research" / "results"
 CONFIG = load_config(["preset=tiny", "levels=2", "steps=2", "eval.tasks=5", "eval.splits=val,test_unseen_companies"])

@@ -13,8 +13,8 @@ import pytest
 from lfo.cli import main
 from lfo.config import load_config, to_yaml
 from lfo.errors import DataError, UsageError
-from lfo.evaluation.alone import without_lookahead
-from lfo.evaluation.comparison_text import (
+from lfo.runs.alone import without_lookahead
+from lfo.runs.comparison_text import (
     as_json,
     conclusions,
     cost_table,
@@ -23,12 +23,12 @@ from lfo.evaluation.comparison_text import (
     split_table,
     table,
 )
-from lfo.evaluation.correlation import correlation, pearson
-from lfo.evaluation.costs import spent
-from lfo.evaluation.grouping import group_names
-from lfo.evaluation.intervals import median_bound, t_interval
-from lfo.evaluation.runs import RunRecord, find_runs, read_run
-from lfo.evaluation.sample_efficiency import (
+from lfo.runs.correlation import correlation, pearson
+from lfo.runs.costs import spent
+from lfo.runs.grouping import group_names
+from lfo.runs.intervals import median_bound, t_interval
+from lfo.runs.reading import RunRecord, find_runs, read_run
+from lfo.runs.sample_efficiency import (
     VAL,
     Ratio,
     Reached,

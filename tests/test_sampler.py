@@ -13,11 +13,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
-from lfo.model import fused_decoder
+from lfo.model.fast import fused_decoder
 from lfo.model.adapters import DualAdapterModel
-from lfo.model.couplings import COUPLINGS
-from lfo.model.decoder import HFDecoder
-from lfo.model.fused_decoder import FusedDecoder
+from lfo.config.couplings import COUPLINGS
+from lfo.model.fast.decoder import HFDecoder
+from lfo.model.fast.fused_decoder import FusedDecoder
 from lfo.model.sampler import Generated, Sampler, Session, draw
 
 VOCABULARY = 53

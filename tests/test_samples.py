@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lfo.protocol.world_model import WorldModelExample
-from lfo.rollout.replay import ReplayBuffer
-from lfo.rollout.samples import policy_sample, world_model_sample
+from lfo.rows.replay import ReplayBuffer
+from lfo.rows.samples import policy_sample, world_model_sample
 from lfo.types import Observed, Rollout, StopReason, ToolCall, Turn
 
 P, S, E, I = 0, 1, 2, 3  # noqa: E741  (imagined)

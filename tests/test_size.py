@@ -59,8 +59,8 @@ def test_runs_are_compared_without_an_environment_and_without_a_runner():
     done = subprocess.run([sys.executable, "-c", command, "compare", run], capture_output=True, text=True, check=True)
     assert "Tasks to a share of the ceiling" in done.stdout
     loaded = set(done.stderr.split())
-    assert "lfo.evaluation.sample_efficiency" in loaded
+    assert "lfo.runs.sample_efficiency" in loaded
     worlds = {f"lfo.env.{name}" for name in ("phone_calls", "oracle", "tool_environment", "generator", "tasks", "gym")}
-    heavy = {"lfo.rollout", "lfo.agent", "lfo.training", "lfo.engines", "lfo.loading", "lfo.model.adapters"}
+    heavy = {"lfo.rollout", "lfo.agent", "lfo.train.loop", "lfo.engines", "lfo.loading", "lfo.model.adapters"}
     assert not loaded & (worlds | heavy)
     assert not any(name.startswith(("lfo.rollout.", "lfo.engines.", "lfo.env.adapters.")) for name in loaded)

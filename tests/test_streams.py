@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from lfo import tracking
+from lfo.train import tracking
 from lfo.config import load_config
 from lfo.errors import WorkError
-from lfo.rundir import read_metrics
+from lfo.runs.folder import read_metrics
 from lfo.streams import flush_stdout, lossy
-from lfo.tracking import Progress, open_trackers
+from lfo.train.tracking import Progress, open_trackers
 from small_runs import small_trainer
 
 needs_dev_full = pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no /dev/full here")

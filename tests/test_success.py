@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lfo.evaluation.success import BROKEN_ROLLOUTS, NO_CALLS, NO_ROOM, draft_metrics, rollout_metrics, step_metrics
+from lfo.measure.success import BROKEN_ROLLOUTS, NO_CALLS, NO_ROOM, draft_metrics, rollout_metrics, step_metrics
 from lfo.types import Rollout, StopReason, Turn
 
 

@@ -12,9 +12,9 @@ import torch
 
 from lfo.model.learner import Learner
 from lfo.protocol.chat import ChatCodec
-from lfo.rollout.row import Feedback
-from lfo.rollout.samples import deal, policy_sample
-from lfo.rollout.successes import Success, SuccessBuffer, imitation_sample, in_hindsight, without_shown
+from lfo.play.episode import Feedback
+from lfo.rows.samples import deal, policy_sample
+from lfo.rows.successes import Success, SuccessBuffer, imitation_sample, in_hindsight, without_shown
 from lfo.types import Origin, Rollout, TrainingSample
 from small_runs import gradient, small_config, small_model, tokenizer, weights
 from test_deliberation import ENDLESS, NO_CALL, TOOLS, A, Asking, B, C, play, say

@@ -8,13 +8,13 @@ from collections import Counter
 
 import pytest
 
-from lfo.env import tasks as tasks_module
-from lfo.env.ceiling import best_form, ceiling, lawful_requirements, mean_ceiling
-from lfo.env.fields import ALTERNATIVE, FIELDS, PLAIN_FIELDS, REFERENCE
-from lfo.env.players import informed_form
-from lfo.env.rules import DEVIATION, Requirement, deviation_pool
-from lfo.env.tasks import LEVEL, SPLITS, Task, TaskStream
-from lfo.env.world import HELD_OUT_RULES, INDUSTRIES, UNSEEN, company
+from lfo.env.worlds.phone import tasks as tasks_module
+from lfo.env.worlds.phone.ceiling import best_form, ceiling, lawful_requirements, mean_ceiling
+from lfo.env.worlds.phone.fields import ALTERNATIVE, FIELDS, PLAIN_FIELDS, REFERENCE
+from lfo.env.worlds.phone.players import informed_form
+from lfo.env.worlds.phone.rules import DEVIATION, Requirement, deviation_pool
+from lfo.env.worlds.phone.tasks import LEVEL, SPLITS, Task, TaskStream
+from lfo.env.worlds.phone.world import HELD_OUT_RULES, INDUSTRIES, UNSEEN, company
 from lfo.errors import UsageError
 
 DRAWN: dict[str, list[Task]] = {split: TaskStream(split=split).take(400) for split in SPLITS}

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from lfo.env.interface import Environment
-from lfo.env.oracle import OracleCodes
+from lfo.env.worlds.oracle import OracleCodes
 from lfo.env.tool_environment import (
     MAX_ARGUMENT_CHARS,
     Mistake,

@@ -8,7 +8,7 @@ import pytest
 from lfo.env.adapters.foreign import ForeignEnvironment, Reaction
 from lfo.env.for_trl import trl_environment
 from lfo.env.random_play import random_call
-from lfo.evaluation.environment_check import schema_flaws
+from lfo.measure.environment_check import schema_flaws
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import format_tool_call
 from lfo.serving.batcher import Batcher

@@ -9,8 +9,8 @@ from functools import partial
 from typing import cast
 
 from lfo.engines.local import LocalBackend
-from lfo.evaluation.fixed_tasks import SAMPLE_ROLLOUTS, evaluate_splits
-from lfo.training import Trainer
+from lfo.measure.fixed_tasks import SAMPLE_ROLLOUTS, evaluate_splits
+from lfo.train.loop import Trainer
 from lfo.types import Message, RolloutGroup, StepResult
 from small_runs import fussy_calls, requests_of, small_config, small_trainer
 

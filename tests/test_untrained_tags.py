@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from lfo.agent import load_agent
 from lfo.config import to_yaml
 from lfo.engines import create_trainer
-from lfo.env.oracle import OracleCodes
+from lfo.env.worlds.oracle import OracleCodes
 from lfo.loading import load_tokenizer
 from lfo.model.untrained_tags import untrained_tags
 from lfo.protocol.chat import ChatCodec

@@ -18,7 +18,7 @@ from lfo.config import KNOBS, PRESETS, load_config
 from lfo.engines import create_trainer
 from lfo.engines.verl.config import _FIXED, _chosen, _translated, is_small
 from lfo.engines.verl.unread import UNREAD, why_unread
-from lfo.env.phone_calls import PhoneCalls
+from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.errors import ConfigError
 from lfo.loading import load_tokenizer
 from small_tokenizers import QWEN3, small_tokenizer

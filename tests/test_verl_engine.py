@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load_file
 
 from lfo.model.learner import Learner
-from lfo.rollout.successes import imitation_sample, without_shown
+from lfo.rows.successes import imitation_sample, without_shown
 from lfo.tools.plan import SHAPES
-from lfo.training import Trainer
+from lfo.train.loop import Trainer
 from lfo.types import Rollout, TrainingSample
 from small_runs import SMALL, fussy_calls, model_of, randomised, small_trainer
 

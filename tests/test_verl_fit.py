@@ -16,10 +16,10 @@ import torch
 from lfo.checkpoints import latest_checkpoint
 from lfo.config import from_yaml
 from lfo.protocol.shown import SHOWN_FORMS
-from lfo.rollout.records import rollout_record
-from lfo.rollout.row import RolloutRequest
-from lfo.rundir import read_metrics
-from lfo.training import Trainer
+from lfo.play.records import rollout_record
+from lfo.play.episode import RolloutRequest
+from lfo.runs.folder import read_metrics
+from lfo.train.loop import Trainer
 from lfo.types import Rollout
 from small_runs import model_of, requests_of, small_trainer, tokenizer
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lfo.checkpoints import latest_checkpoint
-from lfo.rundir import read_metrics
+from lfo.runs.folder import read_metrics
 from small_runs import SMALL
 
 pytest.importorskip("verl", reason="verl is not installed: pip install -e '.[verl]'")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lfo.engines.verl.config import BASE, forget_world_models, world_model_folder
-from lfo.model.couplings import POLICY, WORLD_MODEL
+from lfo.config.couplings import POLICY, WORLD_MODEL
 from small_runs import fussy_calls, model_of, randomised, small_trainer
 
 

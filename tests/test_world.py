@@ -9,10 +9,10 @@ from collections import Counter
 
 import pytest
 
-from lfo.env.fields import ALTERNATIVE, FIELDS, PLAIN_FIELDS
-from lfo.env.rules import DEVIATION, IDENTIFIERS, PROOFS, Requirement, deviation_pool, law
+from lfo.env.worlds.phone.fields import ALTERNATIVE, FIELDS, PLAIN_FIELDS
+from lfo.env.worlds.phone.rules import DEVIATION, IDENTIFIERS, PROOFS, Requirement, deviation_pool, law
 from lfo.env.seeds import stream
-from lfo.env.world import HELD_OUT_RULES, INDUSTRIES, KINDS, SERVICES, UNSEEN, Company, company
+from lfo.env.worlds.phone.world import HELD_OUT_RULES, INDUSTRIES, KINDS, SERVICES, UNSEEN, Company, company
 
 WORLD = [company(0, index) for index in (*range(100), *range(UNSEEN, UNSEEN + 50))]
 
@@ -112,7 +112,7 @@ def test_every_kind_is_known_and_each_industry_keeps_one_rule_back() -> None:
 
 
 def test_a_company_does_not_depend_on_the_hash_seed() -> None:
-    code = "from lfo.env.world import company; print([company(3, i) for i in (0, 57, 1_000_003)])"
+    code = "from lfo.env.worlds.phone.world import company; print([company(3, i) for i in (0, 57, 1_000_003)])"
     shown = {
         subprocess.run(
             [sys.executable, "-c", code],

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from benchmarks.__main__ import numbers_in
-from lfo.env.oracle import OracleCodes
-from lfo.env.phone_calls import PhoneCalls
+from lfo.env.worlds.oracle import OracleCodes
+from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.errors import UsageError
 from lfo.protocol.world_model import ObservedCall, WorldModelState, render_target
-from lfo.rollout.deliberation import Question
-from lfo.rollout.predictors import true_reply_predictor
-from lfo.rollout.runner import RunnerConfig
+from lfo.play.look_ahead import Question
+from lfo.play.predictors import true_reply_predictor
+from lfo.play.runner import RunnerConfig
 from lfo.types import ReplyFacts, ToolCall
 from research.world_model_bench import bench, rivals
 from research.world_model_bench.bench import Heard, record, share_right

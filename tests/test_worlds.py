@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from lfo.evaluation.environment_check import check_environment
+from lfo.measure.environment_check import check_environment
 from lfo.protocol.hermes import format_tool_call
 from lfo.types import ToolCall
 from worlds import clinic, coldstore, darkroom, kiln, labels, yard

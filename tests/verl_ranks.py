@@ -24,7 +24,7 @@ from lfo.config import RunConfig, load_config
 from lfo.engines.verl import learner
 from lfo.engines.verl.config import prepare_environment, verl_config
 from lfo.model.adapters import DualAdapterModel
-from lfo.model.lean import LeanForward
+from lfo.model.fast.lean import LeanForward
 from lfo.types import TrainingSample
 
 FOLDER, RANK, RANKS = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])

@@ -9,9 +9,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
-from lfo.env.phone_calls import PhoneCalls
+from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.protocol.hermes import format_tool_call
-from lfo.rollout.row import Feedback, RolloutRequest
+from lfo.play.episode import Feedback, RolloutRequest
 from lfo.types import Rollout, StepResult, ToolCall
 
 LONG = "The line is bad. " * 20  # 340 characters: verl's own tools would cut a reply at 256, in its middle

@@ -30,16 +30,16 @@ from lfo.config import RunConfig, load_config
 from lfo.engines import create_trainer
 from lfo.engines.local import LocalBackend
 from lfo.env.interface import Environment, EnvironmentFactory, OffersLookahead, describe_with, same_meaning, tasks_of
-from lfo.env.oracle import OracleCodes, OracleTask
-from lfo.env.phone_calls import PhoneCalls
-from lfo.env.tasks import Task
+from lfo.env.worlds.oracle import OracleCodes, OracleTask
+from lfo.env.worlds.phone.environment import PhoneCalls
+from lfo.env.worlds.phone.tasks import Task
 from lfo.errors import UsageError
 from lfo.loading import environment_factory, load_tokenizer
 from lfo.objectives.advantages import DynamicSamplingReport
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import ObservedCall, state_of
-from lfo.rollout.records import rollout_from_texts, transcript_at
-from lfo.training import Collected, Trainer
+from lfo.play.records import rollout_from_texts, transcript_at
+from lfo.train.loop import Collected, Trainer
 from lfo.types import Message, ToolCall
 from research.world_model_bench.rivals import NAMES, TOP, Asked, Judge, Vectors, fit_rivals, frozen_embedding
 from research.world_model_bench.variants import Ask, make_variant

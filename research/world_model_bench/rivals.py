@@ -1,7 +1,7 @@
 """Baselines of the world model without a language model of their own, which predict replies from the same data.
 
 lookup            the most frequent reply in the same cell of the law, which it is given: it cannot generalise
-memory            the reply of the most similar situation: `rollout/reply_store.py`, as lookahead_source=memory
+memory            the reply of the most similar situation: `play/reply_store.py`, as lookahead_source=memory
 memory_embedding  the reply of the nearest situation in the frozen base: the mean of its last hidden states
 memory_metric     the reply of the nearest situation in a learned metric: the logits of `linear`
 linear            logistic regression on the words of task, directory and call, one classifier for each fact; right if
@@ -28,7 +28,7 @@ from lfo.config import RunConfig
 from lfo.env.interface import EnvironmentFactory, same_meaning
 from lfo.loading import load_base, load_tokenizer, pick_device
 from lfo.protocol.world_model import ObservedCall
-from lfo.rollout.reply_store import ReplyStore, columns_of, informativeness, occurrences, situation_of, terms_of
+from lfo.play.reply_store import ReplyStore, columns_of, informativeness, occurrences, situation_of, terms_of
 
 PENALTY = 0.03  # of the squared weights; 0.003 to 0.1 are equally good on val, 0.3 is worse
 TOP = 4

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from lfo.errors import UsageError
 from lfo.protocol.world_model import ObservedCall, WorldModelCodec, WorldModelExample, render_target
-from lfo.rollout.replay import Practice, words
-from lfo.training import Trainer
+from lfo.rows.replay import Practice, words
+from lfo.train.loop import Trainer
 
 RETRIEVE, AGAIN = re.compile(r"retrieve-([1-9])"), re.compile(r"again-([1-9])")
 

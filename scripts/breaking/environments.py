@@ -25,13 +25,13 @@ from breaking import Outcome
 from breaking._bad_answers import Act, Variation, raising, result, table
 from lfo.config import load_config
 from lfo.engines import create_trainer
-from lfo.env.oracle import OracleCodes
+from lfo.env.worlds.oracle import OracleCodes
 from lfo.env.patience import words_of
 from lfo.errors import LfoError
-from lfo.evaluation.success import BROKEN_ROLLOUTS
+from lfo.measure.success import BROKEN_ROLLOUTS
 from lfo.loading import load_base, load_tokenizer
-from lfo.rundir import read_metrics
-from lfo.training import Trainer
+from lfo.runs.folder import read_metrics
+from lfo.train.loop import Trainer
 from lfo.types import RolloutGroup, StepPlan
 
 SETTINGS = (

@@ -42,7 +42,7 @@ COMMANDS: Mapping[tuple[str, ...], bool] = {
 FEW = (("eval", "RUN", "--k", "1", "--tasks", "1", "--device", "cpu"), ("train", "--resume", "RUN"))
 PATIENCE = 120.0  # seconds for one command; a bomb that is not refused takes hours
 SECRET = "s3cret-of-this-machine"
-ENVIRONMENT = "from lfo.env.oracle import OracleCodes\n\nclass World(OracleCodes):\n    pass\n"
+ENVIRONMENT = "from lfo.env.worlds.oracle import OracleCodes\n\nclass World(OracleCodes):\n    pass\n"
 CASES = "cases:\n- name: one\n  task: Open the door.\n  call: open_door\n  arguments: {}\n  expect: {reply: open}\n"
 
 
@@ -313,7 +313,7 @@ LINKS: Mapping[str, str] = {
 def _link(folder: Path, name: str, target: str) -> Outcome:
     """Resume a run in which one name is a link to a file or folder elsewhere."""
     from lfo.errors import UsageError
-    from lfo.rundir import RunDirectory
+    from lfo.runs.folder import RunDirectory
 
     elsewhere, run = folder / "elsewhere", folder / "run"
     (elsewhere / "folder" / "step-000009").mkdir(parents=True)
@@ -334,7 +334,7 @@ def _link(folder: Path, name: str, target: str) -> Outcome:
 
 def _empty_run(run: Path) -> Any:
     from lfo.config import load_config
-    from lfo.rundir import RunDirectory
+    from lfo.runs.folder import RunDirectory
 
     config = load_config(["preset=tiny", f"output_dir={run}"])
     RunDirectory.create(run, config).close()
@@ -343,7 +343,7 @@ def _empty_run(run: Path) -> Any:
 
 def _foreign_leftovers(run: Path) -> Outcome:
     """Temporary files of the run itself are removed when it is resumed, and nobody else's."""
-    from lfo.rundir import RunDirectory
+    from lfo.runs.folder import RunDirectory
 
     config = _empty_run(run)
     theirs = [run / name for name in (".cache.tmp/thesis.tex", ".notes.123.tmp", "checkpoints/.mine.tmp/weights")]

@@ -28,9 +28,9 @@ from lfo.engines.verl.config import UNCOMPILED, is_small
 from lfo.loading import environment_factory, load_tokenizer
 from lfo.model.adapters import POLICY, DualAdapterModel
 from lfo.protocol.chat import ChatCodec
-from lfo.rollout.row import RolloutRequest
-from lfo.rollout.runner import Runner, RunnerConfig
-from lfo.rundir import read_metrics
+from lfo.play.episode import RolloutRequest
+from lfo.play.runner import Runner, RunnerConfig
+from lfo.runs.folder import read_metrics
 from lfo.tools.plan import cache_bytes_of_a_token, shape_of
 
 REPEATS = 3

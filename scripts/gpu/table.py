@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from lfo.errors import LfoError
-from lfo.rundir import read_metrics
+from lfo.runs.folder import read_metrics
 
 COLUMNS = {
     "rollout s": "seconds/rollout",

@@ -39,7 +39,7 @@ LOGS = {"logger", "logging", "warnings"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """`Change(path="src/lfo/rundir.py", function="RunDirectory.close", start=4012, end=4018, text="is", file="9f86d0")`
+    """`Change(path="src/lfo/runs/folder.py", function="RunDirectory.close", start=4012, end=4018, text="is", file="9f86d0")`
 
     The bytes of the file from `start` to `end` become `text`.
     """

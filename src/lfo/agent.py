@@ -30,20 +30,20 @@ from lfo.env.patience import name_of
 from lfo.errors import DamageError, DataError, UsageError
 from lfo.loading import environment_of_run, limit_threads, load_base, load_tokenizer, pick_device
 from lfo.model.adapters import DualAdapterModel
-from lfo.model.couplings import POLICY
+from lfo.config.couplings import POLICY
 from lfo.model.lora_folder import CONFIG_FILE
 from lfo.model.sampler import Sampler
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.world_model import WorldModelCodec, WorldModelState
-from lfo.rollout import ending_tools
-from lfo.rollout.deliberation import LookAhead
-from lfo.rollout.ending_tools import EndingTools, learns_tools
-from lfo.rollout.memory_first import MemoryFirst
-from lfo.rollout.predictors import make_lookahead, new_reply_store, world_model_codec
-from lfo.rollout.reply_store import ReplyStore
-from lfo.rollout.row import RolloutRequest
-from lfo.rollout.runner import Runner, RunnerConfig
-from lfo.rundir import run_folder
+from lfo.play import ending_tools
+from lfo.play.look_ahead import LookAhead
+from lfo.play.ending_tools import EndingTools, learns_tools
+from lfo.play.memory_first import MemoryFirst
+from lfo.play.predictors import make_lookahead, new_reply_store, world_model_codec
+from lfo.play.reply_store import ReplyStore
+from lfo.play.episode import RolloutRequest
+from lfo.play.runner import Runner, RunnerConfig
+from lfo.runs.folder import run_folder
 from lfo.settings import dotted
 from lfo.types import Rollout, ToolCall, Turn
 

@@ -1,6 +1,6 @@
 """The interface between the training loop and an engine: the operations that differ between engines.
 
-`engines/local.py` runs in one process on a CPU or a GPU, `engines/verl/backend.py` on a cluster. `training.py` decides
+`engines/local.py` runs in one process on a CPU or a GPU, `engines/verl/backend.py` on a cluster. `train/loop.py` decides
 which tasks are drawn, which rows are made, when to evaluate and what is written.
 """
 
@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Protocol
 
 from lfo.config import RunConfig
-from lfo.rollout.ending_tools import EndingTools
-from lfo.rollout.memory_first import MemoryFirst
-from lfo.rollout.reply_store import ReplyStore
-from lfo.rollout.row import RolloutRequest
+from lfo.play.ending_tools import EndingTools
+from lfo.play.memory_first import MemoryFirst
+from lfo.play.reply_store import ReplyStore
+from lfo.play.episode import RolloutRequest
 from lfo.types import ReplyScore, Rollout, TrainingSample
 
 

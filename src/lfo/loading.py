@@ -20,7 +20,7 @@ from lfo.env.adapters import ADAPTERS, adapter_class, adapter_word, refuse_code_
 from lfo.env.by_name import environment_named
 from lfo.env.interface import Environment, EnvironmentFactory
 from lfo.env.patience import QuietFactory, ask, kept_process_state, naming
-from lfo.env.shipped import SHIPPED
+from lfo.env.worlds.shipped import SHIPPED
 from lfo.errors import ConfigError, EnvironmentFailed
 from lfo.model import catalog
 from lfo.model.untrained_tags import untrained_tags, write_as_text

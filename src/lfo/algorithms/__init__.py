@@ -20,7 +20,7 @@ from lfo.algorithms.dapo import most_draws
 from lfo.config import RunConfig
 from lfo.config.algorithms import ALGORITHMS
 from lfo.env.interface import Environment, tasks_of
-from lfo.rollout.row import RolloutRequest
+from lfo.play.episode import RolloutRequest
 from lfo.types import Situation, StepPlan
 
 _FILES = {name: import_module(f"lfo.algorithms.{name.replace('-', '_')}") for name in ALGORITHMS}

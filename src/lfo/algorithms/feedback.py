@@ -1,7 +1,7 @@
 """Feedback: a part of each group is shown a real reply that another rollout of its task has received.
 
 What succeeds with it can be imitated without it. It needs no world model. How exchanges are chosen and shown:
-`lfo.rollout.feedback`.
+`lfo.play.feedback`.
 """
 
 from __future__ import annotations

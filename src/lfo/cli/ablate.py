@@ -23,7 +23,7 @@ from lfo.cli.common import Json, bars, figures_table
 from lfo.errors import DataError, WorkError
 
 if TYPE_CHECKING:
-    from lfo.evaluation.ablation import Cell
+    from lfo.runs.ablation import Cell
 
 SETTINGS = ("preset=tiny", "steps=60", "eval.every=10")
 PHONE_CALLS = ("levels=2", "eval.splits=val,test_unseen_companies")  # defaults that other environments do not have
@@ -48,7 +48,7 @@ def ablate(
     as_json: Json = False,
 ) -> None:
     """Vary one option and compare the runs: lfo ablate weight --values 0,0.5 --seeds 3"""
-    from lfo.evaluation import ablation
+    from lfo.runs import ablation
 
     folder = output_dir / study
     cells = ablation.grid(study, None if values is None else values.split(","), seeds)
@@ -98,7 +98,7 @@ class _Grid:
 
     def __init__(self, study: str, folder: Path, cells: Sequence[Cell], overrides: Sequence[str]) -> None:
         """Validate the run of every cell before any starts."""
-        from lfo.evaluation.ablation import overrides_of
+        from lfo.runs.ablation import overrides_of
 
         self._study, self._folder, self._runs = study, folder, {}
         self.cells: dict[str, Cell] = {}  # by the names of their runs
@@ -122,7 +122,7 @@ class _Grid:
         return [name for name, cell in self.cells.items() if cell.status == "missing"]
 
     def _look(self, run: ChildRun, code: int | None, running: Sequence[str]) -> None:
-        from lfo.rundir import read_metrics
+        from lfo.runs.folder import read_metrics
 
         with suppress(DataError):  # no metrics yet; the run itself reports a damaged file
             rows = read_metrics(run.folder)
@@ -141,15 +141,15 @@ class _Grid:
         self._bar.console.print(f"{ended}: {run.name}: {words}", highlight=False, markup=False, soft_wrap=True)
 
     def _write(self) -> None:
-        from lfo.evaluation.ablation import write_ablation
+        from lfo.runs.ablation import write_ablation
 
         write_ablation(self._folder, self._study, list(self.cells.values()))
 
 
 def _show(study: str, folder: Path, cells: Sequence[Cell], as_json: bool) -> None:
     from lfo.atomic import write_text_atomic
-    from lfo.evaluation import ablation
-    from lfo.evaluation.sample_efficiency import curve
+    from lfo.runs import ablation
+    from lfo.runs.sample_efficiency import curve
     from lfo.report.picture import draw_curves
 
     found = ablation.results(folder, cells)

@@ -19,10 +19,10 @@ def advise(
     """Show which known problems a run has, and which option to change: lfo advise runs/x"""
     from dataclasses import asdict
 
-    from lfo.evaluation.advice import MIN_STEPS
-    from lfo.evaluation.advice import advise as look
-    from lfo.evaluation.gate import read_gate
-    from lfo.evaluation.runs import read_run
+    from lfo.runs.advice import MIN_STEPS
+    from lfo.runs.advice import advise as look
+    from lfo.measure.gate import read_gate
+    from lfo.runs.reading import read_run
 
     record = read_run(run)
     if record.problem or record.config is None:

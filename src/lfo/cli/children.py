@@ -59,7 +59,7 @@ class ChildRun:
     @property
     def finished(self) -> bool:
         """Whether the run is complete: it writes its adapters last, and they may be from a shorter run."""
-        from lfo.evaluation.runs import read_run
+        from lfo.runs.reading import read_run
 
         return (self.folder / "adapters").is_dir() and read_run(self.folder).finished
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from lfo.cli.common import Json, figures_table
 
 if TYPE_CHECKING:
-    from lfo.evaluation.sample_efficiency import Comparison
+    from lfo.runs.sample_efficiency import Comparison
 
 
 def compare(
@@ -29,10 +29,10 @@ def compare(
 
     A target counts as reached at the first of two consecutive evaluations at or above it.
     """
-    from lfo.evaluation.alone import without_lookahead
-    from lfo.evaluation.comparison_text import as_json as all_of
-    from lfo.evaluation.runs import find_runs, read_run
-    from lfo.evaluation.sample_efficiency import compare as compare_runs
+    from lfo.runs.alone import without_lookahead
+    from lfo.runs.comparison_text import as_json as all_of
+    from lfo.runs.reading import find_runs, read_run
+    from lfo.runs.sample_efficiency import compare as compare_runs
 
     records = [read_run(path) for path in find_runs(runs)]
     if blind:
@@ -45,7 +45,7 @@ def compare(
 
 
 def print_comparison(comparison: Comparison) -> None:
-    from lfo.evaluation.comparison_text import sentences, tables
+    from lfo.runs.comparison_text import sentences, tables
 
     console = Console()
     for title, rows in tables(comparison).items():

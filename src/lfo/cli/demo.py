@@ -63,9 +63,9 @@ def _train(runs: Sequence[ChildRun], folder: Path) -> None:
 
     Shows one bar for each run on a terminal, else one plain line for each evaluation. Writes to stderr.
     """
-    from lfo.evaluation.sample_efficiency import VAL
+    from lfo.runs.sample_efficiency import VAL
     from lfo.report.watch import LivePage
-    from lfo.rundir import read_metrics
+    from lfo.runs.folder import read_metrics
 
     printed = dict.fromkeys((run.name for run in runs), -1)  # the last step that was printed
     columns = (BarColumn(bar_width=20), MofNCompleteColumn(), "{task.fields[words]}", TimeElapsedColumn())
@@ -94,9 +94,9 @@ def _train(runs: Sequence[ChildRun], folder: Path) -> None:
 
 
 def _show(runs: Sequence[ChildRun], page: Path, as_json: bool) -> None:
-    from lfo.evaluation.comparison_text import as_json as all_of
-    from lfo.evaluation.runs import read_run
-    from lfo.evaluation.sample_efficiency import compare
+    from lfo.runs.comparison_text import as_json as all_of
+    from lfo.runs.reading import read_run
+    from lfo.runs.sample_efficiency import compare
     from lfo.report.words import headline, page_names, renamed
 
     comparison = compare([read_run(run.folder) for run in runs])

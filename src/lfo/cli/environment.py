@@ -39,7 +39,7 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Write companies and tasks to files: lfo generate --output-dir data --seed 0"""
-    from lfo.env import generator
+    from lfo.env.worlds.phone import generator
 
     manifest = generator.generate(
         output_dir,
@@ -117,10 +117,10 @@ def _checked(
     episodes: int,
 ) -> dict[str, Any]:
     from lfo.env.answers import tools_of
-    from lfo.evaluation.environment_check import check_environment
-    from lfo.evaluation.predictability import predictability
+    from lfo.measure.environment_check import check_environment
+    from lfo.measure.predictability import predictability
     from lfo.protocol.chat import ChatCodec
-    from lfo.rollout.records import read_rollouts
+    from lfo.play.records import read_rollouts
 
     def length_of(text: str) -> int:
         return len(tokenizer.encode(text, add_special_tokens=False))
@@ -145,14 +145,14 @@ def _checked(
 
 def _config_of(run: Path) -> RunConfig:
     from lfo.agent import saved_config
-    from lfo.rundir import run_folder
+    from lfo.runs.folder import run_folder
 
     return saved_config(run_folder(run))
 
 
 def _keep_gate(run: Path, gate: dict[str, Any]) -> None:
-    from lfo.evaluation.gate import write_gate
-    from lfo.rundir import run_folder
+    from lfo.measure.gate import write_gate
+    from lfo.runs.folder import run_folder
 
     write_gate(run_folder(run), gate)
 

@@ -51,12 +51,12 @@ def inspect(
     agent = (common.open_agent if judged else common.open_models)(run, adapter=adapter, device=device)
     agent.require_world_model()
     file = rollout or _newest_rollouts(run)
-    from lfo.env.shipped import SHIPPED
-    from lfo.evaluation.data import predicted_by
-    from lfo.evaluation.runs import read_data
+    from lfo.env.worlds.shipped import SHIPPED
+    from lfo.runs.data import predicted_by
+    from lfo.runs.reading import read_data
     from lfo.protocol.world_model import observed_calls
-    from lfo.rollout.records import read_rollouts
-    from lfo.rundir import run_folder
+    from lfo.play.records import read_rollouts
+    from lfo.runs.folder import run_folder
     from lfo.tools.surprise import inspect_calls
 
     shipped = SHIPPED.get(agent.config.env)
@@ -78,7 +78,7 @@ def inspect(
 
 
 def _newest_rollouts(run: Path) -> Path:
-    from lfo.rundir import run_folder
+    from lfo.runs.folder import run_folder
 
     files = sorted((run_folder(run) / "rollouts").glob("step-*.jsonl"))
     if not files:

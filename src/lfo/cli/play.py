@@ -18,8 +18,8 @@ import typer
 from lfo.errors import UsageError
 
 if TYPE_CHECKING:
-    from lfo.env.phone_calls import PhoneCalls
-    from lfo.env.tasks import Task
+    from lfo.env.worlds.phone.environment import PhoneCalls
+    from lfo.env.worlds.phone.tasks import Task
 
 HELP = """\
   search NAME               look a company up
@@ -41,7 +41,7 @@ def play(
     seed: Annotated[int | None, typer.Option(help="The seed of the drawn task; the default is random.")] = None,
 ) -> None:
     """Play a task yourself: lfo play --level 2"""
-    from lfo.env.phone_calls import PhoneCalls
+    from lfo.env.worlds.phone.environment import PhoneCalls
 
     environment = PhoneCalls(data=data, levels=None if level is None else (level,))
     chosen = _choose(environment, task, seed)
@@ -49,7 +49,7 @@ def play(
 
 
 def _choose(environment: PhoneCalls, task_id: str | None, seed: int | None) -> Task:
-    from lfo.env.tasks import SPLITS
+    from lfo.env.worlds.phone.tasks import SPLITS
 
     if task_id is None:
         return random.Random(seed).choice(environment.tasks("val"))
@@ -71,7 +71,7 @@ def _typed_lines() -> Iterator[str]:
 
 
 def _play(environment: PhoneCalls, task: Task, lines: Iterable[str]) -> None:
-    from lfo.env.fields import FIELDS, REFERENCE
+    from lfo.env.worlds.phone.fields import FIELDS, REFERENCE
 
     *_, opening = environment.reset(task)
     history = [f"user: {opening.content}"]
@@ -131,7 +131,7 @@ def to_message(line: str, known: dict[str, str]) -> str | None:
 
 def values_in(observation: str) -> dict[str, str]:
     """Return the values in an observation: those of a form, or the reference number of a rep."""
-    from lfo.env.fields import FIELDS, REFERENCE
+    from lfo.env.worlds.phone.fields import FIELDS, REFERENCE
 
     if reference := re.search(r"Your reference number is (\w+)\.", observation):
         return {REFERENCE: reference[1]}

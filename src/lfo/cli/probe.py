@@ -14,7 +14,7 @@ from lfo.cli import common
 from lfo.errors import UsageError
 
 if TYPE_CHECKING:
-    from lfo.evaluation.probe import ProbeCase
+    from lfo.measure.probe import ProbeCase
 
 SHIPPED_FOR = "phone-calls"
 
@@ -36,7 +36,7 @@ def probe(
     --strict is set. The default cases ship with lfo and are about the
     phone-call world.
     """
-    from lfo.evaluation.probe import read_cases
+    from lfo.measure.probe import read_cases
 
     read = read_cases(cases or _shipped())
     agent = common.open_agent(run, adapter=adapter, device=device)

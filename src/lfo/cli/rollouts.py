@@ -40,7 +40,7 @@ def rollouts(
     if output is not None and output.exists():
         raise UsageError(f"{output} already exists; choose another --output")
     agent = common.open_agent(run, adapter=adapter, device=device)
-    from lfo.rollout.records import rollout_record
+    from lfo.play.records import rollout_record
 
     tasks = agent.tasks(split)
     if num > len(tasks):
@@ -57,7 +57,7 @@ def rollouts(
 
 
 def _show(played: list[Rollout], title: str, output: Path | None) -> None:
-    from lfo.rollout.records import in_order
+    from lfo.play.records import in_order
 
     console = common.titled(title)
     for number, rollout in enumerate(played, start=1):

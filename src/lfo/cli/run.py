@@ -44,7 +44,7 @@ def run(
     chosen = _choose(agent, split, task, level, seed)
     play = {"greedy": not sample, "lookahead": not no_lookahead, "seed": seed or 0}
     if as_json:
-        from lfo.rollout.records import rollout_record
+        from lfo.play.records import rollout_record
 
         (rollout,) = agent.roll_out([chosen], **play)
         typer.echo(json.dumps({"split": split, "success": rollout.succeeded, **rollout_record(rollout)}))

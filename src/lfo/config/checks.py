@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from lfo.config.algorithms import ALGORITHMS
 from lfo.env.adapters import ADAPTERS, adapter_word
-from lfo.env.shipped import SHIPPED
+from lfo.env.worlds.shipped import SHIPPED
 from lfo.errors import ConfigError
-from lfo.model.couplings import coupling_of
+from lfo.config.couplings import coupling_of
 from lfo.settings import did_you_mean
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from lfo.config import checks
 from lfo.config.algorithms import ALGORITHMS
-from lfo.env.shipped import SHIPPED
+from lfo.env.worlds.shipped import SHIPPED
 from lfo.settings import dotted
 
 # Default arguments of the environments in this package.

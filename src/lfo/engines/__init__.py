@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from lfo.config import RunConfig
     from lfo.env.interface import EnvironmentFactory
-    from lfo.training import Trainer
+    from lfo.train.loop import Trainer
 
 
 def train(config: RunConfig, *, resume: bool = False) -> dict[str, Any]:
@@ -42,8 +42,8 @@ def create_trainer(
     loaded model for the local engine; without it, the engine loads the model of the config.
     """
     from lfo.loading import naming_environment
-    from lfo.preflight import check_run
-    from lfo.training import Trainer
+    from lfo.train.preflight import check_run
+    from lfo.train.loop import Trainer
 
     config = naming_environment(replace(config, engine=engine or config.engine), environment)
     check_run(config, environment)

@@ -19,11 +19,11 @@ from lfo.env.interface import EnvironmentFactory
 from lfo.errors import WorkError
 from lfo.loading import limit_threads, load_base, pick_device
 from lfo.model.learner import GAP, Learner
-from lfo.rollout import ending_tools
-from lfo.rollout.ending_tools import EndingTools
-from lfo.rollout.memory_first import MemoryFirst
-from lfo.rollout.reply_store import ReplyStore
-from lfo.rollout.row import RolloutRequest
+from lfo.play import ending_tools
+from lfo.play.ending_tools import EndingTools
+from lfo.play.memory_first import MemoryFirst
+from lfo.play.reply_store import ReplyStore
+from lfo.play.episode import RolloutRequest
 from lfo.types import ReplyScore, Rollout, TrainingSample
 
 OPTIMIZER = "optimizer.safetensors"

@@ -34,8 +34,8 @@ CHARSET = frozenset(
 ) | {_UNKNOWN}
 
 _ENVIRONMENTS = {
-    "lfo/PhoneCalls-v0": "lfo.env.phone_calls:PhoneCalls",
-    "lfo/OracleCodes-v0": "lfo.env.oracle:OracleCodes",
+    "lfo/PhoneCalls-v0": "lfo.env.worlds.phone.environment:PhoneCalls",
+    "lfo/OracleCodes-v0": "lfo.env.worlds.oracle:OracleCodes",
 }
 
 

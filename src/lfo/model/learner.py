@@ -26,8 +26,8 @@ from lfo.checkpoints import reading
 from lfo.config import RunConfig
 from lfo.errors import WorkError
 from lfo.model.adapters import DualAdapterModel
-from lfo.model.couplings import POLICY
-from lfo.model.row_tree import RowTree
+from lfo.config.couplings import POLICY
+from lfo.model.fast.row_tree import RowTree
 from lfo.objectives.losses import (
     clip_gradients_per_adapter,
     cross_entropy,

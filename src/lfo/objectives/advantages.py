@@ -1,6 +1,6 @@
 """Advantages from the rewards of a group, as in DAPO; dynamic sampling; reward shaping.
 
-Not here: `lfo.rollout` decides which tokens get an advantage, and `lfo.training` how many more groups to roll out if
+Not here: `lfo.rollout` decides which tokens get an advantage, and `lfo.train.loop` how many more groups to roll out if
 dynamic sampling keeps too few.
 """
 

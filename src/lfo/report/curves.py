@@ -14,8 +14,8 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from lfo.evaluation.costs import MetricsRows, number
-from lfo.evaluation.intervals import t_interval
+from lfo.runs.costs import MetricsRows, number
+from lfo.runs.intervals import t_interval
 
 POINTS = 200  # of one line; more points are drawn as means of neighbouring steps
 SMALL_CHART_POINTS = 64

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
-from lfo.evaluation.advice import advise
-from lfo.evaluation.costs import MetricsRows, number
-from lfo.evaluation.gate import read_gate
-from lfo.evaluation.runs import RunRecord
+from lfo.runs.advice import advise
+from lfo.runs.costs import MetricsRows, number
+from lfo.measure.gate import read_gate
+from lfo.runs.reading import RunRecord
 from lfo.report.text import shown
 
 RECENT = 20  # steps for the current speed

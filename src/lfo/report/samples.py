@@ -13,7 +13,7 @@ from typing import Any
 
 from lfo.errors import DataError
 from lfo.report.text import as_script_json, shown
-from lfo.rundir import read_json_lines
+from lfo.runs.folder import read_json_lines
 
 ROLLOUTS_PER_RUN = 200
 BUDGET = 18_000_000  # characters of all rollouts of the page

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lfo.evaluation.costs import number
-from lfo.evaluation.runs import RunRecord
-from lfo.evaluation.sample_efficiency import TARGET_SHARE, curve, tasks_to
+from lfo.runs.costs import number
+from lfo.runs.reading import RunRecord
+from lfo.runs.sample_efficiency import TARGET_SHARE, curve, tasks_to
 from lfo.report.curves import mark
 from lfo.report.text import shown
 from lfo.report.words import percent

@@ -24,7 +24,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from lfo import __version__
 from lfo.errors import LfoError, UsageError
-from lfo.evaluation.runs import RunRecord, read_run
+from lfo.runs.reading import RunRecord, read_run
 from lfo.report import live
 from lfo.report.machine import Machine, process_of
 from lfo.report.page import content_policy, render

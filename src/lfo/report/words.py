@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lfo.evaluation.comparison_text import interval_in_words, is_control
-from lfo.evaluation.grouping import FROZEN_POLICY, IMITATION, WITH_FEEDBACK
-from lfo.evaluation.sample_efficiency import TARGET_SHARE, Comparison, Group, Ratio
+from lfo.runs.comparison_text import interval_in_words, is_control
+from lfo.runs.grouping import FROZEN_POLICY, IMITATION, WITH_FEEDBACK
+from lfo.runs.sample_efficiency import TARGET_SHARE, Comparison, Group, Ratio
 
 # Display names of parts of `group_names`; other config values stay `name=value`.
 SPOKEN = {

@@ -1,7 +1,7 @@
 """Answer the requests of many conversations: all waiting requests are decoded in one batch of the sampler.
 
 One thread owns the model. It takes all waiting requests, decodes them together, turn by turn as in a rollout, with the
-look-ahead of `rollout/deliberation.py`, and returns each message. A conversation that continues reuses the cache of the
+look-ahead of `play/look_ahead.py`, and returns each message. A conversation that continues reuses the cache of the
 sampler's row in which it was continued last.
 """
 
@@ -25,8 +25,8 @@ import numpy as np
 from lfo.errors import LfoError, UsageError
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import without_calls
-from lfo.rollout.deliberation import Deliberation
-from lfo.rollout.row import RolloutRequest, Row
+from lfo.play.look_ahead import Deliberation
+from lfo.play.episode import RolloutRequest, Row
 from lfo.serving.conversations import Answered, Context, Conversations, packed
 from lfo.serving.speaker import Speaker, SpeakingRows
 from lfo.serving.upstream import Failed

@@ -15,16 +15,16 @@ from lfo.config import RunConfig
 from lfo.env.interface import EnvironmentFactory
 from lfo.errors import UsageError
 from lfo.loading import environment_of_run, load_tokenizer
-from lfo.model.couplings import POLICY, WORLD_MODEL
+from lfo.config.couplings import POLICY, WORLD_MODEL
 from lfo.protocol.chat import ChatCodec
-from lfo.rollout import ending_tools
-from lfo.rollout.deliberation import LookAhead
-from lfo.rollout.ending_tools import EndingTools, learns_tools
-from lfo.rollout.memory_first import MemoryFirst
-from lfo.rollout.predictors import make_lookahead, new_reply_store, world_model_codec
-from lfo.rollout.row import SamplerRows
-from lfo.rollout.runner import RunnerConfig
-from lfo.rundir import run_folder
+from lfo.play import ending_tools
+from lfo.play.look_ahead import LookAhead
+from lfo.play.ending_tools import EndingTools, learns_tools
+from lfo.play.memory_first import MemoryFirst
+from lfo.play.predictors import make_lookahead, new_reply_store, world_model_codec
+from lfo.play.episode import SamplerRows
+from lfo.play.runner import RunnerConfig
+from lfo.runs.folder import run_folder
 from lfo.serving.upstream import Upstream, UpstreamRows, completer
 
 

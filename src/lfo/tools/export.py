@@ -27,11 +27,11 @@ from transformers import AutoConfig
 from lfo.agent import Agent
 from lfo.atomic import new_folder, write_folder_atomic, write_text_atomic
 from lfo.errors import WorkError
-from lfo.evaluation.alone import Alone, policy_alone
-from lfo.evaluation.runs import read_run
+from lfo.runs.alone import Alone, policy_alone
+from lfo.runs.reading import read_run
 from lfo.loading import EMBEDDED, model_source
-from lfo.model.couplings import POLICY, WORLD_MODEL
-from lfo.rundir import run_folder
+from lfo.config.couplings import POLICY, WORLD_MODEL
+from lfo.runs.folder import run_folder
 from lfo.tools.model_card import BASE, base_of, model_card
 
 Form = Literal["alone", "adapters", "merged"]

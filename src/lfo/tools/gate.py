@@ -12,10 +12,10 @@ from lfo.agent import batches, build_agent
 from lfo.config import RunConfig
 from lfo.config.knobs import PolicyConfig, WorldModelConfig
 from lfo.env.interface import EnvironmentFactory
-from lfo.evaluation.gate import measure_gate
+from lfo.measure.gate import measure_gate
 from lfo.loading import limit_threads, load_base, pick_device
-from lfo.rollout.ending_tools import guess_ending_tools
-from lfo.rollout.row import RolloutRequest
+from lfo.play.ending_tools import guess_ending_tools
+from lfo.play.episode import RolloutRequest
 from lfo.types import Rollout
 
 TASKS = 64

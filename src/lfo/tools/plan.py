@@ -175,7 +175,7 @@ class Work:
 
 def kept_by_layer(shape: Shape, rank: int, *, lean: bool) -> int:
     """Return the bytes of one token that one layer keeps for the backward. The base is frozen, so only LoRA and the
-    nonlinear parts need activations. `lean`: our own forward (model/lean.py), else the modules of transformers."""
+    nonlinear parts need activations. `lean`: our own forward (model/fast/lean.py), else the modules of transformers."""
     if lean:
         norms = 2 * 2 * HALF * shape.hidden  # two norms, input and output
         padded = int(PADDING * HALF * 2 * (shape.queries + shape.keys))  # q, k, v and output, as attention sees them

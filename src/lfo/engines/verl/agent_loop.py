@@ -25,15 +25,15 @@ from lfo.engines.verl.config import AGENT_LOOP, BASE, SAMPLER, run_name, samplin
 from lfo.env.answers import tools_of
 from lfo.env.by_name import hold_as_data
 from lfo.env.interface import EnvironmentFactory
-from lfo.env.scripted import ScriptedCalls
+from lfo.env.worlds.phone.scripted import ScriptedCalls
 from lfo.loading import environment_factory
 from lfo.model.adapters import POLICY, WORLD_MODEL
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.world_model import WorldModelCodec
-from lfo.rollout.deliberation import LookAhead
-from lfo.rollout.predictors import make_lookahead, world_model_codec
-from lfo.rollout.row import RolloutRequest
-from lfo.rollout.runner import Runner, RunnerConfig
+from lfo.play.look_ahead import LookAhead
+from lfo.play.predictors import make_lookahead, world_model_codec
+from lfo.play.episode import RolloutRequest
+from lfo.play.runner import Runner, RunnerConfig
 from lfo.types import Origin, Rollout
 
 # Each rollout has its own thread, which mostly waits for its server. All rollouts of a step must run at the same time,
@@ -61,7 +61,7 @@ class _Said:
 
 
 class ServedRows:
-    """One row that a server continues: implements `lfo.rollout.row.SamplerRows` and stores the tokens here."""
+    """One row that a server continues: implements `lfo.play.episode.SamplerRows` and stores the tokens here."""
 
     def __init__(self, loop: Any) -> None:
         self._loop = loop

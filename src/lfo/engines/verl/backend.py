@@ -3,7 +3,7 @@
     lfo train engine=verl preset=tiny steps=30 output_dir=runs/x
     create_trainer(config, environment, tokenizer, engine="verl").fit()
 
-The driver runs `lfo.training` and loads no model. Run folder, metrics and checkpoints are the same as with the local
+The driver runs `lfo.train.loop` and loads no model. Run folder, metrics and checkpoints are the same as with the local
 engine.
 """
 
@@ -32,13 +32,13 @@ from lfo.engines.verl.config import SAMPLER, is_cpu, verl_config
 from lfo.engines.verl.starting import stages
 from lfo.env.answers import tools_of
 from lfo.env.interface import EnvironmentFactory
-from lfo.env.scripted import ScriptedCalls
+from lfo.env.worlds.phone.scripted import ScriptedCalls
 from lfo.errors import ConfigError, WorkError
 from lfo.model.learner import GAP
 from lfo.protocol.chat import ChatCodec
-from lfo.rollout import ending_tools
-from lfo.rollout.ending_tools import EndingTools, learns_tools
-from lfo.rollout.row import RolloutRequest
+from lfo.play import ending_tools
+from lfo.play.ending_tools import EndingTools, learns_tools
+from lfo.play.episode import RolloutRequest
 from lfo.types import ReplyScore, Rollout, TrainingSample
 
 CHECKED_ROWS = 4  # rows of each step whose sampled log-probs are compared with the trainer's

@@ -1,7 +1,7 @@
 """All processes of verl: trainer ranks, rollout servers, agent loops, and the queue between them.
 
 verl's synchronous trainer starts them (roles, resource pool, worker group, servers, weight sync). Its training loop is
-not used: `lfo.training` defines a step and calls `lfo.engines.verl.backend`.
+not used: `lfo.train.loop` defines a step and calls `lfo.engines.verl.backend`.
 """
 
 # pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false, reportPrivateImportUsage=false
@@ -40,7 +40,7 @@ from lfo.engines.verl.starting import stages
 from lfo.engines.verl.worker import DualLoraWorker
 from lfo.errors import WorkError
 from lfo.model.adapters import WORLD_MODEL
-from lfo.rollout.row import RolloutRequest
+from lfo.play.episode import RolloutRequest
 from lfo.types import ReplyScore, Rollout, TrainingSample
 
 POLL_SECONDS = 0.05

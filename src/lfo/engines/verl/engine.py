@@ -30,7 +30,7 @@ from lfo.config import RunConfig, from_mapping
 from lfo.engines.verl.config import ENGINE, SAMPLER, forget_world_models, world_model_folder
 from lfo.engines.verl.learner import RankedLearner
 from lfo.model.adapters import DualAdapterModel
-from lfo.model.couplings import POLICY, WORLD_MODEL
+from lfo.config.couplings import POLICY, WORLD_MODEL
 from lfo.types import ReplyScore, TrainingSample
 
 OPTIMIZER_FILE = "optimizer.safetensors"

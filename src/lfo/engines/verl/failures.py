@@ -33,7 +33,7 @@ class Lost(WorkError):
 
 @contextmanager
 def as_if_here() -> Iterator[None]:
-    """Raise a write error of another process as if it had happened here, so that `lfo.rundir` reports it."""
+    """Raise a write error of another process as if it had happened here, so that `lfo.runs.folder` reports it."""
     try:
         yield
     except RayTaskError as error:

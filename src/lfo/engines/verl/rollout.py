@@ -32,7 +32,7 @@ from lfo.engines.verl.config import BASE, SAMPLER, run_name
 from lfo.engines.verl.replicas import BesideRanks, VllmReplica
 from lfo.loading import load_base, pick_device
 from lfo.model.adapters import DualAdapterModel
-from lfo.model.couplings import POLICY, WORLD_MODEL
+from lfo.config.couplings import POLICY, WORLD_MODEL
 from lfo.model.sampler import Sampler
 from lfo.protocol.chat import ChatCodec
 

@@ -26,7 +26,7 @@ from lfo.config import RunConfig
 from lfo.env.answers import opening_of, tools_of
 from lfo.env.interface import EnvironmentFactory, tasks_of
 from lfo.env.patience import ask
-from lfo.env.shipped import SHIPPED
+from lfo.env.worlds.shipped import SHIPPED
 from lfo.loading import EMBEDDED, pick_device
 from lfo.model.catalog import PROVENANCE, practice_of
 from lfo.tools.pretrain.recipe import Progress

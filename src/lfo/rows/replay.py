@@ -1,0 +1,244 @@
+"""What the world model practises on: every reply received so far, and augmented copies. Works for any environment.
+
+Swapped names. A word that occurs in few states, such as a name or a number, does not help in other tasks, but a small
+model memorises the reply that came with it. So each time an example is drawn, such words are swapped for others of the
+same kind. Only what the states have in common can then explain the reply. A word that the reply repeats stays.
+
+    - search_company("Acme Bank"): Acme Bank, bank; Cards 555-4396      original
+    - search_company("Zylo Bank"): Zylo Bank, bank; Cards 555-0187      one augmented copy
+
+Weighted replies. The same content can be worded in many ways. A token that occurs in most replies is wording. A token
+that occurs in few replies is content and gets a higher weight, by its inverse document frequency.
+
+Both count occurrences in the examples that are drawn first: calls that look-ahead asks about, or all if there are none.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from lfo.env.interface import Environment
+from lfo.errors import DataError
+from lfo.protocol.world_model import WorldModelCodec, WorldModelExample
+from lfo.play.records import read_rollouts
+from lfo.types import RolloutGroup
+
+MOST_ENCODERS = 4  # threads that tokenise replies; more would wait for the interpreter lock
+FEW = 2  # a word is a name if it occurs in at most this many states,
+FEW_SHARE = 0.02  # or in at most this share of them,
+MOST_SHARE = 0.25  # but never if it occurs in more than this share: of a handful of states, every word would be one
+WORD = re.compile(r"[^\W\d_]+|\d+")
+
+
+@dataclass(slots=True)
+class ReplayBuffer:
+    """Every distinct reply received so far. Environments are stationary, so old replies stay true.
+
+    A draw depends only on the buffer and the seeds, so a resumed run draws the same examples.
+    """
+
+    examples: dict[str, WorldModelExample] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def add(self, examples: Iterable[WorldModelExample]) -> int:
+        """Add new examples and return their number. `asked` is never unset: a rollout that saw the predicted reply may
+        make the same call later without asking."""
+        before = len(self.examples)
+        for example in examples:
+            if example.asked or example.key not in self.examples:
+                self.examples[example.key] = example
+        return len(self.examples) - before
+
+    def draw(self, count: int, seeds: Sequence[int], *, asked_first: bool = False) -> list[WorldModelExample]:
+        """Return at most `count` different examples, all with the same probability.
+
+        With `asked_first`, calls that look-ahead asks about come before all others, because the world model will be
+        asked about these. (With three quarters of such calls it learned half as fast: research/LOG.md.)
+        """
+        keys = list(self.examples)
+        shuffled = [keys[index] for index in np.random.default_rng(list(seeds)).permutation(len(keys))]
+        if asked_first:
+            shuffled.sort(key=lambda key: not self.examples[key].asked)
+        return [self.examples[key] for key in shuffled[:count]]
+
+    def save(self, path: Path) -> None:
+        """Write the buffer as flat arrays. Token weights are 0 or 1."""
+        rows = list(self.examples.values())
+        arrays = {
+            "lengths": np.array([len(row.tokens) for row in rows], dtype=np.int64),
+            "tokens": np.array([token for row in rows for token in row.tokens], dtype=np.int32),
+            "weights": np.array([weight for row in rows for weight in row.token_weights], dtype=np.uint8),
+            "asked": np.array([row.asked for row in rows], dtype=np.uint8),
+            "keys": np.frombuffer(b"".join(bytes.fromhex(row.key) for row in rows), dtype=np.uint8),
+        }
+        save_file(arrays, path)
+
+    @classmethod
+    def load(cls, path: Path) -> ReplayBuffer:
+        arrays = load_file(path)
+        buffer = cls()
+        ends = np.cumsum(arrays["lengths"])
+        size = len(arrays["keys"]) // max(1, len(ends))
+        for index, end in enumerate(ends):
+            start = end - arrays["lengths"][index]
+            key = arrays["keys"][index * size : (index + 1) * size].tobytes().hex()
+            tokens = tuple(map(int, arrays["tokens"][start:end]))
+            weights = tuple(map(float, arrays["weights"][start:end]))
+            buffer.examples[key] = WorldModelExample(
+                tokens=tokens, token_weights=weights, key=key, asked=bool(arrays["asked"][index])
+            )
+        return buffer
+
+
+def examples_of_groups(
+    groups: Sequence[RolloutGroup], codec: WorldModelCodec, *, predict: Collection[str] | None
+) -> list[list[WorldModelExample]]:
+    """Return the distinct world-model examples of each group."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    with ThreadPoolExecutor(min(MOST_ENCODERS, os.cpu_count() or 1)) as pool:
+        examples = pool.map(partial(codec.examples_of, predict=predict), rollouts)
+    by_group = []
+    for group in groups:
+        merged = ReplayBuffer()
+        for of_rollout in islice(examples, len(group.rollouts)):
+            merged.add(of_rollout)
+        by_group.append(list(merged.examples.values()))
+    return by_group
+
+
+def logged_replies(
+    path: str, environment: Environment, codec: WorldModelCodec, *, predict: Collection[str] | None
+) -> ReplayBuffer:
+    """Return the replies in the rollouts of a file."""
+    replay = ReplayBuffer()
+    for rollout in read_rollouts(path, environment):
+        replay.add(codec.examples_of(rollout, predict=predict))
+    if not replay:
+        raise DataError(
+            f"{path} contains no reply of a tool that world_model.predict names; choose other logs or tools"
+        )
+    return replay
+
+
+# --- augmentation ----------------------------------------------------------------------------------------------------
+
+
+def words(text: str) -> set[str]:
+    """Return the distinct words and numbers of a text.
+
+    >>> sorted(words("Cards 555-4396: unlock_card"))
+    ['4396', '555', 'Cards', 'card', 'unlock']
+    """
+    return set(WORD.findall(text))
+
+
+def names_among(counts: Mapping[str, int], states: int, *, share: float = FEW_SHARE) -> list[str]:
+    """Return the sorted words that occur in few of the states, at most in this share of them.
+
+    >>> names_among({"Acme": 1, "Zylo": 2, "bank": 3, "Task": 8}, states=8)
+    ['Acme', 'Zylo']
+    """
+    most = min(max(FEW, share * states), MOST_SHARE * states)
+    return sorted(word for word, count in counts.items() if count <= most)
+
+
+def with_swapped_names(
+    text: str, names: Mapping[bool, Sequence[str]], *, spare: Collection[str], chance: float, rng: np.random.Generator
+) -> str:
+    """Return the text with each name that is not in `spare` replaced, with probability `chance`, by a random one.
+
+    All occurrences of a name get the same replacement. `names` maps False to words and True to numbers."""
+    known = {name: number for number, some in names.items() for name in some}
+    swapped: dict[str, str] = {}
+
+    def swap(match: re.Match[str]) -> str:
+        word = match[0]
+        if word not in known or word in spare:
+            return word
+        if word not in swapped:
+            others = names[known[word]]
+            swapped[word] = others[int(rng.integers(len(others)))] if rng.random() < chance else word
+        return swapped[word]
+
+    return WORD.sub(swap, text)
+
+
+def weight_of_token(count: int, replies: int, *, wording: float) -> float:
+    """Return the weight of a token that occurs in `count` of `replies`: about `wording` if in all, about 1 if in one.
+
+    >>> [round(weight_of_token(count, 100, wording=0.05), 2) for count in (1, 10, 100)]
+    [0.92, 0.52, 0.05]
+    """
+    rarity = math.log((replies + 1) / (count + 0.5)) / math.log(replies + 1)
+    return wording + (1.0 - wording) * min(max(rarity, 0.0), 1.0)
+
+
+class Practice:
+    """Augments drawn examples. `swap_names` is a probability; `wording=1` weights all tokens equally."""
+
+    def __init__(self, codec: WorldModelCodec, *, swap_names: float, wording: float) -> None:
+        self._codec, self._chance, self._wording = codec, swap_names, wording
+        self._prompts: dict[str, str] = {}  # prompt text of each example, by its key
+        # Identifies the examples that the counts below were made from.
+        self._counted: tuple[int, int] = (0, 0)
+        self._names: dict[bool, list[str]] = {}
+        self._replies = 0
+        self._replies_with: Counter[int] = Counter()  # token -> number of replies that contain it
+
+    def of(
+        self, drawn: Iterable[WorldModelExample], known: Collection[WorldModelExample], seeds: Sequence[int]
+    ) -> list[WorldModelExample]:
+        """Return the drawn examples, augmented with names and word counts of all `known` examples."""
+        if not self._chance and self._wording == 1:
+            return list(drawn)
+        self._count(known)
+        rng = np.random.default_rng([*seeds, 1])  # other random numbers than those of the draw
+        return [self._weighted(self._renamed(example, rng)) for example in drawn]
+
+    def _count(self, known: Collection[WorldModelExample]) -> None:
+        asked = [example for example in known if example.asked]
+        identity = hash(tuple(example.key for example in known)), len(asked)
+        if self._counted == identity:
+            return
+        self._counted = identity
+        first = asked or known
+        self._replies = len(first)
+        self._replies_with = Counter(token for example in first for token in set(example.tokens[example.reply_start :]))
+        if self._chance:
+            states_with = Counter(word for example in first for word in words(self._prompt(example)))
+            names = names_among(states_with, len(first))
+            self._names = {number: [name for name in names if name.isdigit() == number] for number in (False, True)}
+
+    def _prompt(self, example: WorldModelExample) -> str:
+        if example.key not in self._prompts:
+            self._prompts[example.key] = self._codec.prompt_text(example)
+        return self._prompts[example.key]
+
+    def _renamed(self, example: WorldModelExample, rng: np.random.Generator) -> WorldModelExample:
+        if not self._chance:
+            return example
+        repeated = words(self._codec.reply_text(example))
+        text = with_swapped_names(self._prompt(example), self._names, spare=repeated, chance=self._chance, rng=rng)
+        return self._codec.with_prompt(example, text)
+
+    def _weighted(self, example: WorldModelExample) -> WorldModelExample:
+        start = example.reply_start
+        weights = (
+            weight_of_token(self._replies_with[token], self._replies, wording=self._wording)
+            for token in example.tokens[start:]
+        )
+        return replace(example, token_weights=(*example.token_weights[:start], *weights))

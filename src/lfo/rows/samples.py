@@ -1,0 +1,243 @@
+"""Rollouts and what earlier steps have stored -> the rows that a step trains: the rows of each of its mini-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from lfo.config import RunConfig
+from lfo.objectives.advantages import group_advantages
+from lfo.protocol.world_model import WorldModelExample
+from lfo.play.look_ahead import asked_at, imagined
+from lfo.rows.replay import Practice, ReplayBuffer
+from lfo.play.runner import ENVIRONMENT_FAILURES
+from lfo.rows.successes import Renaming, SuccessBuffer, imitation_sample
+from lfo.types import NOTHING, Observed, Origin, Rollout, RolloutGroup, StepPlan, TrainingSample
+
+T = TypeVar("T")
+
+
+def policy_sample(
+    rollout: Rollout,
+    advantage: float | None,
+    *,
+    adapters: tuple[str, ...],
+    observed: Observed = NOTHING,
+) -> TrainingSample | None:
+    """Return a rollout as a row: the advantage on sampled tokens, world-model weights on what is `observed`.
+
+    `advantage=None`: the policy does not learn from this rollout. An advantage of 0 still counts in the mean over
+    tokens. The row ends with the last token that has a weight; None if there is none.
+    """
+    sampled = [float(origin == Origin.SAMPLED and advantage is not None) for origin in rollout.origins]
+    learned = [0.0] * len(rollout.tokens)
+    for turn in rollout.turns:
+        for index in range(turn.observation_start, turn.observation_end):
+            learned[index] = observed.weight(turn)
+    weighted = [index for index in range(len(rollout.tokens)) if sampled[index] or learned[index]]
+    if not weighted:
+        return None
+    end = weighted[-1] + 1
+    return TrainingSample(
+        tokens=rollout.tokens[:end],
+        adapters=adapters,
+        logprobs=rollout.logprobs[:end],
+        advantages=[(advantage or 0.0) * weight for weight in sampled[:end]],
+        policy_weights=sampled[:end],
+        world_model_weights=learned[:end],
+    )
+
+
+def acted_by_policy(rollout: Rollout) -> bool:
+    """Whether the policy alone acted: the environment did not fail, and the base did not act instead of it."""
+    return rollout.stop not in ENVIRONMENT_FAILURES and not rollout.untrained
+
+
+def mark_imagined(group: RolloutGroup) -> RolloutGroup:
+    """Mark real calls as `asked` if some rollout of the group has imagined the same call in the same state.
+
+    Only imagined calls that stayed in a row count. With those that were taken back, mostly filled-in calls, one run
+    learned far slower (LOG 26).
+    """
+    drafted = {question.key for rollout in group.rollouts for question, _ in imagined(rollout)}
+
+    def marked(rollout: Rollout) -> Rollout:
+        turns = [
+            replace(turn, asked=True)
+            if turn.call is not None and not turn.predicted and asked_at(rollout, index).key in drafted
+            else turn
+            for index, turn in enumerate(rollout.turns)
+        ]
+        return replace(rollout, turns=tuple(turns))
+
+    return replace(group, rollouts=tuple(map(marked, group.rollouts))) if drafted else group
+
+
+def mark_first_calls(group: RolloutGroup, tools: Container[str] | None) -> RolloutGroup:
+    """Mark the first real call of `tools` (None: all) in each rollout as `asked`, if no call of the group is.
+
+    A memory learns from asked calls only. Without this it could stay empty: it predicts nothing at first, so nothing
+    imagined is kept, and in a small group no two rollouts may make the same call.
+    """
+    if any(turn.asked for rollout in group.rollouts for turn in rollout.turns):
+        return group
+
+    def marked(rollout: Rollout) -> Rollout:
+        for index, turn in enumerate(rollout.turns):
+            if turn.imagined:
+                break  # what follows was said because of it
+            if turn.call is not None and not turn.predicted and (tools is None or turn.call.name in tools):
+                turns = (*rollout.turns[:index], replace(turn, asked=True), *rollout.turns[index + 1 :])
+                return replace(rollout, turns=turns)
+        return rollout
+
+    return replace(group, rollouts=tuple(map(marked, group.rollouts)))
+
+
+def policy_rows(
+    group: RolloutGroup, *, adapters: tuple[str, ...], observed: Observed = NOTHING
+) -> list[TrainingSample]:
+    """Return the rows of a group, each with its group-relative advantage."""
+    advantages = group_advantages(group.rewards, conditions=group.conditions)
+    if group.bonuses:
+        advantages = [advantage + bonus for advantage, bonus in zip(advantages, group.bonuses, strict=True)]
+    rows = (
+        policy_sample(rollout, advantage, adapters=adapters, observed=observed)
+        for rollout, advantage in zip(group.rollouts, advantages, strict=True)
+    )
+    return [row for row in rows if row is not None]
+
+
+def inline_rows(
+    groups: Sequence[RolloutGroup],
+    *,
+    without: Collection[int],
+    adapters: tuple[str, ...],
+    observed: Observed,
+) -> list[list[TrainingSample]]:
+    """Return, for each group, inline world-model rows of the rollouts that give no policy row.
+
+    `without`: indices of groups whose own rollouts already give policy rows.
+    """
+    return [
+        [
+            row
+            for rollout in group.rollouts
+            if not (index in without and acted_by_policy(rollout))
+            and (row := policy_sample(rollout, None, adapters=adapters, observed=observed))
+        ]
+        for index, group in enumerate(groups)
+    ]
+
+
+def deal(parts: Sequence[Sequence[T]], count: int) -> list[list[T]]:
+    """Distribute whole parts to `count` mini-batches, in order and as evenly as possible."""
+    dealt: list[list[T]] = [[] for _ in range(count)]
+    for index, part in enumerate(parts):
+        dealt[index * count // max(len(parts), count)].extend(part)
+    return dealt
+
+
+def world_model_sample(example: WorldModelExample, *, adapters: tuple[str, ...]) -> TrainingSample:
+    return TrainingSample.supervised(example.tokens, adapters=adapters, world_model_weights=example.token_weights)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Update:
+    """The updates of a step: one for each mini-batch, in order."""
+
+    mini_batches: Sequence[Sequence[TrainingSample]]
+    world_model_weight: float  # the factor of the world-model loss
+    rate_factor: float  # multiplies every learning rate
+
+
+@dataclass(kw_only=True, slots=True)
+class MiniBatches:
+    """Makes the rows of each step of a run."""
+
+    config: RunConfig
+    policy_adapters: tuple[str, ...]
+    world_model_adapters: tuple[str, ...]
+    predicted_tools: Collection[str] | None  # None: all
+    practice: Practice
+    renaming: Renaming
+    replay: ReplayBuffer = field(default_factory=ReplayBuffer)
+    successes: SuccessBuffer = field(default_factory=SuccessBuffer)
+
+    @property
+    def success_tasks(self) -> int:
+        """The number of tasks with a success that could be imitated."""
+        return len(self.successes.successes)
+
+    @property
+    def count(self) -> int:
+        return self.config.rollout.prompts // self.config.rollout.mini_batch_prompts
+
+    def store_successes(self, rollouts: Sequence[Rollout]) -> None:
+        """Store the rollouts that the policy should imitate."""
+        self.successes.add(rollouts)
+        if self.config.internalise.teacher == "hindsight":
+            self.successes.add_in_hindsight(rollouts, self.predicted_tools)
+
+    def update(
+        self,
+        plan: StepPlan,
+        groups: Sequence[RolloutGroup],
+        kept: Mapping[int, RolloutGroup],
+        new_examples: Sequence[Sequence[WorldModelExample]],
+        *,
+        world_model_weight: float,
+    ) -> Update:
+        """Return the rows of all mini-batches: the groups `kept`, world-model examples and successes to imitate.
+
+        `new_examples` are those of each group. `world_model_weight` is used in steps that train the world model.
+        """
+        observed = plan.observed if plan.observed and world_model_weight else NOTHING
+        world_model_weight = world_model_weight if plan.predicts else 0.0
+        kept = kept if plan.reinforces else {}
+        parts = [
+            self._policy_rows(kept, observed),
+            self._world_rows(plan, groups, kept, new_examples, observed) if world_model_weight else self._no_rows(),
+            self._imitation_rows(plan.step) if plan.imitates else self._no_rows(),
+        ]
+        return Update(
+            mini_batches=[[row for part in rows for row in part] for rows in zip(*parts, strict=True)],
+            world_model_weight=world_model_weight,
+            rate_factor=plan.rate,
+        )
+
+    def examples(self, examples: Sequence[WorldModelExample]) -> list[TrainingSample]:
+        return [world_model_sample(example, adapters=self.world_model_adapters) for example in examples]
+
+    def _no_rows(self) -> list[list[TrainingSample]]:
+        return [[] for _ in range(self.count)]
+
+    def _policy_rows(self, kept: Mapping[int, RolloutGroup], observed: Observed) -> list[list[TrainingSample]]:
+        rows = [policy_rows(group, adapters=self.policy_adapters, observed=observed) for group in kept.values()]
+        return deal(rows, self.count)
+
+    def _world_rows(
+        self,
+        plan: StepPlan,
+        groups: Sequence[RolloutGroup],
+        kept: Mapping[int, RolloutGroup],
+        new_examples: Sequence[Sequence[WorldModelExample]],
+        observed: Observed,
+    ) -> list[list[TrainingSample]]:
+        if plan.observed is not None:
+            return deal(inline_rows(groups, without=kept, adapters=self.policy_adapters, observed=observed), self.count)
+        return [self._example_rows(plan.step, index, new) for index, new in enumerate(deal(new_examples, self.count))]
+
+    def _example_rows(self, step: int, index: int, new: Sequence[WorldModelExample]) -> list[TrainingSample]:
+        """Return the world-model rows of one mini-batch, from the whole replay buffer or only from new examples."""
+        world, seeds = self.config.world_model, (self.config.seed, step, index)
+        buffer = self.replay if world.replay else ReplayBuffer({each.key: each for each in new})
+        drawn = buffer.draw(world.examples_per_mini_batch, seeds, asked_first=world.replay and self.config.looks_ahead)
+        return self.examples(self.practice.of(drawn, buffer.examples.values(), seeds))
+
+    def _imitation_rows(self, step: int) -> list[list[TrainingSample]]:
+        seeds = (self.config.seed, step)
+        drawn = self.successes.draw(self.config.internalise.rows * self.count, seeds)
+        renamed = self.renaming.of(drawn, self.successes.successes.values(), seeds)
+        return deal([[imitation_sample(success, adapters=self.policy_adapters)] for success in renamed], self.count)
