@@ -28,8 +28,8 @@ from typing import Any
 from benchmarks.players import HOSTILE_PLAYERS, PLAYERS
 from lfo.env.worlds.phone import reps
 from lfo.env.worlds.phone.ceiling import ceiling, industry_of, mean_ceiling
-from lfo.env.worlds.phone.generator import Dataset, Options
 from lfo.env.worlds.phone.environment import PhoneCalls
+from lfo.env.worlds.phone.generator import Dataset, Options
 from lfo.env.worlds.phone.players import Player
 from lfo.env.worlds.phone.tasks import LEVEL, SPLITS, Task
 from lfo.statistics import wilson

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import cast
 
-from lfo.env.worlds.phone.generator import generate
 from lfo.env.worlds.phone.environment import PhoneCalls
+from lfo.env.worlds.phone.generator import generate
 from lfo.env.worlds.phone.players import Recorder, informed
 from lfo.env.worlds.phone.tasks import Task
 

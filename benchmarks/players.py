@@ -23,11 +23,11 @@ from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
 
-from lfo.env.worlds.phone.ceiling import best_form, industry_of
-from lfo.env.worlds.phone.fields import FIELDS
-from lfo.env.worlds.phone.environment import PhoneCalls, World
-from lfo.env.worlds.phone.players import Player, PlayerView, form_then_call, informed, informed_form, random, reader
 from lfo.env.seeds import stream
+from lfo.env.worlds.phone.ceiling import best_form, industry_of
+from lfo.env.worlds.phone.environment import PhoneCalls, World
+from lfo.env.worlds.phone.fields import FIELDS
+from lfo.env.worlds.phone.players import Player, PlayerView, form_then_call, informed, informed_form, random, reader
 from lfo.env.worlds.phone.tasks import Task
 
 

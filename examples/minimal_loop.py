@@ -36,13 +36,13 @@ from lfo.algorithms.dapo import rate_of
 from lfo.config import load_config
 from lfo.env.interface import predicted_tools
 from lfo.env.worlds.phone.environment import PhoneCalls
+from lfo.loading import limit_threads, load_base, load_tokenizer
 from lfo.measure.fixed_tasks import lookahead_accuracy
 from lfo.measure.success import mean_of_each
-from lfo.loading import limit_threads, load_base, load_tokenizer
 from lfo.model.learner import Learner
 from lfo.objectives.advantages import select_groups
-from lfo.rows.replay import Practice, ReplayBuffer, examples_of_groups
 from lfo.play.episode import RolloutRequest
+from lfo.rows.replay import Practice, ReplayBuffer, examples_of_groups
 from lfo.rows.samples import mark_imagined, policy_rows, world_model_sample
 from lfo.types import RolloutGroup, Seat, TrainingSample
 

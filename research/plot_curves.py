@@ -15,9 +15,9 @@ import glob
 import sys
 from pathlib import Path
 
+from lfo.report.picture import draw_curves
 from lfo.runs.reading import read_run
 from lfo.runs.sample_efficiency import VAL, curve
-from lfo.report.picture import draw_curves
 
 BLIND = f"{VAL}_blind"
 MODELS = {"tiny": "the embedded base", "smollm2-135m-warm": "SmolLM2-135M"}

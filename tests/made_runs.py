@@ -17,8 +17,8 @@ from typing import Any
 
 from lfo.config import RunConfig, from_mapping, load_config, to_yaml
 from lfo.env.worlds.shipped import SHIPPED
-from lfo.runs.data import describe_data
 from lfo.loading import environment_factory
+from lfo.runs.data import describe_data
 
 CATEGORIES = ("auth_failure", "success", "wrong_department", "unclear")
 

@@ -17,8 +17,8 @@ from lfo.cli import main
 from lfo.cli.ablate import _defaults
 from lfo.config import differences, load_config
 from lfo.errors import ConfigError, UsageError
-from lfo.runs.ablation import STUDIES, Cell, done_before, grid, overrides_of, results, table
 from lfo.report.picture import draw_curves, mean_curve, spread_out
+from lfo.runs.ablation import STUDIES, Cell, done_before, grid, overrides_of, results, table
 from lfo.runs.folder import read_metrics
 
 BASE = ("preset=tiny", "steps=60")

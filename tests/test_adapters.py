@@ -10,9 +10,9 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, LlamaConfig, PhiConfig, Qwen3Config
 
+from lfo.config.couplings import COUPLINGS
 from lfo.errors import ConfigError, DataError
 from lfo.model.adapters import DualAdapterModel
-from lfo.config.couplings import COUPLINGS
 
 SIZES = {
     "vocab_size": 61,

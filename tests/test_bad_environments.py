@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from lfo.cli import main
-from lfo.env.worlds.oracle import OracleCodes
 from lfo.env.patience import call_all
+from lfo.env.worlds.oracle import OracleCodes
 
 SMALL = (
     *("preset=tiny", "steps=1", "eval.every=0", "rollout.prompts=2", "rollout.group_size=4"),

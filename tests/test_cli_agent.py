@@ -16,9 +16,9 @@ from lfo.env.worlds.oracle import OracleCodes
 from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.errors import UsageError
 from lfo.model.learner import Learner
-from lfo.protocol.world_model import observed_calls
 from lfo.play.look_ahead import questions
 from lfo.play.records import read_rollouts, rollout_from_texts, transcript_at
+from lfo.protocol.world_model import observed_calls
 from lfo.rows.samples import world_model_sample
 from lfo.tools.surprise import inspect_calls, surprise_of_target
 from lfo.types import Origin, Rollout, StopReason, ToolCall, Turn

@@ -15,8 +15,8 @@ import pytest
 from benchmarks import bounds as check_module
 from lfo.cli import main
 from lfo.cli.play import to_message, values_in
-from lfo.env.worlds.phone.generator import load
 from lfo.env.worlds.phone.environment import PhoneCalls
+from lfo.env.worlds.phone.generator import load
 from lfo.env.worlds.phone.players import informed_form
 from lfo.env.worlds.phone.world import company
 

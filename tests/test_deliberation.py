@@ -18,24 +18,24 @@ import torch
 
 from lfo.config import flatten, from_yaml, load_config, to_yaml
 from lfo.env.interface import NamesPredictedTools, OffersLookahead
+from lfo.env.tool_environment import ToolEnvironment, tool
 from lfo.env.worlds.oracle import OracleCodes
 from lfo.env.worlds.phone.environment import PhoneCalls
-from lfo.env.tool_environment import ToolEnvironment, tool
 from lfo.measure.fixed_tasks import evaluate_splits, informative_drafts
 from lfo.measure.success import draft_metrics
 from lfo.model import sampler as sampler_module
-from lfo.model.sampler import Generated, Sampler, make_decoder
 from lfo.model.fast.turn_decoder import TurnCache, TurnDecoder
+from lfo.model.sampler import Generated, Sampler, make_decoder
 from lfo.objectives.advantages import group_advantages
 from lfo.objectives.losses import fused_token_logprobs
-from lfo.protocol.chat import ChatCodec
-from lfo.protocol.hermes import format_tool_call
-from lfo.protocol.world_model import WorldModelCodec
+from lfo.play.episode import Feedback, RolloutRequest, Row
 from lfo.play.look_ahead import EXPECTED, MAX_IMAGINED, Deliberation, LookAhead, Question
 from lfo.play.predictors import make_lookahead
 from lfo.play.records import rollout_record
-from lfo.play.episode import Feedback, RolloutRequest, Row
 from lfo.play.runner import Runner, RunnerConfig
+from lfo.protocol.chat import ChatCodec
+from lfo.protocol.hermes import format_tool_call
+from lfo.protocol.world_model import WorldModelCodec
 from lfo.rows.samples import mark_first_calls, mark_imagined, policy_sample
 from lfo.types import Message, Observed, Origin, Rollout, RolloutGroup, StepResult, StopReason, ToolCall, Turn
 from small_runs import fussy_calls, model_of, randomised, requests_of, small_config, small_trainer, tokenizer

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from lfo.cli import main
-from lfo.env.worlds.oracle import OracleCodes
 from lfo.env.random_play import random_call, some_words
 from lfo.env.seeds import stream
 from lfo.env.tool_environment import ToolEnvironment, tool
+from lfo.env.worlds.oracle import OracleCodes
 from lfo.measure.environment_check import check_environment, schema_flaws
 from lfo.measure.predictability import predictability, word_f1
-from lfo.protocol.hermes import format_tool_call
 from lfo.play.records import rollout_from_texts
+from lfo.protocol.hermes import format_tool_call
 from lfo.types import Message, StepResult, ToolCall
 
 

@@ -11,9 +11,9 @@ import pytest
 from transformers.utils import get_json_schema
 
 from lfo.env.for_trl import OVER, trl_environment, trl_rows
+from lfo.env.tool_environment import ToolEnvironment, tool
 from lfo.env.worlds.oracle import OracleCodes
 from lfo.env.worlds.phone.environment import PhoneCalls
-from lfo.env.tool_environment import ToolEnvironment, tool
 from lfo.errors import UsageError
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "train_with_trl.py"

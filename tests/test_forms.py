@@ -24,11 +24,11 @@ from lfo.errors import ConfigError
 from lfo.loading import load_tokenizer, model_source
 from lfo.model.catalog import PROVENANCE
 from lfo.objectives.losses import fused_token_logprobs
+from lfo.play.episode import Feedback
+from lfo.play.records import rollout_record
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.shown import SHOWN_FORMS
 from lfo.protocol.world_model import WorldModelCodec, render_state, state_of
-from lfo.play.records import rollout_record
-from lfo.play.episode import Feedback
 from lfo.rows.samples import policy_sample
 from lfo.rows.successes import without_shown
 from lfo.tools.model_card import model_card

@@ -15,13 +15,13 @@ import pytest
 from lfo.cli import main
 from lfo.config import load_config, to_yaml
 from lfo.env.worlds.oracle import OracleCodes
+from lfo.loading import load_tokenizer
 from lfo.measure.foretelling import FEWEST, foretelling
 from lfo.measure.gate import judged, measure_gate, read_gate, write_gate
-from lfo.runs.reading import read_run
-from lfo.loading import load_tokenizer
+from lfo.play.episode import RolloutRequest
 from lfo.protocol.hermes import format_tool_call
 from lfo.report.live import warnings
-from lfo.play.episode import RolloutRequest
+from lfo.runs.reading import read_run
 from lfo.statistics import paired_difference, wilson
 from lfo.tools.gate import gate_of, shown_the_truth
 from lfo.types import Message, Rollout, StopReason, ToolCall, Turn

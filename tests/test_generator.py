@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from lfo.env.worlds.phone.ceiling import mean_ceiling
-from lfo.env.worlds.phone.generator import FILES, MANIFEST, Options, generate, load, parse_levels, render
 from lfo.env.worlds.phone.environment import PhoneCalls, tool_config_yaml
+from lfo.env.worlds.phone.generator import FILES, MANIFEST, Options, generate, load, parse_levels, render
 from lfo.env.worlds.phone.tasks import SPLITS
 from lfo.errors import DataError, UsageError, WorkError
 

@@ -11,8 +11,8 @@ from lfo.env.worlds.oracle import OracleCodes
 from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.env.worlds.phone.reps import describe
 from lfo.measure.held_out import CALLS, _evenly, held_out_calls
-from lfo.protocol.world_model import ObservedCall, WorldModelState
 from lfo.play.runner import RunnerConfig
+from lfo.protocol.world_model import ObservedCall, WorldModelState
 from lfo.types import ReplyFacts, ToolCall
 
 
@@ -90,8 +90,8 @@ def test_an_environment_that_sometimes_fails_gives_the_calls_that_it_answered():
 
 
 def test_elsewhere_the_base_policy_plays_and_look_ahead_is_asked_for_too():
-    from lfo.protocol.hermes import format_tool_call
     from lfo.play.records import rollout_from_texts
+    from lfo.protocol.hermes import format_tool_call
 
     def knows_nothing(tasks):
         rollouts = []

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lfo.env.interface import predicted_tools
+from lfo.env.tool_environment import ToolEnvironment, tool
 from lfo.env.worlds.oracle import OracleCodes
 from lfo.env.worlds.phone.environment import PhoneCalls
-from lfo.env.tool_environment import ToolEnvironment, tool
 from lfo.errors import ConfigError
 from lfo.protocol.hermes import format_tool_call
 from lfo.types import Message, ToolCall

@@ -20,10 +20,10 @@ from lfo.checkpoints import latest_checkpoint
 from lfo.env.worlds.oracle import OracleCodes
 from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.errors import ConfigError
-from lfo.runs.alone import Alone, policy_alone
-from lfo.play.feedback import feedback_from, roll_out_in_waves
 from lfo.play.episode import Feedback, RolloutRequest
+from lfo.play.feedback import feedback_from, roll_out_in_waves
 from lfo.rows.samples import acted_by_policy
+from lfo.runs.alone import Alone, policy_alone
 from lfo.runs.folder import read_metrics
 from lfo.train.loop import Trainer
 from lfo.types import Rollout, Situation, StopReason

@@ -12,15 +12,15 @@ import pytest
 from benchmarks.bounds import bound_problems, check, law_problems, play, score_of
 from benchmarks.players import PLAYERS
 from lfo.config import load_config
+from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.env.worlds.phone.fields import ALTERNATIVE
 from lfo.env.worlds.phone.generator import Options, generate, load, render
-from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.env.worlds.phone.rules import IDENTIFIERS, PROOFS, law, law_of
 from lfo.env.worlds.phone.tasks import Task, TaskStream
 from lfo.env.worlds.phone.world import KINDS, company
 from lfo.errors import UsageError
-from lfo.runs.data import describe_data
 from lfo.loading import environment_factory
+from lfo.runs.data import describe_data
 
 LAWS = range(1, 6)
 

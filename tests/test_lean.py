@@ -8,8 +8,8 @@ import torch
 from lfo.config import load_config
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.fast.lean import LeanForward
-from lfo.model.learner import Learner
 from lfo.model.fast.row_tree import RowTree
+from lfo.model.learner import Learner
 from lfo.types import TrainingSample
 from test_sampler import COUPLINGS, VOCABULARY, make_model
 

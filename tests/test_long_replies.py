@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from lfo.measure.world_model import lost_tokens
-from lfo.protocol.world_model import CUT_SHORT, WorldModelCodec, observed_calls, render_target
 from lfo.play.look_ahead import EXPECTED
+from lfo.protocol.world_model import CUT_SHORT, WorldModelCodec, observed_calls, render_target
 from lfo.types import ToolCall
 from small_runs import FussyCalls, model_of, small_trainer, tokenizer, weights
 

@@ -10,11 +10,11 @@ import pytest
 
 from lfo.agent import REPLY_STORE_FILE
 from lfo.errors import ConfigError, DataError
-from lfo.protocol.world_model import ObservedCall, WorldModelState
 from lfo.play import memory_first
 from lfo.play.look_ahead import Predictor, Question
 from lfo.play.memory_first import CLOSE, WINDOW, MemoryFirst
 from lfo.play.reply_store import ReplyStore
+from lfo.protocol.world_model import ObservedCall, WorldModelState
 from lfo.types import ToolCall
 from small_runs import small_config, small_trainer
 

@@ -14,14 +14,14 @@ from lfo.env.tool_environment import ToolEnvironment, tool
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.sampler import Generated, Sampler, Session
 from lfo.objectives.losses import fused_token_logprobs
+from lfo.play.episode import RolloutRequest
+from lfo.play.feedback import feedback_from
+from lfo.play.look_ahead import EXPECTED, LookAhead, Question
+from lfo.play.records import rollout_record
+from lfo.play.runner import Runner, RunnerConfig
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import WorldModelCodec, observed_calls
-from lfo.play.look_ahead import EXPECTED, LookAhead, Question
-from lfo.play.feedback import feedback_from
-from lfo.play.records import rollout_record
-from lfo.play.episode import RolloutRequest
-from lfo.play.runner import Runner, RunnerConfig
 from lfo.rows.samples import policy_sample
 from lfo.rows.successes import without_shown
 from lfo.types import Message, Observed, Origin, Rollout, StopReason, ToolCall

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lfo.env.worlds.phone import reps
-from lfo.env.worlds.phone.fields import ALTERNATIVE, FIELDS, REFERENCE
-from lfo.env.worlds.phone.generator import generate
 from lfo.env.interface import DescribesReplies, Environment, OffersLookahead
 from lfo.env.worlds.oracle import OracleCodes
+from lfo.env.worlds.phone import reps
 from lfo.env.worlds.phone.environment import PhoneCalls, lookahead_query
+from lfo.env.worlds.phone.fields import ALTERNATIVE, FIELDS, REFERENCE
+from lfo.env.worlds.phone.generator import generate
 from lfo.env.worlds.phone.players import informed, informed_form
 from lfo.env.worlds.phone.rules import law, stand_ins
 from lfo.env.worlds.phone.tasks import LEVEL, Task

@@ -9,9 +9,9 @@ import pytest
 from benchmarks.bounds import bound_problems, play, score_of
 from benchmarks.players import HOSTILE_PLAYERS, PLAYERS, best_constant_form
 from lfo.env.worlds.phone.ceiling import industry_of
+from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.env.worlds.phone.fields import FIELDS, REFERENCE
 from lfo.env.worlds.phone.generator import Options
-from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.env.worlds.phone.players import informed_form
 from lfo.env.worlds.phone.tasks import LEVEL, SPLITS, TaskStream
 

@@ -14,8 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lfo.cli import main
-from lfo.env.worlds.phone.fields import FIELDS
 from lfo.env.worlds.phone.environment import PhoneCalls
+from lfo.env.worlds.phone.fields import FIELDS
 from lfo.env.worlds.phone.tasks import LEVEL
 from lfo.errors import ConfigError
 from lfo.loading import load_tokenizer, model_source

@@ -16,8 +16,8 @@ from lfo.cli import main
 from lfo.config import RunConfig
 from lfo.env.worlds.oracle import OracleCodes
 from lfo.errors import ConfigError, WorkError
-from lfo.measure.environment_check import Playthrough
 from lfo.loading import load_base, load_tokenizer
+from lfo.measure.environment_check import Playthrough
 from lfo.model.catalog import PROVENANCE
 from lfo.protocol.hermes import parse_tool_call
 from lfo.tools.gate import gate_of

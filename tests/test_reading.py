@@ -20,16 +20,16 @@ import torch
 from lfo.cli import main
 from lfo.config import load_config
 from lfo.env.interface import tasks_of
+from lfo.env.tool_environment import Mistake, ToolEnvironment, tool
 from lfo.env.worlds.oracle import OracleCodes
 from lfo.env.worlds.phone.environment import PhoneCalls
-from lfo.env.tool_environment import Mistake, ToolEnvironment, tool
 from lfo.errors import WorkError
-from lfo.runs.reading import read_run
-from lfo.runs.sample_efficiency import compare
 from lfo.loading import load_base, load_tokenizer
 from lfo.model.catalog import PROVENANCE
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.shown import SHOWN_FORMS
+from lfo.runs.reading import read_run
+from lfo.runs.sample_efficiency import compare
 from lfo.tools.pretrain import exploring, own_base, practice
 from lfo.tools.pretrain.exploring import explore
 from lfo.tools.pretrain.own_base import knows, with_practised_base

@@ -15,9 +15,9 @@ from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.env.worlds.phone.players import reader
 from lfo.errors import DataError
 from lfo.measure.held_out import _play
+from lfo.play.records import read_rollouts, rollout_record, transcripts
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import observed_calls
-from lfo.play.records import read_rollouts, rollout_record, transcripts
 from lfo.types import ToolCall
 from small_runs import small_trainer
 

@@ -13,11 +13,11 @@ from scipy.sparse import csr_array
 from lfo.agent import REPLY_STORE_FILE, load_agent
 from lfo.algorithms import draw_tasks
 from lfo.errors import ConfigError, DataError
-from lfo.protocol.world_model import ObservedCall, WorldModelState
 from lfo.play import reply_store
 from lfo.play.look_ahead import Question
 from lfo.play.predictors import reply_store_predictor
 from lfo.play.reply_store import ReplyStore, columns_of, informativeness, occurrences
+from lfo.protocol.world_model import ObservedCall, WorldModelState
 from lfo.runs.folder import read_metrics
 from lfo.train.loop import Trainer
 from lfo.types import RolloutGroup, ToolCall, Turn

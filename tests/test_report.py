@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from lfo.cli import main
 from lfo.errors import UsageError
-from lfo.runs.costs import training_seconds
 from lfo.report.curves import Member, curve, interval, points
 from lfo.report.page import render
 from lfo.report.payload import build, find_runs_and_studies
 from lfo.report.samples import ROLLOUTS_PER_RUN
 from lfo.report.text import as_script_json
+from lfo.runs.costs import training_seconds
 from made_runs import prediction, rollout, world_model_row, write_large_set, write_run
 
 

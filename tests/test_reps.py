@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lfo.env.seeds import stream
 from lfo.env.worlds.phone.fields import FIELDS, REFERENCE
 from lfo.env.worlds.phone.reps import CATEGORIES, PHRASINGS, REFERENCE_SENTENCE, describe, phrasings, say, spoken_fields
-from lfo.env.seeds import stream
 from lfo.env.worlds.phone.world import SERVICES, UNSEEN, company
 from lfo.types import ReplyFacts
 

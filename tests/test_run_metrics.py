@@ -13,7 +13,6 @@ import torch
 
 from lfo.env.worlds.oracle import OracleCodes
 from lfo.errors import ConfigError, DataError
-from lfo.runs.data import describe_data
 from lfo.measure.success import (
     POLICY_SILENT,
     SAMPLER_DIFFERS,
@@ -24,9 +23,10 @@ from lfo.measure.success import (
 )
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import render_state
+from lfo.runs.data import describe_data
 from lfo.runs.folder import RunDirectory, read_json_lines, read_metrics
-from lfo.train.tracking import Progress, scalars
 from lfo.train.loop import Trainer
+from lfo.train.tracking import Progress, scalars
 from small_runs import fussy_calls, model_of, small_config, small_trainer, weights
 
 SMALLER = ("steps=2", "rollout.prompts=1")

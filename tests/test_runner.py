@@ -16,14 +16,14 @@ from lfo.env.worlds.oracle import OracleCodes
 from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.model.sampler import Generated, Sampler
 from lfo.objectives.losses import fused_token_logprobs
-from lfo.protocol.chat import ChatCodec
-from lfo.protocol.hermes import format_tool_call
-from lfo.protocol.world_model import WorldModelCodec, observed_calls, state_of
+from lfo.play.episode import RolloutRequest
 from lfo.play.look_ahead import EXPECTED, MAX_IMAGINED, LookAhead, Question, is_asked, questions
 from lfo.play.predictors import shuffled_predictor, true_reply_predictor, world_model_predictor
 from lfo.play.records import rollout_record
-from lfo.play.episode import RolloutRequest
 from lfo.play.runner import Runner, RunnerConfig
+from lfo.protocol.chat import ChatCodec
+from lfo.protocol.hermes import format_tool_call
+from lfo.protocol.world_model import WorldModelCodec, observed_calls, state_of
 from lfo.rows.samples import policy_sample, world_model_sample
 from lfo.types import Message, Observed, Origin, Rollout, StepResult, StopReason, ToolCall
 from small_runs import fussy_calls, small_model, tokenizer

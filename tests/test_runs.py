@@ -9,8 +9,8 @@ import pytest
 
 from lfo.cli.children import ChildRun
 from lfo.config import load_config, to_yaml
-from lfo.env.worlds.phone.ceiling import mean_ceiling
 from lfo.env.worlds.oracle import OracleCodes
+from lfo.env.worlds.phone.ceiling import mean_ceiling
 from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.runs.data import describe_data, predicted_by
 from lfo.runs.reading import find_runs, read_run

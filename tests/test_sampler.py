@@ -13,9 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
-from lfo.model.fast import fused_decoder
-from lfo.model.adapters import DualAdapterModel
 from lfo.config.couplings import COUPLINGS
+from lfo.model.adapters import DualAdapterModel
+from lfo.model.fast import fused_decoder
 from lfo.model.fast.decoder import HFDecoder
 from lfo.model.fast.fused_decoder import FusedDecoder
 from lfo.model.sampler import Generated, Sampler, Session, draw

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from lfo.train import tracking
 from lfo.config import load_config
 from lfo.errors import WorkError
 from lfo.runs.folder import read_metrics
 from lfo.streams import flush_stdout, lossy
+from lfo.train import tracking
 from lfo.train.tracking import Progress, open_trackers
 from small_runs import small_trainer
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from lfo.model.learner import Learner
-from lfo.protocol.chat import ChatCodec
 from lfo.play.episode import Feedback
+from lfo.protocol.chat import ChatCodec
 from lfo.rows.samples import deal, policy_sample
 from lfo.rows.successes import Success, SuccessBuffer, imitation_sample, in_hindsight, without_shown
 from lfo.types import Origin, Rollout, TrainingSample

@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from lfo.env.interface import Environment
-from lfo.env.worlds.oracle import OracleCodes
 from lfo.env.tool_environment import (
     MAX_ARGUMENT_CHARS,
     Mistake,
@@ -21,6 +20,7 @@ from lfo.env.tool_environment import (
     quote,
     tool,
 )
+from lfo.env.worlds.oracle import OracleCodes
 from lfo.errors import UsageError
 from lfo.protocol.hermes import MAX_MESSAGE_CHARS, MAX_NESTING, format_tool_call, parse_tool_call, read_tool_call
 from lfo.types import Message, ToolCall

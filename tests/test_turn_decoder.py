@@ -10,8 +10,8 @@ import torch
 
 from lfo.model import sampler as sampler_module
 from lfo.model.fast import turn_decoder
-from lfo.model.sampler import Sampler, make_decoder
 from lfo.model.fast.turn_decoder import TurnCache, TurnDecoder
+from lfo.model.sampler import Sampler, make_decoder
 from test_sampler import COUPLINGS, EOS, VOCABULARY, check_against_forward, make_model, play
 
 

@@ -11,8 +11,7 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
 
-from lfo.model.fast import turn_kernels
-from lfo.model.fast import turn_ops
+from lfo.model.fast import turn_kernels, turn_ops
 from lfo.model.fast.turn_ops import Heads, TurnTensors
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -16,9 +16,9 @@ from lfo.checkpoints import MANIFEST
 from lfo.cli import main
 from lfo.config import to_yaml
 from lfo.errors import UsageError, WorkError
-from lfo.protocol.world_model import WorldModelState
 from lfo.play.look_ahead import Question
 from lfo.play.reply_store import situation_of
+from lfo.protocol.world_model import WorldModelState
 from lfo.serving.batcher import Batcher
 from lfo.serving.speaker import upstream_speaker
 from lfo.serving.upstream import Failed, Upstream, completer

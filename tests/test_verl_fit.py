@@ -15,9 +15,9 @@ import torch
 
 from lfo.checkpoints import latest_checkpoint
 from lfo.config import from_yaml
-from lfo.protocol.shown import SHOWN_FORMS
-from lfo.play.records import rollout_record
 from lfo.play.episode import RolloutRequest
+from lfo.play.records import rollout_record
+from lfo.protocol.shown import SHOWN_FORMS
 from lfo.runs.folder import read_metrics
 from lfo.train.loop import Trainer
 from lfo.types import Rollout

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from lfo.engines.verl.config import BASE, forget_world_models, world_model_folder
 from lfo.config.couplings import POLICY, WORLD_MODEL
+from lfo.engines.verl.config import BASE, forget_world_models, world_model_folder
 from small_runs import fussy_calls, model_of, randomised, small_trainer
 
 

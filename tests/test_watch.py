@@ -16,11 +16,11 @@ from browser import Browser, Page, executable
 from lfo.cli.watch import has_display
 from lfo.config import load_config
 from lfo.errors import UsageError
-from lfo.runs.reading import read_run
 from lfo.report import live
 from lfo.report.machine import Machine, process_of, read_gpus
 from lfo.report.watch import LivePage
 from lfo.runs.folder import RunDirectory
+from lfo.runs.reading import read_run
 from made_runs import prediction, rollout, world_model_row, write_run
 
 HOSTILE = "<img src=x onerror='window.attacked = 1'></script><script>window.attacked = 2</script>\u202e"

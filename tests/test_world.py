@@ -9,9 +9,9 @@ from collections import Counter
 
 import pytest
 
+from lfo.env.seeds import stream
 from lfo.env.worlds.phone.fields import ALTERNATIVE, FIELDS, PLAIN_FIELDS
 from lfo.env.worlds.phone.rules import DEVIATION, IDENTIFIERS, PROOFS, Requirement, deviation_pool, law
-from lfo.env.seeds import stream
 from lfo.env.worlds.phone.world import HELD_OUT_RULES, INDUSTRIES, KINDS, SERVICES, UNSEEN, Company, company
 
 WORLD = [company(0, index) for index in (*range(100), *range(UNSEEN, UNSEEN + 50))]

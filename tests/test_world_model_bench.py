@@ -13,10 +13,10 @@ from benchmarks.__main__ import numbers_in
 from lfo.env.worlds.oracle import OracleCodes
 from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.errors import UsageError
-from lfo.protocol.world_model import ObservedCall, WorldModelState, render_target
 from lfo.play.look_ahead import Question
 from lfo.play.predictors import true_reply_predictor
 from lfo.play.runner import RunnerConfig
+from lfo.protocol.world_model import ObservedCall, WorldModelState, render_target
 from lfo.types import ReplyFacts, ToolCall
 from research.world_model_bench import bench, rivals
 from research.world_model_bench.bench import Heard, record, share_right

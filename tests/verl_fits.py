@@ -21,11 +21,11 @@ from lfo.engines import create_trainer
 from lfo.engines.verl import config as engine_config
 from lfo.env.worlds.oracle import OracleCodes
 from lfo.errors import WorkError
+from lfo.play.ending_tools import EndingTools
+from lfo.play.episode import RolloutRequest
+from lfo.play.records import rollout_record
 from lfo.protocol.shown import SHOWN_FORMS
 from lfo.protocol.world_model import WorldModelCodec
-from lfo.play.ending_tools import EndingTools
-from lfo.play.records import rollout_record
-from lfo.play.episode import RolloutRequest
 from lfo.types import Rollout
 from small_runs import SMALL, requests_of, tokenizer
 from verl_worlds import TalkativeWorld, ToolWorld, form_requests, shown, told_requests

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from lfo.env.worlds.phone.environment import PhoneCalls
-from lfo.protocol.hermes import format_tool_call
 from lfo.play.episode import Feedback, RolloutRequest
+from lfo.protocol.hermes import format_tool_call
 from lfo.types import Rollout, StepResult, ToolCall
 
 LONG = "The line is bad. " * 20  # 340 characters: verl's own tools would cut a reply at 256, in its middle

@@ -36,9 +36,9 @@ from lfo.env.worlds.phone.tasks import Task
 from lfo.errors import UsageError
 from lfo.loading import environment_factory, load_tokenizer
 from lfo.objectives.advantages import DynamicSamplingReport
+from lfo.play.records import rollout_from_texts, transcript_at
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import ObservedCall, state_of
-from lfo.play.records import rollout_from_texts, transcript_at
 from lfo.train.loop import Collected, Trainer
 from lfo.types import Message, ToolCall
 from research.world_model_bench.rivals import NAMES, TOP, Asked, Judge, Vectors, fit_rivals, frozen_embedding

@@ -27,8 +27,8 @@ from lfo.agent import world_model_codec
 from lfo.config import RunConfig
 from lfo.env.interface import EnvironmentFactory, same_meaning
 from lfo.loading import load_base, load_tokenizer, pick_device
-from lfo.protocol.world_model import ObservedCall
 from lfo.play.reply_store import ReplyStore, columns_of, informativeness, occurrences, situation_of, terms_of
+from lfo.protocol.world_model import ObservedCall
 
 PENALTY = 0.03  # of the squared weights; 0.003 to 0.1 are equally good on val, 0.3 is worse
 TOP = 4

@@ -25,11 +25,11 @@ from breaking import Outcome
 from breaking._bad_answers import Act, Variation, raising, result, table
 from lfo.config import load_config
 from lfo.engines import create_trainer
-from lfo.env.worlds.oracle import OracleCodes
 from lfo.env.patience import words_of
+from lfo.env.worlds.oracle import OracleCodes
 from lfo.errors import LfoError
-from lfo.measure.success import BROKEN_ROLLOUTS
 from lfo.loading import load_base, load_tokenizer
+from lfo.measure.success import BROKEN_ROLLOUTS
 from lfo.runs.folder import read_metrics
 from lfo.train.loop import Trainer
 from lfo.types import RolloutGroup, StepPlan

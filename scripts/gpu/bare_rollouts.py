@@ -27,9 +27,9 @@ from lfo.engines.verl.agent_loop import ScriptedRows, _Said
 from lfo.engines.verl.config import UNCOMPILED, is_small
 from lfo.loading import environment_factory, load_tokenizer
 from lfo.model.adapters import POLICY, DualAdapterModel
-from lfo.protocol.chat import ChatCodec
 from lfo.play.episode import RolloutRequest
 from lfo.play.runner import Runner, RunnerConfig
+from lfo.protocol.chat import ChatCodec
 from lfo.runs.folder import read_metrics
 from lfo.tools.plan import cache_bytes_of_a_token, shape_of
 

@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from lfo.base_form import with_probed_form
 from lfo.checkpoints import best_checkpoint, named_checkpoint, newest_checkpoint, refuse_damage, step_of
 from lfo.config import RunConfig, from_yaml
+from lfo.config.couplings import POLICY
 from lfo.config.older import refuse_retired
 from lfo.env.answers import tools_of
 from lfo.env.by_name import hold_as_data
@@ -30,19 +31,18 @@ from lfo.env.patience import name_of
 from lfo.errors import DamageError, DataError, UsageError
 from lfo.loading import environment_of_run, limit_threads, load_base, load_tokenizer, pick_device
 from lfo.model.adapters import DualAdapterModel
-from lfo.config.couplings import POLICY
 from lfo.model.lora_folder import CONFIG_FILE
 from lfo.model.sampler import Sampler
-from lfo.protocol.chat import ChatCodec
-from lfo.protocol.world_model import WorldModelCodec, WorldModelState
 from lfo.play import ending_tools
-from lfo.play.look_ahead import LookAhead
 from lfo.play.ending_tools import EndingTools, learns_tools
+from lfo.play.episode import RolloutRequest
+from lfo.play.look_ahead import LookAhead
 from lfo.play.memory_first import MemoryFirst
 from lfo.play.predictors import make_lookahead, new_reply_store, world_model_codec
 from lfo.play.reply_store import ReplyStore
-from lfo.play.episode import RolloutRequest
 from lfo.play.runner import Runner, RunnerConfig
+from lfo.protocol.chat import ChatCodec
+from lfo.protocol.world_model import WorldModelCodec, WorldModelState
 from lfo.runs.folder import run_folder
 from lfo.settings import dotted
 from lfo.types import Rollout, ToolCall, Turn

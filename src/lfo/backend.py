@@ -13,9 +13,9 @@ from typing import Protocol
 
 from lfo.config import RunConfig
 from lfo.play.ending_tools import EndingTools
+from lfo.play.episode import RolloutRequest
 from lfo.play.memory_first import MemoryFirst
 from lfo.play.reply_store import ReplyStore
-from lfo.play.episode import RolloutRequest
 from lfo.types import ReplyScore, Rollout, TrainingSample
 
 

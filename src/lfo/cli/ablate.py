@@ -148,9 +148,9 @@ class _Grid:
 
 def _show(study: str, folder: Path, cells: Sequence[Cell], as_json: bool) -> None:
     from lfo.atomic import write_text_atomic
+    from lfo.report.picture import draw_curves
     from lfo.runs import ablation
     from lfo.runs.sample_efficiency import curve
-    from lfo.report.picture import draw_curves
 
     found = ablation.results(folder, cells)
     setting = ablation.STUDIES[study].setting

@@ -19,9 +19,9 @@ def advise(
     """Show which known problems a run has, and which option to change: lfo advise runs/x"""
     from dataclasses import asdict
 
+    from lfo.measure.gate import read_gate
     from lfo.runs.advice import MIN_STEPS
     from lfo.runs.advice import advise as look
-    from lfo.measure.gate import read_gate
     from lfo.runs.reading import read_run
 
     record = read_run(run)

@@ -63,9 +63,9 @@ def _train(runs: Sequence[ChildRun], folder: Path) -> None:
 
     Shows one bar for each run on a terminal, else one plain line for each evaluation. Writes to stderr.
     """
-    from lfo.runs.sample_efficiency import VAL
     from lfo.report.watch import LivePage
     from lfo.runs.folder import read_metrics
+    from lfo.runs.sample_efficiency import VAL
 
     printed = dict.fromkeys((run.name for run in runs), -1)  # the last step that was printed
     columns = (BarColumn(bar_width=20), MofNCompleteColumn(), "{task.fields[words]}", TimeElapsedColumn())
@@ -94,10 +94,10 @@ def _train(runs: Sequence[ChildRun], folder: Path) -> None:
 
 
 def _show(runs: Sequence[ChildRun], page: Path, as_json: bool) -> None:
+    from lfo.report.words import headline, page_names, renamed
     from lfo.runs.comparison_text import as_json as all_of
     from lfo.runs.reading import read_run
     from lfo.runs.sample_efficiency import compare
-    from lfo.report.words import headline, page_names, renamed
 
     comparison = compare([read_run(run.folder) for run in runs])
     comparison = renamed(comparison, page_names([group.name for group in comparison.groups]))

@@ -119,8 +119,8 @@ def _checked(
     from lfo.env.answers import tools_of
     from lfo.measure.environment_check import check_environment
     from lfo.measure.predictability import predictability
-    from lfo.protocol.chat import ChatCodec
     from lfo.play.records import read_rollouts
+    from lfo.protocol.chat import ChatCodec
 
     def length_of(text: str) -> int:
         return len(tokenizer.encode(text, add_special_tokens=False))

@@ -52,11 +52,11 @@ def inspect(
     agent.require_world_model()
     file = rollout or _newest_rollouts(run)
     from lfo.env.worlds.shipped import SHIPPED
-    from lfo.runs.data import predicted_by
-    from lfo.runs.reading import read_data
-    from lfo.protocol.world_model import observed_calls
     from lfo.play.records import read_rollouts
+    from lfo.protocol.world_model import observed_calls
+    from lfo.runs.data import predicted_by
     from lfo.runs.folder import run_folder
+    from lfo.runs.reading import read_data
     from lfo.tools.surprise import inspect_calls
 
     shipped = SHIPPED.get(agent.config.env)

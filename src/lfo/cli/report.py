@@ -36,9 +36,9 @@ def report(
 
 def write_report(runs: Sequence[Path], output: Path) -> dict[str, Any]:
     """Write the page and return a summary."""
-    from lfo.runs.reading import read_run
     from lfo.report.page import render
     from lfo.report.payload import build, find_runs_and_studies
+    from lfo.runs.reading import read_run
 
     found = find_runs_and_studies(runs)
     with bars(transient=True) as shown:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from lfo.config.algorithms import ALGORITHMS
+from lfo.config.couplings import coupling_of
 from lfo.env.adapters import ADAPTERS, adapter_word
 from lfo.env.worlds.shipped import SHIPPED
 from lfo.errors import ConfigError
-from lfo.config.couplings import coupling_of
 from lfo.settings import did_you_mean
 
 if TYPE_CHECKING:

@@ -42,8 +42,8 @@ def create_trainer(
     loaded model for the local engine; without it, the engine loads the model of the config.
     """
     from lfo.loading import naming_environment
-    from lfo.train.preflight import check_run
     from lfo.train.loop import Trainer
+    from lfo.train.preflight import check_run
 
     config = naming_environment(replace(config, engine=engine or config.engine), environment)
     check_run(config, environment)

@@ -21,9 +21,9 @@ from lfo.loading import limit_threads, load_base, pick_device
 from lfo.model.learner import GAP, Learner
 from lfo.play import ending_tools
 from lfo.play.ending_tools import EndingTools
+from lfo.play.episode import RolloutRequest
 from lfo.play.memory_first import MemoryFirst
 from lfo.play.reply_store import ReplyStore
-from lfo.play.episode import RolloutRequest
 from lfo.types import ReplyScore, Rollout, TrainingSample
 
 OPTIMIZER = "optimizer.safetensors"

@@ -14,10 +14,10 @@ from lfo.env.patience import name_of
 from lfo.errors import EnvironmentFailed
 from lfo.measure.repeated_tasks import judge
 from lfo.measure.success import draft_metrics, rollout_metrics
+from lfo.play.episode import RolloutRequest
 from lfo.play.look_ahead import imagined, questions
 from lfo.play.predictors import true_reply_predictor
 from lfo.play.records import rollout_record, transcript_at
-from lfo.play.episode import RolloutRequest
 from lfo.play.runner import RunnerConfig, refuse_dead_environment
 from lfo.statistics import paired_difference
 from lfo.types import Rollout, RolloutGroup

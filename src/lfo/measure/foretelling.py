@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from lfo.protocol.world_model import ObservedCall, observed_calls
 from lfo.play.reply_store import Similarity, StoredReply, columns_of, occurrences, situation_of, terms_of
+from lfo.protocol.world_model import ObservedCall, observed_calls
 from lfo.types import Rollout
 
 FEWEST = 12  # calls; below, nothing is said

@@ -22,10 +22,10 @@ from lfo.atomic import write_json_atomic
 from lfo.config import RunConfig
 from lfo.measure.foretelling import foretelling
 from lfo.measure.success import draft_metrics
-from lfo.protocol.schemas import misfit
-from lfo.play.feedback import feedback_from
 from lfo.play.episode import RolloutRequest
+from lfo.play.feedback import feedback_from
 from lfo.play.runner import refuse_dead_environment
+from lfo.protocol.schemas import misfit
 from lfo.statistics import paired_difference, wilson
 from lfo.types import Rollout
 

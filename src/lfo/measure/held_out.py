@@ -37,6 +37,11 @@ from lfo.env.worlds.phone.players import EVERY_REPLY, Player, Recorder
 from lfo.env.worlds.phone.tasks import Task
 from lfo.errors import EnvironmentFailed
 from lfo.measure.world_model import OTHER, Prediction, lost_tokens, prediction_metrics
+from lfo.play.episode import RolloutRequest
+from lfo.play.look_ahead import Question
+from lfo.play.predictors import true_reply_predictor
+from lfo.play.records import rollout_from_texts, transcripts
+from lfo.play.runner import RunnerConfig
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import (
     TARGET_TOKENS,
@@ -47,11 +52,6 @@ from lfo.protocol.world_model import (
     render_state,
     state_of,
 )
-from lfo.play.look_ahead import Question
-from lfo.play.predictors import true_reply_predictor
-from lfo.play.records import rollout_from_texts, transcripts
-from lfo.play.episode import RolloutRequest
-from lfo.play.runner import RunnerConfig
 from lfo.rows.samples import world_model_sample
 from lfo.types import Rollout
 

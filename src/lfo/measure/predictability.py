@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from lfo.protocol.world_model import ObservedCall, observed_calls
 from lfo.play.reply_store import ReplyStore
+from lfo.protocol.world_model import ObservedCall, observed_calls
 from lfo.types import Rollout
 
 CONSTANT = 0.9  # with a more frequent reply there is nothing to learn

@@ -30,9 +30,9 @@ import yaml
 
 from lfo.env.interface import DescribesReplies, Environment, describe_with
 from lfo.errors import DataError, UsageError
+from lfo.play.records import rollout_from_texts
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import WorldModelState, state_of
-from lfo.play.records import rollout_from_texts
 from lfo.types import Message, ToolCall
 
 _KEYS = frozenset({"name", "task", "before", "call", "arguments", "expect", "assumes"})

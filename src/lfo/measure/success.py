@@ -8,9 +8,9 @@ from statistics import fmean
 from typing import Any
 
 from lfo.env.interface import MEASURES
-from lfo.runs.trends import MOST_RATIO
 from lfo.play.episode import CHARS_A_TOKEN
 from lfo.play.runner import ENVIRONMENT_FAILURES, opening_is_too_long
+from lfo.runs.trends import MOST_RATIO
 from lfo.types import Rollout
 
 BROKEN_ROLLOUTS = "the environment failed in some rollouts: `stops` counts them, and lfo rollouts shows the reason"

@@ -37,9 +37,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from lfo.config import RunConfig
-from lfo.errors import ConfigError, DataError
 from lfo.config.couplings import POLICY, WORLD_MODEL, Coupling, coupling_of
+from lfo.errors import ConfigError, DataError
 from lfo.model.fast.lean import LeanForward
+from lfo.model.fast.row_tree import RowTree
 from lfo.model.lora_folder import (
     CONFIG_FILE,
     WEIGHTS_FILE,
@@ -49,7 +50,6 @@ from lfo.model.lora_folder import (
     refuse_misfit,
     refuse_values_not_finite,
 )
-from lfo.model.fast.row_tree import RowTree
 
 # Models that process the logits after the head; `head` alone would be wrong for them.
 _LOGIT_TRANSFORMS = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from lfo.checkpoints import reading
 from lfo.config import RunConfig
+from lfo.config.couplings import POLICY
 from lfo.errors import WorkError
 from lfo.model.adapters import DualAdapterModel
-from lfo.config.couplings import POLICY
 from lfo.model.fast.row_tree import RowTree
 from lfo.objectives.losses import (
     clip_gradients_per_adapter,

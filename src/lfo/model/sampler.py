@@ -24,8 +24,8 @@ from torch import Tensor
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.fast.decoder import Decoder, HFDecoder
 from lfo.model.fast.fused_decoder import FusedDecoder
-from lfo.model.layers import draw
 from lfo.model.fast.turn_decoder import TurnCache, TurnDecoder
+from lfo.model.layers import draw
 
 # The largest fp32 number below 1: rounding a double must not exceed the end of the distribution.
 _BELOW_ONE = 1.0 - 2.0**-24

@@ -31,12 +31,12 @@ from lfo.env.answers import asked_call
 from lfo.env.interface import Environment, OffersLookahead
 from lfo.env.patience import name_of
 from lfo.errors import EnvironmentFailed
+from lfo.play.episode import Dictated, Mark, Row, SamplerRows, Speech
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import OPENING, format_tool_call, read_tool_call
 from lfo.protocol.schemas import listed_words, misfit, words_of
 from lfo.protocol.shown import MARK, ShownForm
 from lfo.protocol.world_model import WorldModelState, state_of
-from lfo.play.episode import Dictated, Mark, Row, SamplerRows, Speech
 from lfo.types import MOST_IMAGINED, Message, Origin, Rollout, StopReason, ToolCall, Turn
 
 EXPECTED = MARK.text("")  # the text before a predicted reply that is marked

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lfo.errors import DataError
-from lfo.protocol.world_model import observed_calls
 from lfo.play.look_ahead import Predictor, Question
 from lfo.play.reply_store import ReplyStore, damaged
+from lfo.protocol.world_model import observed_calls
 from lfo.types import Rollout
 
 WINDOW = 64  # the last tested replies, which decide

@@ -17,12 +17,12 @@ from lfo.config import RunConfig
 from lfo.env.answers import checked_step, id_of, opening_of
 from lfo.env.interface import Environment, EnvironmentFactory, imagined_tools, same_meaning
 from lfo.errors import EnvironmentFailed
-from lfo.protocol.hermes import format_tool_call
-from lfo.protocol.world_model import TARGET_TOKENS, WorldModelCodec
 from lfo.play.look_ahead import LookAhead, Predictor, Question
 from lfo.play.memory_first import MemoryFirst
 from lfo.play.reply_store import ReplyStore
 from lfo.play.runner import RunnerConfig
+from lfo.protocol.hermes import format_tool_call
+from lfo.protocol.world_model import TARGET_TOKENS, WorldModelCodec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -17,8 +17,8 @@ from typing import Any
 
 from lfo.env.interface import Environment, describe_with
 from lfo.errors import DataError
-from lfo.protocol.hermes import read_tool_call
 from lfo.play.look_ahead import is_asked
+from lfo.protocol.hermes import read_tool_call
 from lfo.types import Message, ReplyFacts, Rollout, StopReason, Turn
 
 ROLES = ("system", "user", "assistant", "tool")

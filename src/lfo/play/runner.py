@@ -22,11 +22,11 @@ from lfo.env.answers import MOST_REWARD, checked_step, described, opening_of
 from lfo.env.interface import DescribesReplies, Environment, EnvironmentFactory
 from lfo.env.patience import ask, call_all, name_of, naming
 from lfo.errors import ConfigError, EnvironmentFailed
+from lfo.play.episode import CHARS_A_TOKEN, RolloutRequest, Row, SamplerRows
+from lfo.play.look_ahead import Deliberation, LookAhead, show_exchange
 from lfo.protocol.chat import ChatCodec, ParsedMessage, Tokens
 from lfo.protocol.hermes import read_tool_call
 from lfo.protocol.shown import SHOWN_FORMS, ShownForm
-from lfo.play.look_ahead import Deliberation, LookAhead, show_exchange
-from lfo.play.episode import CHARS_A_TOKEN, RolloutRequest, Row, SamplerRows
 from lfo.types import Message, ReplyFacts, Rollout, StepResult, StopReason, ToolCall, Turn
 
 ENVIRONMENT_FAILURES = frozenset({StopReason.ENVIRONMENT_ERROR, StopReason.ENVIRONMENT_TIMEOUT})

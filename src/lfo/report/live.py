@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
+from lfo.measure.gate import read_gate
+from lfo.report.text import shown
 from lfo.runs.advice import advise
 from lfo.runs.costs import MetricsRows, number
-from lfo.measure.gate import read_gate
 from lfo.runs.reading import RunRecord
-from lfo.report.text import shown
 
 RECENT = 20  # steps for the current speed
 WARNINGS = 5  # different ones, the latest

@@ -18,6 +18,11 @@ from typing import Any
 from lfo import __version__
 from lfo.config import RunConfig, experiment
 from lfo.errors import LfoError, UsageError
+from lfo.report.curves import POINTS, SMALL_CHART_POINTS, Member, curve, mark
+from lfo.report.samples import BUDGET, ROLLOUTS_PER_RUN, Texts, read_predictions, read_rollouts
+from lfo.report.studies import ABLATION_FILE, StudyResult, described
+from lfo.report.text import shown
+from lfo.report.words import headline, page_names, renamed
 from lfo.runs.comparison_text import sentences
 from lfo.runs.comparison_text import tables as tables_of
 from lfo.runs.costs import number, training_seconds
@@ -25,11 +30,6 @@ from lfo.runs.grouping import config_of, group_names
 from lfo.runs.reading import RunRecord, find_runs, folders, holds_run, read_run
 from lfo.runs.sample_efficiency import Comparison, compare
 from lfo.runs.sample_efficiency import curve as curve_of
-from lfo.report.curves import POINTS, SMALL_CHART_POINTS, Member, curve, mark
-from lfo.report.samples import BUDGET, ROLLOUTS_PER_RUN, Texts, read_predictions, read_rollouts
-from lfo.report.studies import ABLATION_FILE, StudyResult, described
-from lfo.report.text import shown
-from lfo.report.words import headline, page_names, renamed
 
 COLOURS = 8  # distinguishable colours of the page
 SPLITS = {

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lfo.runs.costs import number
-from lfo.runs.reading import RunRecord
-from lfo.runs.sample_efficiency import TARGET_SHARE, curve, tasks_to
 from lfo.report.curves import mark
 from lfo.report.text import shown
 from lfo.report.words import percent
+from lfo.runs.costs import number
+from lfo.runs.reading import RunRecord
+from lfo.runs.sample_efficiency import TARGET_SHARE, curve, tasks_to
 
 ABLATION_FILE = "ablation.json"
 

@@ -24,11 +24,11 @@ from urllib.parse import parse_qs, urlsplit
 
 from lfo import __version__
 from lfo.errors import LfoError, UsageError
-from lfo.runs.reading import RunRecord, read_run
 from lfo.report import live
 from lfo.report.machine import Machine, process_of
 from lfo.report.page import content_policy, render
 from lfo.report.payload import Found, build, find_runs_and_studies
+from lfo.runs.reading import RunRecord, read_run
 
 EVERY = 2.0  # seconds between two requests of a page
 LOOPBACK = "127.0.0.1"

@@ -31,8 +31,8 @@ from safetensors.numpy import load_file, save_file
 
 from lfo.env.interface import Environment
 from lfo.errors import DataError
-from lfo.protocol.world_model import WorldModelCodec, WorldModelExample
 from lfo.play.records import read_rollouts
+from lfo.protocol.world_model import WorldModelCodec, WorldModelExample
 from lfo.types import RolloutGroup
 
 MOST_ENCODERS = 4  # threads that tokenise replies; more would wait for the interpreter lock

@@ -8,10 +8,10 @@ from typing import TypeVar
 
 from lfo.config import RunConfig
 from lfo.objectives.advantages import group_advantages
-from lfo.protocol.world_model import WorldModelExample
 from lfo.play.look_ahead import asked_at, imagined
-from lfo.rows.replay import Practice, ReplayBuffer
 from lfo.play.runner import ENVIRONMENT_FAILURES
+from lfo.protocol.world_model import WorldModelExample
+from lfo.rows.replay import Practice, ReplayBuffer
 from lfo.rows.successes import Renaming, SuccessBuffer, imitation_sample
 from lfo.types import NOTHING, Observed, Origin, Rollout, RolloutGroup, StepPlan, TrainingSample
 

@@ -29,11 +29,11 @@ from typing import Any, Literal
 
 from lfo.atomic import write_json_atomic
 from lfo.config import load_config
+from lfo.config.couplings import COUPLINGS
 from lfo.errors import ConfigError, UsageError
 from lfo.runs.comparison_text import group_as_json, reached_cells, success_cells
 from lfo.runs.reading import read_run
 from lfo.runs.sample_efficiency import SHARES, Group, compare, curve
-from lfo.config.couplings import COUPLINGS
 
 Status = Literal["done", "failed", "missing"]
 

@@ -16,11 +16,11 @@ from statistics import fmean, median, variance
 from typing import Any
 
 from lfo.config import RunConfig
+from lfo.config.couplings import coupling_of
+from lfo.play.runner import ENVIRONMENT_FAILURES
 from lfo.runs.correlation import ACCURACY_KEYS, LOOKAHEAD, VAL
 from lfo.runs.costs import MetricsRows
 from lfo.runs.trends import FAR, GAIN, LATELY, MOST_RATIO, Trends, evaluated_tasks, far_below, numbers
-from lfo.config.couplings import coupling_of
-from lfo.play.runner import ENVIRONMENT_FAILURES
 from lfo.types import StopReason
 
 MIN_STEPS = 20  # steps before anything is reported: with fewer, a third is a few noisy rows

@@ -13,14 +13,14 @@ from typing import Any
 
 from lfo.config import RunConfig
 from lfo.env.answers import id_of, opening_of
-from lfo.env.worlds.phone.ceiling import mean_ceiling
 from lfo.env.interface import EnvironmentFactory, predicted_tools, tasks_of
-from lfo.env.worlds.shipped import SHIPPED
+from lfo.env.worlds.phone.ceiling import mean_ceiling
 from lfo.env.worlds.phone.tasks import Task
+from lfo.env.worlds.shipped import SHIPPED
 from lfo.errors import EnvironmentFailed
-from lfo.runs.reading import DATA_FILE
 from lfo.model.catalog import practice_of
 from lfo.play.runner import RunnerConfig
+from lfo.runs.reading import DATA_FILE
 from lfo.types import Message
 
 logger = logging.getLogger(__name__)

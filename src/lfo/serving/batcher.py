@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lfo.errors import LfoError, UsageError
+from lfo.play.episode import RolloutRequest, Row
+from lfo.play.look_ahead import Deliberation
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import without_calls
-from lfo.play.look_ahead import Deliberation
-from lfo.play.episode import RolloutRequest, Row
 from lfo.serving.conversations import Answered, Context, Conversations, packed
 from lfo.serving.speaker import Speaker, SpeakingRows
 from lfo.serving.upstream import Failed

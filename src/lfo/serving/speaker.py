@@ -12,18 +12,18 @@ from transformers import PreTrainedTokenizerBase
 from lfo.agent import REPLY_STORE_FILE, Agent, adapters_of, saved_config
 from lfo.base_form import with_stored_form
 from lfo.config import RunConfig
+from lfo.config.couplings import POLICY, WORLD_MODEL
 from lfo.env.interface import EnvironmentFactory
 from lfo.errors import UsageError
 from lfo.loading import environment_of_run, load_tokenizer
-from lfo.config.couplings import POLICY, WORLD_MODEL
-from lfo.protocol.chat import ChatCodec
 from lfo.play import ending_tools
-from lfo.play.look_ahead import LookAhead
 from lfo.play.ending_tools import EndingTools, learns_tools
+from lfo.play.episode import SamplerRows
+from lfo.play.look_ahead import LookAhead
 from lfo.play.memory_first import MemoryFirst
 from lfo.play.predictors import make_lookahead, new_reply_store, world_model_codec
-from lfo.play.episode import SamplerRows
 from lfo.play.runner import RunnerConfig
+from lfo.protocol.chat import ChatCodec
 from lfo.runs.folder import run_folder
 from lfo.serving.upstream import Upstream, UpstreamRows, completer
 

@@ -22,8 +22,8 @@ from http.client import HTTPException
 from typing import Any
 
 from lfo.errors import WorkError
-from lfo.play.predictors import Complete
 from lfo.play.episode import Dictated
+from lfo.play.predictors import Complete
 
 PATIENCE = 300.0  # seconds to wait for one completion
 AT_ONCE = 64

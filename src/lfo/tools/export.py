@@ -26,12 +26,12 @@ from transformers import AutoConfig
 
 from lfo.agent import Agent
 from lfo.atomic import new_folder, write_folder_atomic, write_text_atomic
-from lfo.errors import WorkError
-from lfo.runs.alone import Alone, policy_alone
-from lfo.runs.reading import read_run
-from lfo.loading import EMBEDDED, model_source
 from lfo.config.couplings import POLICY, WORLD_MODEL
+from lfo.errors import WorkError
+from lfo.loading import EMBEDDED, model_source
+from lfo.runs.alone import Alone, policy_alone
 from lfo.runs.folder import run_folder
+from lfo.runs.reading import read_run
 from lfo.tools.model_card import BASE, base_of, model_card
 
 Form = Literal["alone", "adapters", "merged"]

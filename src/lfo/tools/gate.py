@@ -12,8 +12,8 @@ from lfo.agent import batches, build_agent
 from lfo.config import RunConfig
 from lfo.config.knobs import PolicyConfig, WorldModelConfig
 from lfo.env.interface import EnvironmentFactory
-from lfo.measure.gate import measure_gate
 from lfo.loading import limit_threads, load_base, pick_device
+from lfo.measure.gate import measure_gate
 from lfo.play.ending_tools import guess_ending_tools
 from lfo.play.episode import RolloutRequest
 from lfo.types import Rollout

@@ -14,11 +14,11 @@ import jinja2
 from lfo import __version__
 from lfo.agent import Agent
 from lfo.base_form import form_of
-from lfo.runs.reading import RunRecord, read_run
 from lfo.loading import EMBEDDED, model_source
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import WorldModelState, render_prompt, render_target
 from lfo.runs.folder import run_folder
+from lfo.runs.reading import RunRecord, read_run
 from lfo.statistics import wilson
 from lfo.types import MOST_IMAGINED, ToolCall
 

@@ -23,31 +23,31 @@ from lfo.algorithms.dual_lora import adapted_weight
 from lfo.backend import Backend
 from lfo.checkpoints import Checkpoint, reading
 from lfo.config import RunConfig
+from lfo.config.couplings import coupling_of
 from lfo.env.answers import tools_of
 from lfo.env.interface import EnvironmentFactory, predicted_tools
 from lfo.env.patience import name_of
 from lfo.errors import EnvironmentFailed, UsageError
-from lfo.runs.data import continued_data, describe_data
 from lfo.measure.fixed_tasks import evaluate_splits
 from lfo.measure.held_out import Examination
 from lfo.measure.success import judged, mean_of_each, step_metrics
-from lfo.runs.trends import evaluated_tasks, far_below
-from lfo.config.couplings import coupling_of
 from lfo.objectives.advantages import (
     DynamicSamplingReport,
     select_groups,
     surprise_bonus,
     with_overlong_penalty,
 )
-from lfo.protocol.world_model import WorldModelExample
 from lfo.play.ending_tools import guess_ending_tools
 from lfo.play.feedback import roll_out_in_waves
 from lfo.play.predictors import world_model_codec
-from lfo.rows.replay import Practice, ReplayBuffer, examples_of_groups, logged_replies
 from lfo.play.runner import RunnerConfig, refuse_dead_environment
+from lfo.protocol.world_model import WorldModelExample
+from lfo.rows.replay import Practice, ReplayBuffer, examples_of_groups, logged_replies
 from lfo.rows.samples import MiniBatches, Update, acted_by_policy, mark_first_calls, mark_imagined
 from lfo.rows.successes import Renaming, SuccessBuffer
+from lfo.runs.data import continued_data, describe_data
 from lfo.runs.folder import RunDirectory
+from lfo.runs.trends import evaluated_tasks, far_below
 from lfo.train.tracking import Progress, open_trackers
 from lfo.types import Rollout, RolloutGroup, Situation, StepPlan
 

@@ -28,12 +28,12 @@ from lfo.env.interface import EnvironmentFactory
 from lfo.env.worlds.phone.scripted import ScriptedCalls
 from lfo.loading import environment_factory
 from lfo.model.adapters import POLICY, WORLD_MODEL
-from lfo.protocol.chat import ChatCodec
-from lfo.protocol.world_model import WorldModelCodec
+from lfo.play.episode import RolloutRequest
 from lfo.play.look_ahead import LookAhead
 from lfo.play.predictors import make_lookahead, world_model_codec
-from lfo.play.episode import RolloutRequest
 from lfo.play.runner import Runner, RunnerConfig
+from lfo.protocol.chat import ChatCodec
+from lfo.protocol.world_model import WorldModelCodec
 from lfo.types import Origin, Rollout
 
 # Each rollout has its own thread, which mostly waits for its server. All rollouts of a step must run at the same time,

@@ -35,10 +35,10 @@ from lfo.env.interface import EnvironmentFactory
 from lfo.env.worlds.phone.scripted import ScriptedCalls
 from lfo.errors import ConfigError, WorkError
 from lfo.model.learner import GAP
-from lfo.protocol.chat import ChatCodec
 from lfo.play import ending_tools
 from lfo.play.ending_tools import EndingTools, learns_tools
 from lfo.play.episode import RolloutRequest
+from lfo.protocol.chat import ChatCodec
 from lfo.types import ReplyScore, Rollout, TrainingSample
 
 CHECKED_ROWS = 4  # rows of each step whose sampled log-probs are compared with the trainer's

@@ -27,10 +27,10 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 from lfo.agent import start_from
 from lfo.atomic import write_folder_atomic
 from lfo.config import RunConfig, from_mapping
+from lfo.config.couplings import POLICY, WORLD_MODEL
 from lfo.engines.verl.config import ENGINE, SAMPLER, forget_world_models, world_model_folder
 from lfo.engines.verl.learner import RankedLearner
 from lfo.model.adapters import DualAdapterModel
-from lfo.config.couplings import POLICY, WORLD_MODEL
 from lfo.types import ReplyScore, TrainingSample
 
 OPTIMIZER_FILE = "optimizer.safetensors"

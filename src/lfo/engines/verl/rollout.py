@@ -28,11 +28,11 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplicaRegistry, TokenOutput
 
 from lfo.config import from_mapping
+from lfo.config.couplings import POLICY, WORLD_MODEL
 from lfo.engines.verl.config import BASE, SAMPLER, run_name
 from lfo.engines.verl.replicas import BesideRanks, VllmReplica
 from lfo.loading import load_base, pick_device
 from lfo.model.adapters import DualAdapterModel
-from lfo.config.couplings import POLICY, WORLD_MODEL
 from lfo.model.sampler import Sampler
 from lfo.protocol.chat import ChatCodec
 

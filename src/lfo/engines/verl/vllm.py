@@ -25,8 +25,8 @@ from vllm.lora.request import LoRARequest
 from vllm.model_executor.models import registry
 from vllm.sampling_params import RequestOutputKind
 
-from lfo.engines.verl.config import BASE, run_name, world_model_folder
 from lfo.config.couplings import POLICY, coupling_of
+from lfo.engines.verl.config import BASE, run_name, world_model_folder
 
 FIRST_ID = 1_000  # ids of the world models, one for each step; verl's LoRA has the id 123
 _arguments_of = vllm_async_server.build_cli_args_from_config

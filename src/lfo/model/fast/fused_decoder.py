@@ -18,8 +18,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from lfo.model.adapters import DualAdapterModel
-from lfo.model.layers import PARTS_OF_LAYER, Heads, base_linear, is_llama_like, layer_linears, rotate
 from lfo.model.fast.row_tree import common_prefix
+from lfo.model.layers import PARTS_OF_LAYER, Heads, base_linear, is_llama_like, layer_linears, rotate
 
 _CAPACITY_STEP = 128
 _WORTHWHILE_PREFIX = 16

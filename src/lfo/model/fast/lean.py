@@ -27,8 +27,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from lfo.model.layers import PARTS_OF_LAYER, base_linear, base_linears, is_llama_like, layer_linears
 from lfo.model.fast.row_tree import RowTree
+from lfo.model.layers import PARTS_OF_LAYER, base_linear, base_linears, is_llama_like, layer_linears
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

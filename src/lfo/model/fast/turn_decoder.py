@@ -22,11 +22,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from lfo.model.fast import turn_ops
 from lfo.model.adapters import DualAdapterModel, LoraDelta
+from lfo.model.fast import turn_ops
 from lfo.model.fast.fused_decoder import FusedDecoder, SlotCache
-from lfo.model.layers import PARTS_OF_LAYER, base_linear, layer_linears
 from lfo.model.fast.turn_ops import TurnTensors
+from lfo.model.layers import PARTS_OF_LAYER, base_linear, layer_linears
 
 _AHEAD = 2  # steps that are queued while the host reads the flags of an earlier one
 _SMALLEST_BATCH, _SMALLEST_CONTEXT = 8, 256

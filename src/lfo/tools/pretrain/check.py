@@ -18,18 +18,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from lfo.env.worlds.phone.fields import FIELDS
 from lfo.env.worlds.phone.environment import PhoneCalls
+from lfo.env.worlds.phone.fields import FIELDS
 from lfo.env.worlds.phone.tasks import LEVEL, Task
 from lfo.env.worlds.phone.world import company
 from lfo.loading import load_base, load_tokenizer
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.sampler import Sampler
-from lfo.protocol.chat import ChatCodec
+from lfo.play.episode import RolloutRequest
 from lfo.play.look_ahead import LookAhead
 from lfo.play.predictors import true_reply_predictor
-from lfo.play.episode import RolloutRequest
 from lfo.play.runner import Runner, RunnerConfig
+from lfo.protocol.chat import ChatCodec
 from lfo.statistics import wilson
 from lfo.types import Rollout
 

@@ -19,13 +19,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lfo.env.worlds.phone.fields import ALTERNATIVE, FIELDS, REFERENCE
+from lfo.env.seeds import stream
+from lfo.env.tool_environment import ToolEnvironment
 from lfo.env.worlds.oracle import WORDS, OracleCodes
 from lfo.env.worlds.phone.environment import PhoneCalls
+from lfo.env.worlds.phone.fields import ALTERNATIVE, FIELDS, REFERENCE
 from lfo.env.worlds.phone.reps import describe
-from lfo.env.seeds import stream
 from lfo.env.worlds.phone.tasks import LEVEL, Errand, Level, Task, draw_task
-from lfo.env.tool_environment import ToolEnvironment
 from lfo.env.worlds.phone.world import company
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import format_tool_call, read_tool_call

@@ -24,15 +24,15 @@ from lfo.base_form import forms_of, stored_form
 from lfo.env.answers import tools_of
 from lfo.env.interface import EnvironmentFactory, tasks_of
 from lfo.env.random_play import random_message
-from lfo.measure.environment_check import Playthrough, play
 from lfo.loading import EMBEDDED, load_base, load_tokenizer
+from lfo.measure.environment_check import Playthrough, play
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.sampler import Sampler
-from lfo.protocol.chat import ChatCodec
-from lfo.protocol.shown import SHOWN_FORMS
 from lfo.play.call_monitor import CallMonitor
 from lfo.play.episode import RolloutRequest
 from lfo.play.runner import Runner, RunnerConfig
+from lfo.protocol.chat import ChatCodec
+from lfo.protocol.shown import SHOWN_FORMS
 from lfo.statistics import wilson
 from lfo.tools.models import note_warm_up
 from lfo.tools.pretrain.drill import MAX_TURNS, TIMEOUT

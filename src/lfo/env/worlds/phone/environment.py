@@ -19,12 +19,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from lfo.env.seeds import stream
+from lfo.env.tool_environment import Mistake, ToolEnvironment, quote, tool
 from lfo.env.worlds.phone import reps
 from lfo.env.worlds.phone.fields import ALTERNATIVE, FIELDS, REFERENCE
 from lfo.env.worlds.phone.generator import load_cached
-from lfo.env.seeds import stream
 from lfo.env.worlds.phone.tasks import LEVEL, LEVELS, SPLITS, Errand, Task, TaskStream
-from lfo.env.tool_environment import Mistake, ToolEnvironment, quote, tool
 from lfo.env.worlds.phone.world import UNSEEN, Company, Department, company
 from lfo.errors import UsageError
 from lfo.protocol.hermes import read_tool_call
@@ -358,7 +358,11 @@ def lookahead_query(transcript: Sequence[Message]) -> ToolCall | None:
 def tool_config_yaml() -> str:
     """Return `configs/tool_config.yaml`: the schemas of the three tools in verl's format."""
     tools = [
-        {"class_name": "lfo.env.worlds.phone.environment.PhoneCalls", "config": {"type": "native"}, "tool_schema": schema}
+        {
+            "class_name": "lfo.env.worlds.phone.environment.PhoneCalls",
+            "config": {"type": "native"},
+            "tool_schema": schema,
+        }
         for schema in PhoneCalls().tools()
     ]
     return _TOOL_CONFIG_HEADER + "tools:" + _yaml(tools, indent="  ") + "\n"

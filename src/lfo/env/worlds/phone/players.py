@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lfo.env.worlds.phone.fields import ALTERNATIVE, FIELDS, REFERENCE
 from lfo.env.interface import FAREWELL, Environment
-from lfo.env.worlds.phone.environment import PhoneCalls
-from lfo.env.worlds.phone.reps import describe
 from lfo.env.seeds import stream
+from lfo.env.worlds.phone.environment import PhoneCalls
+from lfo.env.worlds.phone.fields import ALTERNATIVE, FIELDS, REFERENCE
+from lfo.env.worlds.phone.reps import describe
 from lfo.env.worlds.phone.tasks import Task
 from lfo.protocol.hermes import format_tool_call
 from lfo.types import StepResult, ToolCall

@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from lfo.env.worlds.phone.fields import ALTERNATIVE, FIELDS, PLAIN_FIELDS
 from lfo.env.seeds import stream
+from lfo.env.worlds.phone.fields import ALTERNATIVE, FIELDS, PLAIN_FIELDS
 
 DEVIATION = 0.1  # one company in ten, for each kind of department
 _BLOCK = 10

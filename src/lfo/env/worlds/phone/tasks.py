@@ -11,9 +11,9 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from lfo.env.seeds import stream
 from lfo.env.worlds.phone.fields import ALTERNATIVE, FIELDS, REFERENCE
 from lfo.env.worlds.phone.rules import Requirement, law, stand_ins
-from lfo.env.seeds import stream
 from lfo.env.worlds.phone.world import HELD_OUT_RULES, UNSEEN, Company, Department, Service, company
 from lfo.errors import UsageError
 

@@ -10,8 +10,8 @@ import dataclasses
 from dataclasses import dataclass
 from functools import lru_cache
 
-from lfo.env.worlds.phone.rules import IDENTIFIERS, WINDOW, Requirement, deviation, law
 from lfo.env.seeds import stream
+from lfo.env.worlds.phone.rules import IDENTIFIERS, WINDOW, Requirement, deviation, law
 
 INDUSTRIES: tuple[str, ...] = tuple(IDENTIFIERS)
 UNSEEN = 1_000_000  # index of the first company that no training task uses
