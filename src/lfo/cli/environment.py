@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lfo.cli.common import Json, answer, bars, counted, visible, working
+from lfo.cli.practice import practised
 from lfo.errors import UsageError
 
 if TYPE_CHECKING:
@@ -99,8 +100,6 @@ def check_env(
         make_environment, tokenizer = environment_factory(config), load_tokenizer(config.model)
         result = _checked(config, make_environment, tokenizer, logs, episodes)
     if logs is None and result["ok"] and gate != 0:
-        from lfo.cli.train import practised
-
         config = practised(config)
         result["gate"] = measured_gate(config, make_environment, tokenizer, gate, as_json)
         if run is not None:

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import os
 import shlex
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
 from rich.table import Table
 
-from lfo.cli.common import Device, Json, answer, bars, working
+from lfo.cli.common import Device, Json, answer, working
 from lfo.cli.environment import measured_gate, show_gate
+from lfo.cli.practice import practice_bars
 from lfo.errors import UsageError
-
-PLAIN_SECONDS = 20.0  # between two lines of progress without a terminal
 
 
 def pretrain(
@@ -86,28 +81,6 @@ def _new_folder(output_dir: Path | None) -> Path:
     if output_dir is None:
         raise UsageError("lfo pretrain needs --output-dir DIR, or --check")
     return new_folder(output_dir)
-
-
-@contextmanager
-def practice_bars() -> Iterator[Callable[[str, int, int, str], None]]:
-    """Show a bar for each phase; yield a function that updates them."""
-    columns = (BarColumn(), MofNCompleteColumn(), "{task.fields[words]}", TimeElapsedColumn())
-    with bars("{task.description}", *columns) as shown:
-        tasks: dict[str, Any] = {}
-        last = {"": time.monotonic()}
-
-        def progress(phase: str, done: int, of: int, words: str) -> None:
-            ended = done == of and phase not in last
-            if shown.disable and (ended or time.monotonic() - last[""] >= PLAIN_SECONDS):
-                last[""] = time.monotonic()
-                if ended:
-                    last[phase] = last[""]
-                typer.echo(f"{phase}: {done:,} of {of:,}{', ' * bool(words)}{words}", err=True)
-            if phase not in tasks:
-                tasks[phase] = shown.add_task(phase, total=of, words=words)
-            shown.update(tasks[phase], completed=done, words=words)
-
-        yield progress
 
 
 def _build(

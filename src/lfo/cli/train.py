@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lfo.cli.common import Json
+from lfo.cli.practice import practised
 from lfo.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,20 +55,6 @@ def config(overrides: Overrides = None, as_json: Json = False) -> None:
 
     resolved = load_config(overrides or [])
     typer.echo(json.dumps(asdict(resolved), indent=2) if as_json else to_yaml(resolved), nl=as_json)
-
-
-def practised(config: RunConfig) -> RunConfig:
-    """Return the config with a base that knows the tools of the environment: the embedded one may have to practise."""
-    from lfo.cli.pretrain import practice_bars
-    from lfo.loading import environment_factory
-    from lfo.tools.pretrain.own_base import with_practised_base
-
-    try:
-        with practice_bars() as progress:
-            say = partial(typer.echo, err=True)
-            return with_practised_base(config, environment_factory(config), progress=progress, say=say)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("interrupted during practice; the same command goes on with it") from None
 
 
 def _load(overrides: list[str], resume: Path | None) -> RunConfig:

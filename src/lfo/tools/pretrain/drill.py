@@ -6,6 +6,7 @@ are not filtered by success.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -52,11 +53,12 @@ def drill(
     config: PretrainConfig,
     progress: Progress,
     *,
+    tasks: Sequence[Any] = (),
     timeout: float = TIMEOUT,
 ) -> Drill:
-    """Play at random and encode the rollouts as the policy would see them."""
+    """Play these tasks, or those of train, at random, and encode the rollouts as the policy would see them."""
     environment = make_environment()
-    codec, tasks = ChatCodec(tokenizer, environment.tools()), tasks_of(environment, "train")
+    codec, tasks = ChatCodec(tokenizer, environment.tools()), tasks or tasks_of(environment, "train")
     end, config = end_of(tokenizer), replace(config, conversations=config.conversations or ROLLOUTS)
     tokens = np.full((config.conversations, config.row), end, dtype=np.int32)
     wanted = np.zeros(tokens.shape, dtype=bool)

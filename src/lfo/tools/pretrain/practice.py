@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lfo.env.answers import tools_of
+from lfo.env.answers import id_of, tools_of
 from lfo.env.interface import EnvironmentFactory, tasks_of
 from lfo.env.patience import ask
 from lfo.errors import ConfigError
@@ -61,17 +61,20 @@ def practise(
     """Play in the environment and return the rows; `config.steps` 0: as many steps as the budget allows."""
     end, warnings = end_of(tokenizer), []
     rows: list[Row] = []
+    tasks: list[Any] = []
     found = None
     if reading:
         progress("finding out", 0, 1, "")
         environment = ask(make_environment, timeout=timeout)
-        found = explore(make_environment, tasks_of(environment, "train"), timeout=timeout, seed=config.seed)
+        every = tasks_of(environment, "train")
+        found = explore(make_environment, every, timeout=timeout, seed=config.seed)
+        tasks = [task for task in every if id_of(task) in found.used]  # no other ones: each is charged
         progress("finding out", 1, 1, f"{found.rollouts:,} rollouts, success in {found.solved} of {found.tasks} tasks")
         warnings += _warnings(found)
     readable = found is not None and bool(found.explained or found.looks)
     if readable and not config.conversations:
         config = replace(config, conversations=found.tasks)
-    played = drill(make_environment, tokenizer, config, progress, timeout=timeout)
+    played = drill(make_environment, tokenizer, config, progress, tasks=tasks, timeout=timeout)
     rows = _trimmed(played)
     steps = config.steps or _steps(rows, config)
     if readable:
