@@ -117,14 +117,14 @@ def test_logprobs_equal_a_plain_forward_over_many_ragged_turns(family: str, coup
     model = make_model(family, coupling)
     sampler = Sampler(model, max_context=200, eos_ids=EOS)
     for adapters in dict.fromkeys((model.policy_adapters, model.world_model_adapters, ())):
-        session = sampler.session(rows=6, adapters=adapters)
+        session = sampler.session(slots=6, adapters=adapters)
         assert check_against_forward(model, adapters, session, play(session)) > 60
 
 
 def test_the_check_above_can_fail():
     """Negative control: the same row under other adapters is far away."""
     model = make_model("qwen3")
-    session = Sampler(model, max_context=200, eos_ids=EOS).session(rows=6, adapters=("policy",))
+    session = Sampler(model, max_context=200, eos_ids=EOS).session(slots=6, adapters=("policy",))
     said = play(session)
     with pytest.raises(AssertionError):
         check_against_forward(model, ("world_model",), session, said)
@@ -166,7 +166,7 @@ def test_rows_that_share_their_tokens_for_a_while_are_computed_as_if_alone(promp
 
 
 def check_shared_rows(sampler: Sampler, prompts: Sequence[Sequence[int]], turns: Sequence[dict[str, Any]]) -> None:
-    model, session = sampler.model, sampler.session(rows=7, adapters=("policy",))
+    model, session = sampler.model, sampler.session(slots=7, adapters=("policy",))
     session.extend(range(7), prompts)
     for turn in turns:
         rows = turn["rows"][: turn["count"]]
@@ -248,7 +248,7 @@ def test_both_decoders_say_the_same(monkeypatch: pytest.MonkeyPatch):
     model = make_model("qwen3")
 
     def said() -> dict:
-        return play(Sampler(model, max_context=200, eos_ids=EOS).session(rows=6, adapters=model.policy_adapters))
+        return play(Sampler(model, max_context=200, eos_ids=EOS).session(slots=6, adapters=model.policy_adapters))
 
     fused = said()
     monkeypatch.setattr(FusedDecoder, "supports", staticmethod(lambda model: False))
@@ -276,7 +276,7 @@ def test_what_a_row_says_does_not_depend_on_its_neighbours(family: str):
 def test_a_row_ends_with_an_end_token_or_at_its_limit():
     sampler = Sampler(make_model("llama"), max_context=120, eos_ids=EOS)
     generator = np.random.default_rng(1)
-    session = sampler.session(rows=40, adapters=("policy",))
+    session = sampler.session(slots=40, adapters=("policy",))
     session.extend(range(40), [[5, 6, 7]] * 40)
     limits = generator.integers(0, 60, 40).tolist()
     answers = session.decode(range(40), max_new_tokens=limits, temperature=1.0, uniforms=generator.random((40, 60)))
@@ -292,7 +292,7 @@ def test_decoding_in_two_parts_is_decoding_once():
     sampler = Sampler(make_model("qwen3"), max_context=120, eos_ids=())
     uniforms = np.random.default_rng(2).random((1, 30))
     (whole,) = sampler.generate([[5, 6]], adapters=(), max_new_tokens=30, temperature=1.0, uniforms=uniforms)
-    session = sampler.session(rows=1, adapters=())
+    session = sampler.session(slots=1, adapters=())
     session.extend([0], [[5, 6]])
     parts = []
     for part in (uniforms[:, :11], uniforms[:, 11:12], uniforms[:, 12:]):
@@ -302,7 +302,7 @@ def test_decoding_in_two_parts_is_decoding_once():
 
 def test_the_cache_grows_without_forgetting():
     model = make_model("llama")
-    session = Sampler(model, max_context=700, eos_ids=()).session(rows=2, adapters=("policy",))
+    session = Sampler(model, max_context=700, eos_ids=()).session(slots=2, adapters=("policy",))
     session.extend([0, 1], [[9, 10], [11]])
     said: dict[int, list[tuple[int, Generated]]] = {0: [], 1: []}
     for chunk in ([], list(range(5, 50)) * 5, [7], list(range(20, 40)) * 10):
@@ -315,7 +315,7 @@ def test_the_cache_grows_without_forgetting():
 
 
 def test_the_context_is_never_exceeded():
-    session = Sampler(make_model("qwen3"), max_context=150, eos_ids=()).session(rows=2, adapters=("policy",))
+    session = Sampler(make_model("qwen3"), max_context=150, eos_ids=()).session(slots=2, adapters=("policy",))
     session.extend([0, 1], [[7] * 140, [7] * 100])
     first, second = session.decode([0, 1], max_new_tokens=[99, 50], temperature=0.0)
     assert (len(first.tokens), len(second.tokens), first.stopped) == (10, 50, False)
@@ -365,13 +365,13 @@ def test_a_shared_beginning_is_computed_once(monkeypatch: pytest.MonkeyPatch):
 def test_refresh_takes_over_trained_weights_and_ends_sessions():
     model = make_model("qwen3")
     sampler = Sampler(model, max_context=200, eos_ids=EOS)
-    old = sampler.session(rows=6, adapters=("policy",))
+    old = sampler.session(slots=6, adapters=("policy",))
     play(old)
     with torch.no_grad():
         for parameter in model.adapter_parameters("policy"):
             parameter.mul_(-0.5)
     sampler.refresh()
-    new = sampler.session(rows=6, adapters=("policy",))
+    new = sampler.session(slots=6, adapters=("policy",))
     assert check_against_forward(model, ("policy",), new, play(new)) > 60
     with pytest.raises(RuntimeError, match="start a new session"):
         old.decode([0], max_new_tokens=[1], temperature=0.0)
@@ -379,7 +379,7 @@ def test_refresh_takes_over_trained_weights_and_ends_sessions():
 
 def test_sampling_leaves_the_model_trainable():
     model = make_model("gpt_neox")
-    play(Sampler(model, max_context=200, eos_ids=EOS).session(rows=6, adapters=model.policy_adapters))
+    play(Sampler(model, max_context=200, eos_ids=EOS).session(slots=6, adapters=model.policy_adapters))
     for adapters in (model.policy_adapters, model.world_model_adapters):
         model.logits(torch.tensor([[5, 6, 7]]), adapters).square().mean().backward()
     assert all(p.grad is not None for name in model.adapter_names for p in model.adapter_parameters(name))
@@ -396,7 +396,7 @@ def test_a_bf16_base_is_sampled_in_fp32_on_the_cpu():
 
 def test_bad_requests_are_refused():
     sampler = Sampler(make_model("qwen3"), max_context=50, eos_ids=EOS)
-    session = sampler.session(rows=2, adapters=("policy",))
+    session = sampler.session(slots=2, adapters=("policy",))
     with pytest.raises(ValueError, match="vocabulary"):
         session.extend([0], [[VOCABULARY]])
     session.extend([0], [[5]])
