@@ -18,6 +18,7 @@ from lfo.model.adapters import DualAdapterModel
 from lfo.model.fast import fused_decoder
 from lfo.model.fast.decoder import HFDecoder
 from lfo.model.fast.fused_decoder import FusedDecoder
+from lfo.model.fast.row_tree import common_prefix
 from lfo.model.sampler import Generated, Sampler, Session, draw
 
 VOCABULARY = 53
@@ -431,11 +432,10 @@ def test_draw_has_the_right_frequencies():
 
 
 def test_common_prefix_leaves_a_token_to_each():
-    common = fused_decoder._common_prefix
-    assert common([(1, 2, 3), (1, 2, 4)]) == 2
-    assert common([(1, 2), (1, 2, 4)]) == 1
-    assert common([(1, 2, 3), (2, 2, 3)]) == 0
-    assert common([(5,), (5, 6)]) == 0
+    assert common_prefix([(1, 2, 3), (1, 2, 4)]) == 2
+    assert common_prefix([(1, 2), (1, 2, 4)]) == 1
+    assert common_prefix([(1, 2, 3), (2, 2, 3)]) == 0
+    assert common_prefix([(5,), (5, 6)]) == 0
 
 
 def test_the_hf_decoder_needs_no_refresh():
