@@ -1,4 +1,4 @@
-"""The sampler gives the same tokens as a plain forward of the whole row, independent of the batch."""
+"""The sampler gives the same tokens as a plain forward of the whole slot, independent of the batch."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def forward_logprobs(model: DualAdapterModel, adapters: Sequence[str], row: Sequ
 
 
 def play(session: Session, seed: int = 0, turns: int = 4) -> dict[int, list[tuple[int, Generated]]]:
-    """Six ragged rows, two of them with one prompt, over several turns; rows drop out and limits differ."""
+    """Six ragged slots, two of them with one prompt, over several turns; slots drop out and limits differ."""
     generator = np.random.default_rng(seed)
 
     def tokens(count: int) -> list[int]:
@@ -78,26 +78,26 @@ def play(session: Session, seed: int = 0, turns: int = 4) -> dict[int, list[tupl
 
     system, twin = tokens(20), tokens(9)
     prompts = [system + twin, system + tokens(3), system + tokens(17), system + twin, system + tokens(1), system]
-    said: dict[int, list[tuple[int, Generated]]] = {row: [] for row in range(6)}
+    said: dict[int, list[tuple[int, Generated]]] = {slot: [] for slot in range(6)}
     session.extend(range(6), prompts)
-    rows = [0, 1, 2, 3, 4, 5]
+    slots = [0, 1, 2, 3, 4, 5]
     for turn in range(turns):
-        limits = generator.integers(1, 16, len(rows)).tolist()
-        starts = [len(session.tokens(row)) for row in rows]
-        uniforms = generator.random((len(rows), 16))
-        answers = session.decode(rows, max_new_tokens=limits, temperature=1.0, uniforms=uniforms)
-        for row, start, answer in zip(rows, starts, answers, strict=True):
-            said[row].append((start, answer))
-        rows = [[5, 0, 3, 4], [2, 1, 3, 0], [4, 1, 2, 3, 5]][turn % 3]
-        session.extend(rows, [tokens(int(generator.integers(0, 12))) for _ in rows])
+        limits = generator.integers(1, 16, len(slots)).tolist()
+        starts = [len(session.tokens(slot)) for slot in slots]
+        uniforms = generator.random((len(slots), 16))
+        answers = session.decode(slots, max_new_tokens=limits, temperature=1.0, uniforms=uniforms)
+        for slot, start, answer in zip(slots, starts, answers, strict=True):
+            said[slot].append((start, answer))
+        slots = [[5, 0, 3, 4], [2, 1, 3, 0], [4, 1, 2, 3, 5]][turn % 3]
+        session.extend(slots, [tokens(int(generator.integers(0, 12))) for _ in slots])
     return said
 
 
 def check_against_forward(model: DualAdapterModel, adapters: Sequence[str], session: Session, said: dict) -> int:
-    """Every log-prob of every turn against one forward of the whole row; answers how many were compared."""
+    """Every log-prob of every turn against one forward of the whole slot; answers how many were compared."""
     checked = 0
-    for row, turns in said.items():
-        tokens = session.tokens(row)
+    for slot, turns in said.items():
+        tokens = session.tokens(slot)
         expected = forward_logprobs(model, adapters, tokens)
         for start, answer in turns:
             assert tokens[start : start + len(answer.tokens)] == answer.tokens
@@ -123,7 +123,7 @@ def test_logprobs_equal_a_plain_forward_over_many_ragged_turns(family: str, coup
 
 
 def test_the_check_above_can_fail():
-    """Negative control: the same row under other adapters is far away."""
+    """Negative control: the same slot under other adapters is far away."""
     model = make_model("qwen3")
     session = Sampler(model, max_context=200, eos_ids=EOS).session(slots=6, adapters=("policy",))
     said = play(session)
