@@ -5,9 +5,9 @@
 One frozen base has two LoRA adapters: `policy` acts, `world_model` predicts what the environment replies to a call.
 Look-ahead connects them: the policy drafts a call, reads the predicted reply, and may then make another call.
 
-    tasks -> groups of rollouts --> rewards -> advantages -> policy rows -------.
-                  ^             '-> replies -> replay buffer -> world-model rows --> one loss, one AdamW step
-                  '-------------------------- both adapters <----------------------------------'
+    tasks -> groups of rollouts --> rewards -> advantages -> policy samples -------.
+                  ^             '-> replies -> replay buffer -> world-model samples --> one loss, one AdamW step
+                  '-------------------------- both adapters <-------------------------------------'
 
 The task, level 2 of the phone-call world: call a department with the details that it requires. No text says which; its
 refusal does, but then the task is lost. So the reward is 0 for every rollout at first, and RL alone has nothing to
@@ -43,7 +43,7 @@ from lfo.model.learner import Learner
 from lfo.objectives.advantages import select_groups
 from lfo.play.episode import RolloutRequest
 from lfo.rows.replay import Practice, ReplayBuffer, examples_of_groups
-from lfo.rows.samples import mark_imagined, policy_rows, world_model_sample
+from lfo.rows.samples import mark_imagined, policy_samples, world_model_sample
 from lfo.types import RolloutGroup, Seat, TrainingSample
 
 SEED = 0
@@ -92,18 +92,18 @@ def train(
         tasks = [stream.task(number) for number in range(first, first + config.rollout.prompts)]
         groups = roll_out_groups(agent, tasks, step)
 
-        # 2. Policy rows, from informative groups only (DAPO's dynamic sampling). The advantage of a rollout is relative
-        # to peers that saw as much as it did: looking ahead is no merit of the policy. In this world few groups are
-        # informative: those who look ahead read the same prediction, and mostly all succeed or all fail.
+        # 2. Policy samples, from informative groups only (DAPO's dynamic sampling). The advantage of a rollout is
+        # relative to peers that saw as much as it did: looking ahead is no merit of the policy. In this world few
+        # groups are informative: those who look ahead read the same prediction, and mostly all succeed or all fail.
         informative, _ = select_groups(groups)
         kept += len(informative)
-        policy = [policy_rows(group, adapters=agent.model.policy_adapters) for group in informative]
+        policy = [policy_samples(group, adapters=agent.model.policy_adapters) for group in informative]
         policy += [[]] * (len(groups) - len(policy))
 
         # 3. World-model examples (state, call, reply), from all groups. A group that failed as a whole has no
         # advantages, but its refusals say what would have been right; in the first steps there is nothing else. Only
         # real replies become examples. A predicted one is the output of the world model: as a target it would
-        # confirm its own errors. It is no target of the policy either, whose rows train sampled tokens only.
+        # confirm its own errors. It is no target of the policy either, whose samples train sampled tokens only.
         for examples in examples_of_groups(groups, agent.world_model_codec, predict=tools):
             replay.add(examples)
 
@@ -148,7 +148,7 @@ def roll_out_groups(agent: Agent, tasks: Sequence[Any], step: int) -> list[Rollo
 def draw_replies(
     agent: Agent, replay: ReplayBuffer, practice: Practice, *, seeds: Sequence[int]
 ) -> list[TrainingSample]:
-    """Return world-model rows from the replay buffer: asked calls first, then others."""
+    """Return world-model samples from the replay buffer: asked calls first, then others."""
     # The world model will be asked about the calls that look-ahead imagines, so these come first: what it learns of
     # other replies helps nobody, and with a quarter of them in a mini-batch it learned half as fast.
     drawn = replay.draw(agent.config.world_model.examples_per_mini_batch, seeds, asked_first=True)

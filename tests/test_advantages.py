@@ -18,7 +18,7 @@ from lfo.objectives.advantages import (
     surprise_bonus,
     with_overlong_penalty,
 )
-from lfo.rows.samples import policy_rows
+from lfo.rows.samples import policy_samples
 from lfo.types import Origin, Rollout, RolloutGroup, StopReason
 
 # Quarters: shifting and summing them is exact, so the properties need no tolerance for the inputs.
@@ -174,7 +174,7 @@ def test_the_scale_of_a_bonus_holds_where_all_rewards_are_equal() -> None:
     for scale in (0.001, 0.1):
         curious = replace(failed, bonuses=surprise_bonus((3.0, 1.0), scale))
         assert select_groups([curious])[1].kept == 1
-        rows = policy_rows(curious, adapters=("policy",))
+        rows = policy_samples(curious, adapters=("policy",))
         assert [row.advantages[1] for row in rows] == pytest.approx([scale, -scale], rel=1e-4)
 
 

@@ -1,4 +1,4 @@
-"""Look-ahead proposed by the policy: what is imagined, what stays in the row, and what is taken back."""
+"""Look-ahead proposed by the policy: what is imagined, what stays in the episode, and what is taken back."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from lfo.model.fast.turn_decoder import TurnCache, TurnDecoder
 from lfo.model.sampler import Generated, Sampler, make_decoder
 from lfo.objectives.advantages import group_advantages
 from lfo.objectives.losses import fused_token_logprobs
-from lfo.play.episode import Feedback, RolloutRequest, Row
+from lfo.play.episode import Episode, Feedback, RolloutRequest
 from lfo.play.look_ahead import EXPECTED, MAX_IMAGINED, Deliberation, LookAhead, Question
 from lfo.play.predictors import make_lookahead
 from lfo.play.records import rollout_record
@@ -98,53 +98,53 @@ class Asking(Listener):
 
 
 class Script:
-    """Rows whose policy says given texts, one after the other, each with log-probs of its own."""
+    """Slots whose policy says given texts, one after the other, each with log-probs of its own."""
 
     def __init__(self, codec: ChatCodec, *said: Sequence[str], room: int = 10_000) -> None:
         self.codec, self.context = codec, room
         self.said = [iter(texts) for texts in said]
-        self.rows: list[list[int]] = [[] for _ in said]
+        self.kept: list[list[int]] = [[] for _ in said]
         self.spoken: list[list[Generated]] = [[] for _ in said]
         self.temperatures: list[float] = []
         self.uniforms: list[float] = []
 
-    def extend(self, rows: Sequence[int], chunks: Sequence[Sequence[int]]) -> None:
-        for row, chunk in zip(rows, chunks, strict=True):
-            self.rows[row] += chunk
-            assert len(self.rows[row]) <= self.context
+    def extend(self, slots: Sequence[int], chunks: Sequence[Sequence[int]]) -> None:
+        for slot, chunk in zip(slots, chunks, strict=True):
+            self.kept[slot] += chunk
+            assert len(self.kept[slot]) <= self.context
 
-    def rewind(self, row: int, length: int) -> None:
-        assert length <= len(self.rows[row])
-        del self.rows[row][length:]
+    def rewind(self, slot: int, length: int) -> None:
+        assert length <= len(self.kept[slot])
+        del self.kept[slot][length:]
 
-    def room(self, row: int) -> int:
-        return self.context - len(self.rows[row])
+    def room(self, slot: int) -> int:
+        return self.context - len(self.kept[slot])
 
-    def decode(self, rows, *, max_new_tokens, temperature, uniforms) -> list[Generated]:
+    def decode(self, slots, *, max_new_tokens, temperature, uniforms) -> list[Generated]:
         self.temperatures.append(temperature)
-        for row, limit, numbers in zip(rows, max_new_tokens, uniforms, strict=True):
-            ids = [*self.codec.encode(next(self.said[row])), self.codec.end_of_turn][: min(limit, self.room(row))]
-            self.rows[row] += ids
+        for slot, limit, numbers in zip(slots, max_new_tokens, uniforms, strict=True):
+            ids = [*self.codec.encode(next(self.said[slot])), self.codec.end_of_turn][: min(limit, self.room(slot))]
+            self.kept[slot] += ids
             self.uniforms.append(float(numbers[0]))
-            number = len(self.spoken[row]) + 1
+            number = len(self.spoken[slot]) + 1
             logprobs = tuple(-number - place / 1000 for place in range(len(ids)))
             stopped = bool(ids) and ids[-1] == self.codec.end_of_turn
-            self.spoken[row].append(Generated(tokens=tuple(ids), logprobs=logprobs, stopped=stopped))
-        return [self.spoken[row][-1] for row in rows]
+            self.spoken[slot].append(Generated(tokens=tuple(ids), logprobs=logprobs, stopped=stopped))
+        return [self.spoken[slot][-1] for slot in slots]
 
 
 @dataclass
 class Played:
     rollout: Rollout
-    rows: Script
+    slots: Script
     heard: list[str]
     asked: list[Question]
     watched: list[Turn]
 
-    def row(self) -> tuple[Any, ...]:
-        """What is in the row, and in the sampler's."""
+    def kept(self) -> tuple[Any, ...]:
+        """What is in the rollout, and in the sampler's slot."""
         rollout = self.rollout
-        return rollout.tokens, rollout.origins, rollout.logprobs, rollout.turns, self.rows.rows
+        return rollout.tokens, rollout.origins, rollout.logprobs, rollout.turns, self.slots.kept
 
     @property
     def turns(self) -> list[tuple[str, bool]]:
@@ -178,11 +178,11 @@ def play(
         config=RunnerConfig(max_turns=turns, max_turn_tokens=LIMIT, environment_retries=0, form=form),
         lookahead=LookAhead(predictor=predict, **lookahead),
     )
-    rows = Script(codec, said, room=room)
+    slots = Script(codec, said, room=room)
     shown = {"look_ahead": not blind, "imagine": imagine, "picks": picks, "feedback": feedback}
     request = RolloutRequest(task=Chore(), seeds=seeds, **shown)
-    (rollout,) = runner.run([request], rows, temperature=temperature, on_turn=watched.append)
-    return Played(rollout=rollout, rows=rows, heard=heard, asked=asked, watched=watched)
+    (rollout,) = runner.run([request], slots, temperature=temperature, on_turn=watched.append)
+    return Played(rollout=rollout, slots=slots, heard=heard, asked=asked, watched=watched)
 
 
 # --- the environment -------------------------------------------------------------------------------------------
@@ -213,10 +213,10 @@ def test_an_imagined_call_never_reaches_the_environment(seed: int, proposed_by: 
     assert [turn.observation for turn in real if turn.observation] == [
         f"Reply {number + 1}." for number in range(len(played.heard))
     ]
-    assert played.rollout.tokens[: len(played.rows.rows[0])] == tuple(played.rows.rows[0])
-    everything = sum(len(speech.tokens) for speech in played.rows.spoken[0])
-    assert played.rollout.sampled_count == everything, "what left the row was sampled too"
-    assert len(set(played.rows.uniforms)) == len(played.rows.uniforms), "no random number serves twice"
+    assert played.rollout.tokens[: len(played.slots.kept[0])] == tuple(played.slots.kept[0])
+    everything = sum(len(speech.tokens) for speech in played.slots.spoken[0])
+    assert played.rollout.sampled_count == everything, "what left the rollout was sampled too"
+    assert len(set(played.slots.uniforms)) == len(played.slots.uniforms), "no random number serves twice"
 
 
 # --- what stays, and what leaves -------------------------------------------------------------------------------
@@ -256,11 +256,12 @@ def test_an_exchange_after_which_no_other_call_follows_leaves_no_trace(second: s
         room = kept.action_start + narrow
     before, after = [], []
 
-    def snapshot(row: Row) -> tuple[Any, ...]:
-        assert row.speech is not None
-        speech = (row.speech.tokens, row.speech.logprobs, row.speech.stopped)
-        streams = (tuple(row.tokens), tuple(row.origins), tuple(row.logprobs))
-        return (*streams, tuple(row.turns), tuple(row.transcript), speech, tuple(row.rows.rows[row.index]))  # type: ignore[attr-defined]
+    def snapshot(episode: Episode) -> tuple[Any, ...]:
+        assert episode.speech is not None
+        speech = (episode.speech.tokens, episode.speech.logprobs, episode.speech.stopped)
+        streams = (tuple(episode.tokens), tuple(episode.origins), tuple(episode.logprobs))
+        sampled = tuple(episode.slots.kept[episode.slot])  # type: ignore[attr-defined]
+        return (*streams, tuple(episode.turns), tuple(episode.transcript), speech, sampled)
 
     reconsider = Deliberation.reconsider
 
@@ -273,14 +274,14 @@ def test_an_exchange_after_which_no_other_call_follows_leaves_no_trace(second: s
     played, plain = play(A, second, room=room), play(A, room=room, blind=True)
     assert before[:1] == after[:1]
     assert len(before) == 2
-    assert played.row() == plain.row()
+    assert played.kept() == plain.kept()
     assert played.heard == plain.heard == [A]
     (gone,) = played.rollout.taken_back
     (turn,) = played.rollout.turns
     assert (gone.action, gone.observation, gone.call) == (A, "You said a.", turn.call)
     assert (gone.predicted, gone.taken_back, turn.predicted, turn.taken_back) == (True, True, False, False)
     assert {gone.action_start, gone.action_end, gone.observation_start, gone.observation_end} == {turn.action_start}
-    assert played.rollout.discarded_tokens == len(played.rows.spoken[0][1].tokens) > 0
+    assert played.rollout.discarded_tokens == len(played.slots.spoken[0][1].tokens) > 0
     assert played.rollout.sampled_count == plain.rollout.sampled_count + played.rollout.discarded_tokens
     assert [each.taken_back for each in played.watched] == [True, False]
     recorded = [(each["action"], each["taken_back"]) for each in rollout_record(played.rollout)["turns"]]
@@ -291,9 +292,9 @@ def test_an_expected_reply_that_does_not_fit_is_not_shown():
     fits = play(A, blind=True).rollout.turns[0]
     room = fits.action_end + 5
     played, plain = play(A, room=room), play(A, room=room, blind=True)
-    assert played.row() == plain.row()
+    assert played.kept() == plain.kept()
     assert (played.rollout.taken_back, played.rollout.discarded_tokens) == ((), 0)
-    assert len(played.asked) == len(played.rows.spoken[0]) == 1, "nobody speaks after what is not there"
+    assert len(played.asked) == len(played.slots.spoken[0]) == 1, "nobody speaks after what is not there"
 
 
 def test_a_draft_that_cannot_be_read_is_the_turn():
@@ -470,23 +471,23 @@ def test_the_first_candidate_whose_expected_reply_changes_what_is_said_is_kept(t
     assert played.turns == [(C, True), (D, False)]
     assert [turn.action for turn in played.rollout.taken_back] == [A, B]
     assert played.heard == [D]
-    spoken = [len(speech.tokens) for speech in played.rows.spoken[0]]
+    spoken = [len(speech.tokens) for speech in played.slots.spoken[0]]
     assert played.rollout.discarded_tokens == sum(spoken[:4]), "the first draft and what followed the others"
     assert played.rollout.sampled_count == sum(spoken)
     imagined, real = played.rollout.turns
     for turn, speech in ((imagined, 4), (real, 5)):
-        said = played.rows.spoken[0][speech]
+        said = played.slots.spoken[0][speech]
         assert played.rollout.logprobs[turn.action_start : turn.action_end + 1] == said.logprobs
     drafted = temperature or 1.0  # a greedy candidate would be the first one again
-    assert played.rows.temperatures == [temperature, temperature, drafted, temperature, drafted, temperature]
-    assert len(set(played.rows.uniforms)) == 6
+    assert played.slots.temperatures == [temperature, temperature, drafted, temperature, drafted, temperature]
+    assert len(set(played.slots.uniforms)) == 6
 
 
 def picked(*said: str, turns: int = 1, drafts: int = 4, picks: bool = True, blind: bool = True) -> list[str]:
     played = play(*said, turns=turns, drafts=drafts, picks=picks, blind=blind, tools=("say",))
     assert played.asked == [], "nothing is imagined"
-    assert played.rollout.tokens[: len(played.rows.rows[0])] == tuple(played.rows.rows[0])
-    assert played.rollout.sampled_count == sum(len(speech.tokens) for speech in played.rows.spoken[0])
+    assert played.rollout.tokens[: len(played.slots.kept[0])] == tuple(played.slots.kept[0])
+    assert played.rollout.sampled_count == sum(len(speech.tokens) for speech in played.slots.spoken[0])
     return played.heard
 
 
@@ -515,9 +516,9 @@ def test_blind_explorers_pick_among_candidates_where_there_are_several():
 def test_where_no_candidate_changes_anything_the_first_draft_is_the_turn(others: Sequence[str], temperature: float):
     one = play(A, A, temperature=temperature, tools=("say",))
     several = play(A, A, *others, drafts=3, temperature=temperature, tools=("say",))
-    assert several.row() == one.row()
+    assert several.kept() == one.kept()
     assert several.heard == [A]
-    spoken = [len(speech.tokens) for speech in several.rows.spoken[0]]
+    spoken = [len(speech.tokens) for speech in several.slots.spoken[0]]
     assert several.rollout.discarded_tokens == sum(spoken[1:])
     assert several.rollout.sampled_count == sum(spoken)
 
@@ -525,7 +526,7 @@ def test_where_no_candidate_changes_anything_the_first_draft_is_the_turn(others:
 def test_a_kept_draft_needs_no_other_candidate():
     played = play(A, B, B, drafts=3)
     assert played.turns == [(A, True), (B, False)]
-    assert len(played.rows.spoken[0]) == 3, "A, B, and B again after its own expected reply"
+    assert len(played.slots.spoken[0]) == 3, "A, B, and B again after its own expected reply"
 
 
 def test_rows_decide_for_themselves():
@@ -536,8 +537,8 @@ def test_rows_decide_for_themselves():
     said = ((A, A, B, B), (NO_CALL, NO_CALL), (A, A, B, C), (A, B), (D,))
     requests = [RolloutRequest(task=Chore(), seeds=(number,), look_ahead=number != 4) for number in range(5)]
     runner = Runner(partial(Listener, heard), codec, config=settings, lookahead=lookahead)
-    rows = Script(codec, *said)
-    rollouts = runner.run(requests, rows)
+    slots = Script(codec, *said)
+    rollouts = runner.run(requests, slots)
     assert [[(turn.action, turn.predicted) for turn in rollout.turns] for rollout in rollouts] == [
         [(A, False)],
         [(NO_CALL, False)],
@@ -546,8 +547,8 @@ def test_rows_decide_for_themselves():
         [(D, False)],
     ]
     assert sorted(heard) == sorted((A, NO_CALL, C, B, D))
-    for rollout, row in zip(rollouts, rows.rows, strict=True):
-        assert rollout.tokens[: len(row)] == tuple(row)
+    for rollout, kept in zip(rollouts, slots.kept, strict=True):
+        assert rollout.tokens[: len(kept)] == tuple(kept)
 
 
 # --- what is trained -------------------------------------------------------------------------------------------
@@ -557,7 +558,7 @@ def test_rows_decide_for_themselves():
 def test_a_draft_is_trained_as_it_was_sampled_and_an_expected_reply_never(drafts: int):
     played = play(A, B, most=1, drafts=drafts)
     rollout, (imagined, real) = played.rollout, played.rollout.turns
-    for turn, speech in zip((imagined, real), played.rows.spoken[0], strict=True):
+    for turn, speech in zip((imagined, real), played.slots.spoken[0], strict=True):
         span = slice(turn.action_start, turn.action_end + 1)
         assert rollout.tokens[span] == speech.tokens
         assert rollout.logprobs[span] == speech.logprobs
@@ -565,13 +566,13 @@ def test_a_draft_is_trained_as_it_was_sampled_and_an_expected_reply_never(drafts
     expected = range(imagined.observation_start, imagined.observation_end)
     assert {rollout.origins[place] for place in expected} == {Origin.PREDICTED}
     for advantage in (0.5, None):
-        row = policy_sample(rollout, advantage, adapters=("policy",), observed=Observed(tools=None))
-        assert row is not None
-        for place in range(len(row.tokens)):
+        sample = policy_sample(rollout, advantage, adapters=("policy",), observed=Observed(tools=None))
+        assert sample is not None
+        for place in range(len(sample.tokens)):
             sampled = advantage is not None and rollout.origins[place] == Origin.SAMPLED
             heard = real.observation_start <= place < real.observation_end
-            assert (row.policy_weights[place], row.world_model_weights[place]) == (sampled, heard)
-            assert row.advantages[place] == (advantage if sampled else 0.0)
+            assert (sample.policy_weights[place], sample.world_model_weights[place]) == (sampled, heard)
+            assert sample.advantages[place] == (advantage if sampled else 0.0)
     examples = WorldModelCodec(tokenizer()).examples_of(rollout, predict=None)
     assert len(examples) == 1, "of what was really heard"
 
@@ -600,12 +601,12 @@ def test_sampled_log_probs_are_the_trainers_with_drafts_in_the_row(drafts: int):
     assert sum(rollout.discarded_tokens for rollout in rollouts) > 0
 
 
-# --- rows that go back -----------------------------------------------------------------------------------------
+# --- slots that go back ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("family", "decoder"), [("qwen3", make_decoder), ("gpt_neox", make_decoder), ("qwen3", None)])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_row_that_went_back_goes_on_like_a_fresh_one(family: str, decoder: Any, temperature: float, monkeypatch):
+def test_a_slot_that_went_back_goes_on_like_a_fresh_one(family: str, decoder: Any, temperature: float, monkeypatch):
     monkeypatch.setattr(sampler_module, "make_decoder", decoder or TurnDecoder)
     model = make_model(family)
     sampler = Sampler(model, max_context=200, eos_ids=EOS)
@@ -614,11 +615,11 @@ def test_a_row_that_went_back_goes_on_like_a_fresh_one(family: str, decoder: Any
     def tokens(count: int) -> list[int]:
         return generator.integers(5, VOCABULARY, count).tolist()
 
-    def decode(session: Any, rows: Sequence[int], numbers: Any) -> list[Generated]:
-        return session.decode(rows, max_new_tokens=[12] * len(rows), temperature=temperature, uniforms=numbers)
+    def decode(session: Any, slots: Sequence[int], numbers: Any) -> list[Generated]:
+        return session.decode(slots, max_new_tokens=[12] * len(slots), temperature=temperature, uniforms=numbers)
 
     def session_of(count: int) -> Any:
-        session = sampler.session(rows=count, adapters=model.policy_adapters)
+        session = sampler.session(slots=count, adapters=model.policy_adapters)
         assert isinstance(session._cache, TurnCache) == (decoder is None)
         return session
 
@@ -628,15 +629,15 @@ def test_a_row_that_went_back_goes_on_like_a_fresh_one(family: str, decoder: Any
     session.extend([0, 1], [tokens(9), tokens(4)])
     decode(session, [0, 1], generator.random((2, 12)))
     for back, more in ((0, 3), (1, 0), (5, 6), (14, 0), (30, 2), (10_000, 1)):
-        lengths = [max(1, len(session.tokens(row)) - back) for row in range(3)]
-        for row, length in enumerate(lengths):
-            whole = session.tokens(row)
-            session.rewind(row, length)
-            assert session.tokens(row) == whole[:length]
-            assert session.room(row) == 200 - length
+        lengths = [max(1, len(session.tokens(slot)) - back) for slot in range(3)]
+        for slot, length in enumerate(lengths):
+            whole = session.tokens(slot)
+            session.rewind(slot, length)
+            assert session.tokens(slot) == whole[:length]
+            assert session.room(slot) == 200 - length
         session.extend([0, 1, 2], [tokens(more) for _ in range(3)])
         fresh = session_of(3)
-        fresh.extend([0, 1, 2], [session.tokens(row) for row in range(3)])
+        fresh.extend([0, 1, 2], [session.tokens(slot) for slot in range(3)])
         numbers = generator.random((3, 12))
         for one, other in zip(decode(session, [0, 1, 2], numbers), decode(fresh, [0, 1, 2], numbers), strict=True):
             assert (one.tokens, one.stopped) == (other.tokens, other.stopped)
@@ -647,7 +648,7 @@ def test_a_row_that_went_back_goes_on_like_a_fresh_one(family: str, decoder: Any
 SERVED = """
 import json
 from types import SimpleNamespace
-from lfo.engines.verl.agent_loop import ServedRows, _Said
+from lfo.engines.verl.agent_loop import ServedSlot, _Said
 
 asked, room = [], []
 
@@ -656,20 +657,20 @@ def ask(tokens, adapter, **options):
     return _Said(tokens=(7, 8, 9), logprobs=(0.0,) * 3, stopped=True)
 
 rollout = SimpleNamespace(max_context=20)
-rows = ServedRows(SimpleNamespace(ask=ask, adapter="policy", run_config=SimpleNamespace(rollout=rollout)))
+slot = ServedSlot(SimpleNamespace(ask=ask, adapter="policy", run_config=SimpleNamespace(rollout=rollout)))
 for chunk in ([1, 2, 3], [4, 5], [6]):
-    rows.extend([0], [chunk])
-    rows.decode([0], max_new_tokens=[9], temperature=1.0, uniforms=[[0.5] * 9])
+    slot.extend([0], [chunk])
+    slot.decode([0], max_new_tokens=[9], temperature=1.0, uniforms=[[0.5] * 9])
     if len(asked) == 2:
-        room.append(rows.room(0))
-        rows.rewind(0, 4)
-        room.append(rows.room(0))
+        room.append(slot.room(0))
+        slot.rewind(0, 4)
+        room.append(slot.room(0))
 print(json.dumps([asked, room]))
 """
 
 
 @pytest.mark.verl
-def test_a_served_row_goes_back_too():
+def test_a_served_slot_goes_back_too():
     pytest.importorskip("verl", reason="verl is not installed: pip install -e '.[verl]'")
     command = [sys.executable, "-W", "ignore", "-c", SERVED]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -700,7 +701,7 @@ def test_real_calls_that_the_group_imagined_in_the_same_state_are_marked_and_no_
 
     assert marks(dreamer, same, other, named) == [[False, False], [True, False], [False, False], [False]]
     assert marks(same, other, named) == [[False, False], [False, False], [False]]
-    assert marks(gone) == [[False]], "only what stayed in a row"
+    assert marks(gone) == [[False]], "only what stayed in a rollout"
     second = play(C, C, A, B, turns=2, most=1).rollout  # imagines A after C
     assert [turn.action for turn in second.turns] == [C, A, B]
     assert marks(second, other, same) == [[False, False, False], [False, True], [False, False]]

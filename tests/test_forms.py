@@ -197,21 +197,21 @@ def check_rows(trainer: Trainer, rollouts: Sequence[Rollout], words: str) -> Non
     model, temperature = model_of(trainer), trainer.config.rollout.temperature
     largest, checked = 0.0, 0
     for rollout in rollouts:
-        row = policy_sample(rollout, 1.0, adapters=("policy",), observed=Observed(tools=None))
-        assert row is not None
-        tokens_BT = torch.tensor([row.tokens])
+        sample = policy_sample(rollout, 1.0, adapters=("policy",), observed=Observed(tools=None))
+        assert sample is not None
+        tokens_BT = torch.tensor([sample.tokens])
         with torch.no_grad():
             hidden_BTD = model.hidden(tokens_BT, model.policy_adapters)
             logprobs_BT, _ = fused_token_logprobs(hidden_BTD, model.head, tokens_BT, temperature=temperature)
-        sampled = torch.tensor(row.policy_weights) > 0
-        largest = max(largest, float((logprobs_BT[0] - torch.tensor(row.logprobs))[sampled].abs().max()))
+        sampled = torch.tensor(sample.policy_weights) > 0
+        largest = max(largest, float((logprobs_BT[0] - torch.tensor(sample.logprobs))[sampled].abs().max()))
         checked += int(sampled.sum())
-        assert [origin == Origin.SAMPLED for origin in rollout.origins[: len(row.tokens)]] == sampled.tolist()
+        assert [origin == Origin.SAMPLED for origin in rollout.origins[: len(sample.tokens)]] == sampled.tolist()
         for turn in rollout.turns:
-            told = range(turn.observation_start, min(turn.observation_end, len(row.tokens)))
+            told = range(turn.observation_start, min(turn.observation_end, len(sample.tokens)))
             if turn.predicted:
                 assert words in trainer.backend.agent.codec.decode(rollout.tokens[told.start : turn.observation_end])
-                assert not any(row.policy_weights[place] or row.world_model_weights[place] for place in told)
+                assert not any(sample.policy_weights[place] or sample.world_model_weights[place] for place in told)
     assert checked > 100
     assert largest < 1e-4
 

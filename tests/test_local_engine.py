@@ -25,7 +25,7 @@ from lfo.measure.success import SAMPLER_DIFFERS
 from lfo.model.learner import Learner
 from lfo.objectives.advantages import overlong_penalty
 from lfo.protocol.world_model import WorldModelState
-from lfo.rows.samples import deal, policy_rows
+from lfo.rows.samples import deal, policy_samples
 from lfo.runs.folder import RunDirectory, read_metrics
 from lfo.train.loop import SUCCESS_LOST, Collected, Trainer
 from lfo.types import RolloutGroup, StopReason, ToolCall
@@ -156,7 +156,7 @@ def test_without_dynamic_sampling_every_group_is_used():
     groups, kept, report = trainer.collect(trainer.plan(0))
     assert len(kept) == len(groups) == report.seen == 2
     assert report.all_failed == 2
-    rows = policy_rows(kept[0], adapters=("policy",))
+    rows = policy_samples(kept[0], adapters=("policy",))
     assert len(rows) == 4
     assert all(sum(row.policy_weights) > 0 and not any(row.advantages) for row in rows)
 

@@ -77,7 +77,7 @@ def door(colour: str) -> ToolCall:
 
 
 class Prompted:
-    """Rows of the real sampler that say given texts: it is given the numbers at which its own distribution draws them.
+    """Slots of the real sampler that say given texts: it is given the numbers at which its own distribution draws them.
 
     A text is token ids of the model's own form, end of turn included.
     """
@@ -87,11 +87,11 @@ class Prompted:
         self.said = [list(map(list, texts)) for texts in said]
         self.extend, self.rewind, self.room = session.extend, session.rewind, session.room
 
-    def decode(self, rows, *, max_new_tokens, temperature, uniforms) -> list[Generated]:
-        texts = [self.said[row].pop(0) for row in rows]
-        numbers = [self.numbers(self.session.tokens(row), ids) for row, ids in zip(rows, texts, strict=True)]
+    def decode(self, slots, *, max_new_tokens, temperature, uniforms) -> list[Generated]:
+        texts = [self.said[slot].pop(0) for slot in slots]
+        numbers = [self.numbers(self.session.tokens(slot), ids) for slot, ids in zip(slots, texts, strict=True)]
         answers = self.session.decode(
-            rows, max_new_tokens=[len(ids) for ids in texts], temperature=temperature, uniforms=numbers
+            slots, max_new_tokens=[len(ids) for ids in texts], temperature=temperature, uniforms=numbers
         )
         assert [list(answer.tokens) for answer in answers] == texts
         return answers
@@ -141,8 +141,8 @@ def play(
         return [*tokenizer.encode(thought + text, add_special_tokens=False), codec.end_of_turn]
 
     sampler = Sampler(model, max_context=2048, eos_ids=codec.ends)
-    session = sampler.session(rows=len(said), adapters=model.policy_adapters)
-    rows = Prompted(session, model, [[ids(message) for message in messages] for messages in said])
+    session = sampler.session(slots=len(said), adapters=model.policy_adapters)
+    slots = Prompted(session, model, [[ids(message) for message in messages] for messages in said])
     environments: list[Rooms] = []
 
     def environment() -> Rooms:
@@ -152,7 +152,7 @@ def play(
     settings = RunnerConfig(max_turns=len(said[0]), max_turn_tokens=400, environment_workers=1)
     runner = Runner(environment, codec, config=settings, lookahead=lookahead)
     requests = [RolloutRequest(task=Hunt(), seeds=(place,), **request) for place in range(len(said))]
-    return Played(codec, model, runner.run(requests, rows), environments)
+    return Played(codec, model, runner.run(requests, slots), environments)
 
 
 def trained_logprobs(played: Played, rollout: Rollout) -> torch.Tensor:
@@ -209,7 +209,7 @@ def test_thoughts_are_sampled_and_trained_and_nobody_else_hears_them():
     text = played.codec.decode(
         [rollout.tokens[place] for place in where(rollout) if rollout.tokens[place] not in played.codec.ends]
     )
-    assert text.count(THOUGHT) == 2, "sampled, and kept in the row"
+    assert text.count(THOUGHT) == 2, "sampled, and kept in the rollout"
     assert [turn.thought for turn in rollout.turns] == [THOUGHT, "", THOUGHT]
     seen = [*environment.heard, *(turn.action + turn.observation for turn in rollout.turns)]
     codec = WorldModelCodec(family_tokenizer("thinking"))

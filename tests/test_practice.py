@@ -147,6 +147,6 @@ def test_a_run_trains_on_practised_rows():
     groups = trainer.draw(trainer.plan(0), 0)
     heard_now = trainer.store_replies(groups)
     fresh = [each for examples in heard_now for each in examples]
-    rows = trainer.mini_batches._example_rows(0, 0, fresh)
+    rows = trainer.mini_batches._example_samples(0, 0, fresh)
     assert rows
     assert all(len(set(row.world_model_weights)) > 2 for row in rows)

@@ -28,6 +28,7 @@ from lfo.loading import load_base, load_tokenizer
 from lfo.model.catalog import PROVENANCE
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.shown import SHOWN_FORMS
+from lfo.protocol.world_model import WorldModelCodec
 from lfo.runs.reading import read_run
 from lfo.runs.sample_efficiency import compare
 from lfo.tools.pretrain import exploring, own_base, practice
@@ -223,11 +224,29 @@ def found(make):
     return explore(make, tasks_of(make(), "train"), timeout=30, seed=0)
 
 
-def rows_of(make, count: int = 64, seed: int = 0):
+def rows_of(make, count: int = 64, predicted: float = 0.0):
     tokenizer, experience = load_tokenizer("tiny"), found(make)
     codec = ChatCodec(tokenizer, make().tools())
-    reading = Reading(experience=experience, tools=codec.tools, codec=codec, form=SHOWN_FORMS["mark"], seed=seed)
+    reading = Reading(
+        experience=experience,
+        tools=codec.tools,
+        codec=codec,
+        world_model=WorldModelCodec(tokenizer),
+        form=SHOWN_FORMS["mark"],
+        seed=0,
+        predicted=predicted,
+    )
     return [tokenizer.decode(tokens) for tokens, _ in reading.rows(count, 1_024)]
+
+
+def test_a_part_of_the_rows_predicts_replies_of_no_law():
+    rows = rows_of(Orders, 400, predicted=1.0)
+    assert all(row.endswith("<|/csr|><|im_end|>") for row in rows)
+    refusals = [row for row in rows if "Sent back: Vertigo" in row]
+    rooms = Counter(row.rpartition("belongs into ")[2].split(".")[0] for row in refusals)
+    assert set(rooms) == set(ROOMS)
+    assert max(rooms.values()) < 3 * min(rooms.values())
+    assert all("- look_up(" in row for row in refusals), "what was looked up stands in the state"
 
 
 @pytest.mark.parametrize("make", [Hall, Rooms, Orders, OracleCodes])

@@ -1,4 +1,4 @@
-"""Rollouts: rows in which every token has an origin, whatever policy and environment do."""
+"""Rollouts in which every token has an origin, whatever policy and environment do."""
 
 from __future__ import annotations
 
@@ -64,31 +64,31 @@ class Parrot:
 
 
 class Script:
-    """Rows whose policy says given texts, one after the other; a text without an end runs past every limit."""
+    """Slots whose policy says given texts, one after the other; a text without an end runs past every limit."""
 
-    def __init__(self, codec: ChatCodec, said: Sequence[str], *, rows: int = 1, room: int = 10_000) -> None:
+    def __init__(self, codec: ChatCodec, said: Sequence[str], *, slots: int = 1, room: int = 10_000) -> None:
         self.codec, self.said, self.context = codec, list(said), room
-        self.rows: list[list[int]] = [[] for _ in range(rows)]
-        self.turns = [0] * rows
+        self.kept: list[list[int]] = [[] for _ in range(slots)]
+        self.turns = [0] * slots
 
-    def extend(self, rows: Sequence[int], chunks: Sequence[Sequence[int]]) -> None:
-        for row, chunk in zip(rows, chunks, strict=True):
-            self.rows[row] += chunk
-            assert len(self.rows[row]) <= self.context
+    def extend(self, slots: Sequence[int], chunks: Sequence[Sequence[int]]) -> None:
+        for slot, chunk in zip(slots, chunks, strict=True):
+            self.kept[slot] += chunk
+            assert len(self.kept[slot]) <= self.context
 
-    def rewind(self, row: int, length: int) -> None:
-        del self.rows[row][length:]
+    def rewind(self, slot: int, length: int) -> None:
+        del self.kept[slot][length:]
 
-    def room(self, row: int) -> int:
-        return self.context - len(self.rows[row])
+    def room(self, slot: int) -> int:
+        return self.context - len(self.kept[slot])
 
-    def decode(self, rows, *, max_new_tokens, temperature, uniforms) -> list[Generated]:
+    def decode(self, slots, *, max_new_tokens, temperature, uniforms) -> list[Generated]:
         answers = []
-        for row, limit in zip(rows, max_new_tokens, strict=True):
-            ids = [*self.codec.encode(self.said[self.turns[row]]), self.codec.end_of_turn]
-            self.turns[row] += 1
-            ids = ids[: min(limit, self.room(row))]
-            self.rows[row] += ids
+        for slot, limit in zip(slots, max_new_tokens, strict=True):
+            ids = [*self.codec.encode(self.said[self.turns[slot]]), self.codec.end_of_turn]
+            self.turns[slot] += 1
+            ids = ids[: min(limit, self.room(slot))]
+            self.kept[slot] += ids
             stopped = bool(ids) and ids[-1] == self.codec.end_of_turn
             answers.append(Generated(tokens=tuple(ids), logprobs=(-0.25,) * len(ids), stopped=stopped))
         return answers
@@ -179,9 +179,9 @@ class Numbered(Script):
         super().__init__(*args, **options)
         self.numbers: list[tuple[float, ...]] = []
 
-    def decode(self, rows, *, max_new_tokens, temperature, uniforms) -> list[Generated]:
+    def decode(self, slots, *, max_new_tokens, temperature, uniforms) -> list[Generated]:
         self.numbers += [tuple(each) for each in uniforms]
-        return super().decode(rows, max_new_tokens=max_new_tokens, temperature=temperature, uniforms=uniforms)
+        return super().decode(slots, max_new_tokens=max_new_tokens, temperature=temperature, uniforms=uniforms)
 
 
 def test_each_message_of_each_rollout_has_random_numbers_of_its_own():
@@ -189,7 +189,7 @@ def test_each_message_of_each_rollout_has_random_numbers_of_its_own():
     runner = Runner(lambda: Parrot(say_on), codec, config=RunnerConfig(max_turns=3, max_turn_tokens=40))
 
     def numbers(*seeds: int) -> list[tuple[float, ...]]:
-        script = Numbered(codec, (CALL,) * 3, rows=len(seeds))
+        script = Numbered(codec, (CALL,) * 3, slots=len(seeds))
         runner.run([RolloutRequest(task=Chore(), seeds=(seed,)) for seed in seeds], script)
         return script.numbers
 
@@ -278,7 +278,7 @@ def test_an_environment_that_hangs_ends_its_own_rollout_and_no_other():
 
     settings = RunnerConfig(max_turns=2, environment_timeout=1.0, environment_workers=1)
     requests = [RolloutRequest(task=Chore(), seeds=(place,)) for place in range(3)]
-    rollouts = Runner(environment, codec, config=settings).run(requests, Script(codec, [CALL] * 3, rows=3))
+    rollouts = Runner(environment, codec, config=settings).run(requests, Script(codec, [CALL] * 3, slots=3))
     release.set()
     assert [rollout.stop for rollout in rollouts] == [StopReason.ENVIRONMENT_TIMEOUT, StopReason.DONE, StopReason.DONE]
     assert rollouts[0].error == "step of Parrot did not answer within 1 seconds"
@@ -459,9 +459,9 @@ class Played:
             for place, task in enumerate(tasks)
             for member in range(3)
         ]
-        rows = sampler.session(rows=len(requests), adapters=self.model.policy_adapters)
-        self.rollouts = runner.run(requests, rows)
-        self.session_tokens = [rows.tokens(place) for place in range(len(requests))]
+        slots = sampler.session(slots=len(requests), adapters=self.model.policy_adapters)
+        self.rollouts = runner.run(requests, slots)
+        self.session_tokens = [slots.tokens(place) for place in range(len(requests))]
 
 
 @pytest.fixture(
@@ -535,14 +535,14 @@ def test_spans_decode_to_what_was_said(played: Played):
 def test_predicted_text_has_no_weight_anywhere(played: Played):
     for rollout in played.rollouts:
         for advantage in (1.0, None):
-            row = policy_sample(
+            sample = policy_sample(
                 rollout, advantage, adapters=played.model.policy_adapters, observed=Observed(tools=None)
             )
-            assert row is not None
-            for place, origin in enumerate(rollout.origins[: len(row.tokens)]):
+            assert sample is not None
+            for place, origin in enumerate(rollout.origins[: len(sample.tokens)]):
                 if origin == Origin.PREDICTED:
-                    assert row.policy_weights[place] == row.advantages[place] == row.logprobs[place] == 0
-                    assert row.world_model_weights[place] == 0
+                    assert sample.policy_weights[place] == sample.advantages[place] == sample.logprobs[place] == 0
+                    assert sample.world_model_weights[place] == 0
 
 
 def test_an_imagined_exchange_is_neither_target_nor_state(played: Played):
@@ -561,8 +561,8 @@ def test_an_imagined_exchange_is_neither_target_nor_state(played: Played):
             assert each.state.step <= len(real)
             assert all(len(each.state.actions) == each.state.step - 1 for each in seen)
         for example in examples:
-            row = world_model_sample(example, adapters=played.model.world_model_adapters)
-            assert not any(row.policy_weights)
+            sample = world_model_sample(example, adapters=played.model.world_model_adapters)
+            assert not any(sample.policy_weights)
     assert imagined > 0
     assert all(len(question.state.actions) == len(question.messages) for question in played.asked)
 
@@ -591,8 +591,8 @@ def test_what_a_rollout_says_does_not_depend_on_the_rollouts_beside_it():
     runner = Runner(fussy_calls, codec, config=RunnerConfig(max_turns=3, max_turn_tokens=60))
     tasks = fussy_calls().tasks("train")[:3]
     requests = [RolloutRequest(task=task, seeds=(5, place)) for place, task in enumerate(tasks)]
-    together = runner.run(requests, sampler.session(rows=3, adapters=model.policy_adapters))
-    alone = runner.run(requests[1:2], sampler.session(rows=1, adapters=model.policy_adapters))
+    together = runner.run(requests, sampler.session(slots=3, adapters=model.policy_adapters))
+    alone = runner.run(requests[1:2], sampler.session(slots=1, adapters=model.policy_adapters))
     assert together[1].tokens == alone[0].tokens
     assert together[0].tokens != together[1].tokens
 

@@ -1,4 +1,4 @@
-"""The sampler gives the same tokens as a plain forward of the whole row, independent of the batch."""
+"""The sampler gives the same tokens as a plain forward of the whole slot, independent of the batch."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from lfo.model.adapters import DualAdapterModel
 from lfo.model.fast import fused_decoder
 from lfo.model.fast.decoder import HFDecoder
 from lfo.model.fast.fused_decoder import FusedDecoder
+from lfo.model.fast.row_tree import common_prefix
 from lfo.model.sampler import Generated, Sampler, Session, draw
 
 VOCABULARY = 53
@@ -69,7 +70,7 @@ def forward_logprobs(model: DualAdapterModel, adapters: Sequence[str], row: Sequ
 
 
 def play(session: Session, seed: int = 0, turns: int = 4) -> dict[int, list[tuple[int, Generated]]]:
-    """Six ragged rows, two of them with one prompt, over several turns; rows drop out and limits differ."""
+    """Six ragged slots, two of them with one prompt, over several turns; slots drop out and limits differ."""
     generator = np.random.default_rng(seed)
 
     def tokens(count: int) -> list[int]:
@@ -77,26 +78,26 @@ def play(session: Session, seed: int = 0, turns: int = 4) -> dict[int, list[tupl
 
     system, twin = tokens(20), tokens(9)
     prompts = [system + twin, system + tokens(3), system + tokens(17), system + twin, system + tokens(1), system]
-    said: dict[int, list[tuple[int, Generated]]] = {row: [] for row in range(6)}
+    said: dict[int, list[tuple[int, Generated]]] = {slot: [] for slot in range(6)}
     session.extend(range(6), prompts)
-    rows = [0, 1, 2, 3, 4, 5]
+    slots = [0, 1, 2, 3, 4, 5]
     for turn in range(turns):
-        limits = generator.integers(1, 16, len(rows)).tolist()
-        starts = [len(session.tokens(row)) for row in rows]
-        uniforms = generator.random((len(rows), 16))
-        answers = session.decode(rows, max_new_tokens=limits, temperature=1.0, uniforms=uniforms)
-        for row, start, answer in zip(rows, starts, answers, strict=True):
-            said[row].append((start, answer))
-        rows = [[5, 0, 3, 4], [2, 1, 3, 0], [4, 1, 2, 3, 5]][turn % 3]
-        session.extend(rows, [tokens(int(generator.integers(0, 12))) for _ in rows])
+        limits = generator.integers(1, 16, len(slots)).tolist()
+        starts = [len(session.tokens(slot)) for slot in slots]
+        uniforms = generator.random((len(slots), 16))
+        answers = session.decode(slots, max_new_tokens=limits, temperature=1.0, uniforms=uniforms)
+        for slot, start, answer in zip(slots, starts, answers, strict=True):
+            said[slot].append((start, answer))
+        slots = [[5, 0, 3, 4], [2, 1, 3, 0], [4, 1, 2, 3, 5]][turn % 3]
+        session.extend(slots, [tokens(int(generator.integers(0, 12))) for _ in slots])
     return said
 
 
 def check_against_forward(model: DualAdapterModel, adapters: Sequence[str], session: Session, said: dict) -> int:
-    """Every log-prob of every turn against one forward of the whole row; answers how many were compared."""
+    """Every log-prob of every turn against one forward of the whole slot; answers how many were compared."""
     checked = 0
-    for row, turns in said.items():
-        tokens = session.tokens(row)
+    for slot, turns in said.items():
+        tokens = session.tokens(slot)
         expected = forward_logprobs(model, adapters, tokens)
         for start, answer in turns:
             assert tokens[start : start + len(answer.tokens)] == answer.tokens
@@ -117,14 +118,14 @@ def test_logprobs_equal_a_plain_forward_over_many_ragged_turns(family: str, coup
     model = make_model(family, coupling)
     sampler = Sampler(model, max_context=200, eos_ids=EOS)
     for adapters in dict.fromkeys((model.policy_adapters, model.world_model_adapters, ())):
-        session = sampler.session(rows=6, adapters=adapters)
+        session = sampler.session(slots=6, adapters=adapters)
         assert check_against_forward(model, adapters, session, play(session)) > 60
 
 
 def test_the_check_above_can_fail():
-    """Negative control: the same row under other adapters is far away."""
+    """Negative control: the same slot under other adapters is far away."""
     model = make_model("qwen3")
-    session = Sampler(model, max_context=200, eos_ids=EOS).session(rows=6, adapters=("policy",))
+    session = Sampler(model, max_context=200, eos_ids=EOS).session(slots=6, adapters=("policy",))
     said = play(session)
     with pytest.raises(AssertionError):
         check_against_forward(model, ("world_model",), session, said)
@@ -166,7 +167,7 @@ def test_rows_that_share_their_tokens_for_a_while_are_computed_as_if_alone(promp
 
 
 def check_shared_rows(sampler: Sampler, prompts: Sequence[Sequence[int]], turns: Sequence[dict[str, Any]]) -> None:
-    model, session = sampler.model, sampler.session(rows=7, adapters=("policy",))
+    model, session = sampler.model, sampler.session(slots=7, adapters=("policy",))
     session.extend(range(7), prompts)
     for turn in turns:
         rows = turn["rows"][: turn["count"]]
@@ -248,7 +249,7 @@ def test_both_decoders_say_the_same(monkeypatch: pytest.MonkeyPatch):
     model = make_model("qwen3")
 
     def said() -> dict:
-        return play(Sampler(model, max_context=200, eos_ids=EOS).session(rows=6, adapters=model.policy_adapters))
+        return play(Sampler(model, max_context=200, eos_ids=EOS).session(slots=6, adapters=model.policy_adapters))
 
     fused = said()
     monkeypatch.setattr(FusedDecoder, "supports", staticmethod(lambda model: False))
@@ -276,7 +277,7 @@ def test_what_a_row_says_does_not_depend_on_its_neighbours(family: str):
 def test_a_row_ends_with_an_end_token_or_at_its_limit():
     sampler = Sampler(make_model("llama"), max_context=120, eos_ids=EOS)
     generator = np.random.default_rng(1)
-    session = sampler.session(rows=40, adapters=("policy",))
+    session = sampler.session(slots=40, adapters=("policy",))
     session.extend(range(40), [[5, 6, 7]] * 40)
     limits = generator.integers(0, 60, 40).tolist()
     answers = session.decode(range(40), max_new_tokens=limits, temperature=1.0, uniforms=generator.random((40, 60)))
@@ -292,7 +293,7 @@ def test_decoding_in_two_parts_is_decoding_once():
     sampler = Sampler(make_model("qwen3"), max_context=120, eos_ids=())
     uniforms = np.random.default_rng(2).random((1, 30))
     (whole,) = sampler.generate([[5, 6]], adapters=(), max_new_tokens=30, temperature=1.0, uniforms=uniforms)
-    session = sampler.session(rows=1, adapters=())
+    session = sampler.session(slots=1, adapters=())
     session.extend([0], [[5, 6]])
     parts = []
     for part in (uniforms[:, :11], uniforms[:, 11:12], uniforms[:, 12:]):
@@ -302,7 +303,7 @@ def test_decoding_in_two_parts_is_decoding_once():
 
 def test_the_cache_grows_without_forgetting():
     model = make_model("llama")
-    session = Sampler(model, max_context=700, eos_ids=()).session(rows=2, adapters=("policy",))
+    session = Sampler(model, max_context=700, eos_ids=()).session(slots=2, adapters=("policy",))
     session.extend([0, 1], [[9, 10], [11]])
     said: dict[int, list[tuple[int, Generated]]] = {0: [], 1: []}
     for chunk in ([], list(range(5, 50)) * 5, [7], list(range(20, 40)) * 10):
@@ -315,7 +316,7 @@ def test_the_cache_grows_without_forgetting():
 
 
 def test_the_context_is_never_exceeded():
-    session = Sampler(make_model("qwen3"), max_context=150, eos_ids=()).session(rows=2, adapters=("policy",))
+    session = Sampler(make_model("qwen3"), max_context=150, eos_ids=()).session(slots=2, adapters=("policy",))
     session.extend([0, 1], [[7] * 140, [7] * 100])
     first, second = session.decode([0, 1], max_new_tokens=[99, 50], temperature=0.0)
     assert (len(first.tokens), len(second.tokens), first.stopped) == (10, 50, False)
@@ -365,13 +366,13 @@ def test_a_shared_beginning_is_computed_once(monkeypatch: pytest.MonkeyPatch):
 def test_refresh_takes_over_trained_weights_and_ends_sessions():
     model = make_model("qwen3")
     sampler = Sampler(model, max_context=200, eos_ids=EOS)
-    old = sampler.session(rows=6, adapters=("policy",))
+    old = sampler.session(slots=6, adapters=("policy",))
     play(old)
     with torch.no_grad():
         for parameter in model.adapter_parameters("policy"):
             parameter.mul_(-0.5)
     sampler.refresh()
-    new = sampler.session(rows=6, adapters=("policy",))
+    new = sampler.session(slots=6, adapters=("policy",))
     assert check_against_forward(model, ("policy",), new, play(new)) > 60
     with pytest.raises(RuntimeError, match="start a new session"):
         old.decode([0], max_new_tokens=[1], temperature=0.0)
@@ -379,7 +380,7 @@ def test_refresh_takes_over_trained_weights_and_ends_sessions():
 
 def test_sampling_leaves_the_model_trainable():
     model = make_model("gpt_neox")
-    play(Sampler(model, max_context=200, eos_ids=EOS).session(rows=6, adapters=model.policy_adapters))
+    play(Sampler(model, max_context=200, eos_ids=EOS).session(slots=6, adapters=model.policy_adapters))
     for adapters in (model.policy_adapters, model.world_model_adapters):
         model.logits(torch.tensor([[5, 6, 7]]), adapters).square().mean().backward()
     assert all(p.grad is not None for name in model.adapter_names for p in model.adapter_parameters(name))
@@ -396,7 +397,7 @@ def test_a_bf16_base_is_sampled_in_fp32_on_the_cpu():
 
 def test_bad_requests_are_refused():
     sampler = Sampler(make_model("qwen3"), max_context=50, eos_ids=EOS)
-    session = sampler.session(rows=2, adapters=("policy",))
+    session = sampler.session(slots=2, adapters=("policy",))
     with pytest.raises(ValueError, match="vocabulary"):
         session.extend([0], [[VOCABULARY]])
     session.extend([0], [[5]])
@@ -431,11 +432,10 @@ def test_draw_has_the_right_frequencies():
 
 
 def test_common_prefix_leaves_a_token_to_each():
-    common = fused_decoder._common_prefix
-    assert common([(1, 2, 3), (1, 2, 4)]) == 2
-    assert common([(1, 2), (1, 2, 4)]) == 1
-    assert common([(1, 2, 3), (2, 2, 3)]) == 0
-    assert common([(5,), (5, 6)]) == 0
+    assert common_prefix([(1, 2, 3), (1, 2, 4)]) == 2
+    assert common_prefix([(1, 2), (1, 2, 4)]) == 1
+    assert common_prefix([(1, 2, 3), (2, 2, 3)]) == 0
+    assert common_prefix([(5,), (5, 6)]) == 0
 
 
 def test_the_hf_decoder_needs_no_refresh():

@@ -208,7 +208,7 @@ def after_one_turn(server: Server, agent: Agent) -> tuple[list[Any], Any]:
 
 
 def rows_of(server: Server, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """From now on: how each request's row was made."""
+    """From now on: how each request's context was made."""
     made: list[str] = []
     for name in ("_grown", "_written"):
         real = getattr(batcher_module.Conversations.context, "__globals__")[name]  # noqa: B009
@@ -255,7 +255,7 @@ def test_the_user_may_speak_again(agent: Agent, server: Server, monkeypatch):
 
 
 def test_what_stands_beside_a_conversation_does_not_change_it(agent: Agent):
-    """Answers of each conversation alone, and in one batch with others whose rows lie in the same sampler."""
+    """Answers of each conversation alone, and in one batch with others whose slots lie in the same sampler."""
     conversations = [opening(agent, place) for place in range(5)]
 
     def said(batcher: Batcher, together: bool) -> list[str]:
@@ -266,14 +266,14 @@ def test_what_stands_beside_a_conversation_does_not_change_it(agent: Agent):
                 futures[-1].result()
         return [str(list(each.result().calls.values())) for each in futures]
 
-    with Batcher(local_speaker(agent), rows=2) as narrow, Batcher(local_speaker(agent), rows=8) as wide:
+    with Batcher(local_speaker(agent), slots=2) as narrow, Batcher(local_speaker(agent), slots=8) as wide:
         alone = said(narrow, False)
         assert len(set(alone)) == 5
         assert said(narrow, True) == said(wide, True) == alone
 
 
 def test_many_conversations_are_answered_in_few_batches(agent: Agent):
-    batcher = Batcher(local_speaker(agent), rows=16)
+    batcher = Batcher(local_speaker(agent), slots=16)
     answers = [batcher.submit(request(opening(agent, place), temperature=0)) for place in range(20)]
     with batcher:
         assert all(answer.result().calls for answer in answers)
@@ -513,11 +513,11 @@ def test_several_calls_of_a_reply_are_answered_one_by_one_behind_the_row_that_ma
     user = {"role": "user", "content": "Go."}
     asked = request(messages=[user, message, *heard])
     conversations = Conversations()
-    row = Context(opening=asked.messages[:1], tokens=(5, 6, 7), turns=(), transcript=asked.messages[:2])
-    conversations.keep("call_1", Answered(messages=asked.messages[:2], tools=tools, context=row))
+    kept = Context(opening=asked.messages[:1], tokens=(5, 6, 7), turns=(), transcript=asked.messages[:2])
+    conversations.keep("call_1", Answered(messages=asked.messages[:2], tools=tools, context=kept))
     grown = conversations.context(asked, codec, tools)
     after = codec.after_action("Answer to call_1.", "Answer to call_2.", stopped=True)
-    assert list(grown.tokens) == [5, 6, 7, *after.ids], "its row goes on"
+    assert list(grown.tokens) == [5, 6, 7, *after.ids], "its tokens go on"
     assert [(turn.call, turn.observation[-2]) for turn in grown.turns] == [
         (calls["call_1"], "1"),
         (calls["call_2"], "2"),

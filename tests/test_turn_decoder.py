@@ -32,7 +32,7 @@ def test_logprobs_equal_a_plain_forward_over_many_ragged_turns(family: str, coup
     model = make_model(family, coupling)
     sampler = Sampler(model, max_context=200, eos_ids=EOS)
     for adapters in dict.fromkeys((model.policy_adapters, model.world_model_adapters, ())):
-        session = sampler.session(rows=6, adapters=adapters)
+        session = sampler.session(slots=6, adapters=adapters)
         assert isinstance(session._cache, TurnCache)
         assert check_against_forward(model, adapters, session, play(session)) > 60
 
@@ -61,7 +61,7 @@ def test_rows_leave_for_a_smaller_graph_and_nobody_is_changed_by_it(monkeypatch:
         TurnDecoder, "step", lambda self, slots, memory: sizes.append(len(slots)) or step(self, slots, memory)
     )
     model = make_model("llama")
-    session = Sampler(model, max_context=120, eos_ids=()).session(rows=20, adapters=("policy",))
+    session = Sampler(model, max_context=120, eos_ids=()).session(slots=20, adapters=("policy",))
     session.extend(range(20), [[5 + row, 6] for row in range(20)])
     limits = [3] * 11 + [30] * 8 + [40]
     answers = session.decode(range(20), max_new_tokens=limits, temperature=0.0)
@@ -87,14 +87,14 @@ def test_a_turn_ends_soon_after_its_last_row(monkeypatch: pytest.MonkeyPatch):
 def test_refresh_copies_only_lora_and_the_right_adapter_speaks():
     model = make_model("qwen3")
     sampler = Sampler(model, max_context=200, eos_ids=EOS)
-    session = sampler.session(rows=6, adapters=("policy",))
+    session = sampler.session(slots=6, adapters=("policy",))
     decoder = session._cache._turns
     before = decoder.layers[0].qkv.weight.clone()
     with torch.no_grad():
         for parameter in model.adapter_parameters("policy"):
             parameter.mul_(-0.5)
     sampler.refresh()
-    session = sampler.session(rows=6, adapters=("policy",))
+    session = sampler.session(slots=6, adapters=("policy",))
     said = play(session)
     assert check_against_forward(model, ("policy",), session, said) > 60
     with pytest.raises(AssertionError):
@@ -125,13 +125,13 @@ def test_a_small_update_survives_bf16_where_merging_would_lose_it():
 @pytest.mark.usefixtures("by_turns")
 def test_sessions_that_live_together_have_memory_of_their_own_and_leave_it_to_later_ones():
     sampler = Sampler(make_model("qwen3", "shared"), max_context=100, eos_ids=())
-    one, other = (sampler.session(rows=3, adapters=("policy",)) for _ in range(2))
+    one, other = (sampler.session(slots=3, adapters=("policy",)) for _ in range(2))
     assert one._cache._memory is not other._cache._memory
     memory = other._cache._memory
     del other
     gc.collect()
-    assert sampler.session(rows=8, adapters=("policy",))._cache._memory is memory
-    assert sampler.session(rows=9, adapters=("policy",))._cache._memory.rows == 16
+    assert sampler.session(slots=8, adapters=("policy",))._cache._memory is memory
+    assert sampler.session(slots=9, adapters=("policy",))._cache._memory.rows == 16
 
 
 @pytest.mark.usefixtures("by_turns")
@@ -139,7 +139,7 @@ def test_a_short_prediction_takes_little_memory_and_the_same_one_again():
     sampler = Sampler(make_model("qwen3", "shared"), max_context=2_000, eos_ids=())
     decoder = sampler._decoder(("policy",))
     assert isinstance(decoder, TurnDecoder)
-    whole = sampler.session(rows=3, adapters=("policy",))  # a rollout, in the middle of which look-ahead asks
+    whole = sampler.session(slots=3, adapters=("policy",))  # a rollout, in the middle of which look-ahead asks
     sizes = []
     for rows, length in ((3, 20), (3, 290), (9, 20), (3, 290)):
         sampler.generate(
@@ -152,8 +152,8 @@ def test_a_short_prediction_takes_little_memory_and_the_same_one_again():
     assert (whole._cache._memory.rows, whole._cache._memory.context) == (8, 2_000)
     del whole
     gc.collect()
-    assert sampler.session(rows=3, adapters=("policy",), context=100)._cache._memory.context == 512
-    assert sampler.session(rows=3, adapters=("policy",))._cache._memory.context == 2_000
+    assert sampler.session(slots=3, adapters=("policy",), context=100)._cache._memory.context == 512
+    assert sampler.session(slots=3, adapters=("policy",))._cache._memory.context == 2_000
 
 
 def test_heads_that_the_kernels_cannot_take_are_left_to_the_other_decoders(monkeypatch: pytest.MonkeyPatch):

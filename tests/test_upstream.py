@@ -101,7 +101,7 @@ def run(agent: Agent, tmp_path: Path) -> Path:
 def test_a_server_that_holds_both_adapters_can_stand_in_for_the_sampler(agent: Agent, run: Path):
     place = place_with_taken_back(agent)
     (own,) = agent.roll_out([agent.tasks("val")[place]], greedy=True)
-    assert own.taken_back, "rows must be taken back there too"
+    assert own.taken_back, "tokens must be taken back there too"
     with served(agent) as url, Batcher(upstream_speaker(run, url)) as batcher:
         check_replies(batcher, opening(agent, place), own)
     with pytest.raises(WorkError, match=f"{url}/v1/models cannot be reached: .*refused"):

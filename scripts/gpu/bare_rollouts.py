@@ -23,7 +23,7 @@ from benchmarks.against_vllm import CACHE_ROOM
 from benchmarks.bare_vllm import BareVllm
 from benchmarks.speed import seconds_of
 from lfo.config import RunConfig, from_yaml
-from lfo.engines.verl.agent_loop import ScriptedRows, _Said
+from lfo.engines.verl.agent_loop import ScriptedSlot, _Said
 from lfo.engines.verl.config import UNCOMPILED, is_small
 from lfo.loading import environment_factory, load_tokenizer
 from lfo.model.adapters import POLICY, DualAdapterModel
@@ -61,7 +61,7 @@ def requests(config: RunConfig) -> list[list[list[int]]]:
             config=RunnerConfig.of_run(config, environment_workers=1),
             lookahead=None,
         )
-        runner.run([RolloutRequest(task=task, seeds=(0,))], ScriptedRows(loop, environment), temperature=1.0)
+        runner.run([RolloutRequest(task=task, seeds=(0,))], ScriptedSlot(loop, environment), temperature=1.0)
         found += [asked] * config.rollout.group_size
     return found
 

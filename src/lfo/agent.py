@@ -91,13 +91,13 @@ class Agent:
         play = partial(runner.run, temperature=temperature, on_turn=on_turn)
         if untrained:  # its own sampler, because nothing else needs the merged weights of the base
             sampler = _sampler(self.model, self.codec, self.config)
-            return play(requests, sampler.session(rows=len(requests), adapters=()))
+            return play(requests, sampler.session(slots=len(requests), adapters=()))
         rollouts: dict[int, Rollout] = {}
         for player, adapters in (("base", ()), ("policy", self.model.policy_adapters)):
             indices = [index for index, request in enumerate(requests) if request.player == player]
             if indices:
-                rows = self.sampler.session(rows=len(indices), adapters=adapters)
-                rollouts |= zip(indices, play([requests[index] for index in indices], rows), strict=True)
+                slots = self.sampler.session(slots=len(indices), adapters=adapters)
+                rollouts |= zip(indices, play([requests[index] for index in indices], slots), strict=True)
         return [rollouts[index] for index in range(len(requests))]
 
     def roll_out(

@@ -1,7 +1,7 @@
 """The interface between the training loop and an engine: the operations that differ between engines.
 
 `engines/local.py` runs in one process on a CPU or a GPU, `engines/verl/backend.py` on a cluster. `train/loop.py`
-decides which tasks are drawn, which rows are made, when to evaluate and what is written.
+decides which tasks are drawn, which samples are made, when to evaluate and what is written.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Backend(Protocol):
         """Return what the world model writes after each prompt, greedily."""
         ...
 
-    def score(self, rows: Sequence[TrainingSample]) -> list[ReplyScore]:
-        """Score how well the world model predicts the reply of each row, without training."""
+    def score(self, samples: Sequence[TrainingSample]) -> list[ReplyScore]:
+        """Score how well the world model predicts the reply of each sample, without training."""
         ...
 
     def learn(

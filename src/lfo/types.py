@@ -4,14 +4,14 @@ The flow of the data:
 
     Task -> Environment <-> runner -> Rollout -> advantages -> TrainingSample -> losses
 
-A rollout is one row of token ids. Each token has an origin:
+A rollout is one sequence of token ids. Each token has an origin:
 
     text      P0  A0  E0  I0  A1  E1
     origin    PROMPT SAMPLED ENVIRONMENT PREDICTED SAMPLED ENVIRONMENT
     policy     0   1   0   0   1   0      <- tokens that the policy loss trains
     world      0   0   1   0   0   1      <- tokens that the inline world-model loss trains; never predicted text
 
-All streams of a row have as many entries as the row has tokens. Entry t belongs to token t and to the prediction of
+All streams of a rollout have as many entries as it has tokens. Entry t belongs to token t and to the prediction of
 token t from the tokens before it, so entry 0 of every stream of weights is 0.
 """
 
@@ -91,12 +91,12 @@ class Turn:
     """One exchange of a rollout: a message to the environment and its reply.
 
     `action` is the message that the environment received: one call, without the thought, always in Hermes format.
-    The spans are half-open token ranges in the rollout's row. `tokens[action_start:action_end]` is the sampled
+    The spans are half-open token ranges in the rollout. `tokens[action_start:action_end]` is the sampled
     message of the assistant without the template around it; the observation's span works the same way. A message with
     several calls gives several turns: the first has the span of the message, the others have empty action spans.
     `predicted` marks an exchange that did not happen in this rollout. The world model predicted its observation or, if
     `feedback` is set, another rollout of the task received it; if `checked` is set, it says why the call does not fit
-    its tool. An exchange that was taken back is not in the row: its spans are empty and mark its former position.
+    its tool. An exchange that was taken back is not in the rollout: its spans are empty and mark its former position.
     """
 
     action: str
@@ -135,7 +135,7 @@ class Seat:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observed:
-    """How much the tokens of each observation count for a world model that learns on the rows of the policy.
+    """How much the tokens of each observation count for a world model that learns on the samples of the policy.
 
     Every observation that this rollout received has one of three sources. What it did not receive counts nothing.
     """
@@ -184,7 +184,7 @@ class StepPlan:
     reinforces: bool = False  # the policy learns from its own rollouts
     imitates: bool = False  # the policy learns from rollouts of earlier steps that succeeded
     predicts: bool = False  # the world model learns
-    observed: Observed | None = None  # what it learns on the policy's own rows; None: it has rows of its own
+    observed: Observed | None = None  # what it learns on the policy's own samples; None: it has its own
     listens: bool = True  # replies, and rollouts to imitate, are stored
     looks_ahead: bool = True  # an evaluation after this step looks ahead too, if the run does
     rate: float = 1.0  # multiplies every learning rate
@@ -209,7 +209,7 @@ class Rollout:
     reward: float
     stop: StopReason
     error: str = ""  # one sentence, if the environment failed
-    taken_back: tuple[Turn, ...] = ()  # imagined exchanges that were removed from the row
+    taken_back: tuple[Turn, ...] = ()  # imagined exchanges that were removed from the rollout
     discarded_tokens: int = 0  # sampled tokens that were removed with them
     look_ahead: bool = True  # it could look ahead, if the run does
     imagine: int | None = None  # how many exchanges it was allowed to imagine; None: the limit of the run
@@ -228,7 +228,7 @@ class Rollout:
 
     @property
     def sampled_count(self) -> int:
-        """The number of tokens that the policy sampled, including those that were removed from the row."""
+        """The number of tokens that the policy sampled, including those that were removed."""
         return sum(origin == Origin.SAMPLED for origin in self.origins) + self.discarded_tokens
 
 
@@ -252,20 +252,20 @@ class RolloutGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingSample:
-    """One training row. The trainer knows no algorithm: an algorithm decides how the streams are filled.
+    """One sample to train on. The trainer knows no algorithm: an algorithm decides how the streams are filled.
 
-    A policy row of three tokens, prompt, sampled, environment, with advantage 0.5:
+    A policy sample of three tokens, prompt, sampled, environment, with advantage 0.5:
 
-    >>> row = TrainingSample(tokens=(5, 6, 7), adapters=("policy",), logprobs=(0.0, -0.1, 0.0),
+    >>> sample = TrainingSample(tokens=(5, 6, 7), adapters=("policy",), logprobs=(0.0, -0.1, 0.0),
     ...     advantages=(0.0, 0.5, 0.0), policy_weights=(0.0, 1.0, 0.0), world_model_weights=(0.0, 0.0, 0.0))
 
-    A world-model row (state form) has zeros as `policy_weights` and 1 on every token of the reply, or less on those
-    that only word it (`world_model.wording`). An imitation row has `imitation_weights` on the tokens that the policy
+    A world-model sample (state form) has zeros as `policy_weights` and 1 on every token of the reply, or less on those
+    that only word it (`world_model.wording`). An imitation sample has `imitation_weights` on the tokens that the policy
     should say; `()` means no imitation loss.
     """
 
     tokens: Sequence[int]
-    adapters: tuple[str, ...]  # the active adapters in this row's forward pass
+    adapters: tuple[str, ...]  # the active adapters in this sample's forward pass
     logprobs: Sequence[float]
     advantages: Sequence[float]
     policy_weights: Sequence[float]
@@ -281,7 +281,7 @@ class TrainingSample:
         world_model_weights: Sequence[float] = (),
         imitation_weights: Sequence[float] = (),
     ) -> TrainingSample:
-        """Return a row without a policy loss; `()` means that the row has no such loss."""
+        """Return a sample without a policy loss; `()` means that it has no such loss."""
         zeros = [0.0] * len(tokens)
         return cls(
             tokens=tokens,

@@ -60,7 +60,7 @@ def serve(
     from lfo.serving.batcher import Batcher
 
     model, token = run.resolve().name, token or secrets.token_urlsafe(24)
-    with listen(host, port) as socket, Batcher(speaker, lookahead=not no_lookahead, rows=rows) as batcher:
+    with listen(host, port) as socket, Batcher(speaker, lookahead=not no_lookahead, slots=rows) as batcher:
         app = make_app(batcher.submit, model=model, token=token)
         looks = "with look-ahead" if speaker.lookahead is not None and not no_lookahead else "without look-ahead"
         typer.echo(f"Serving {model}, {weights}, {looks}. Ctrl-C ends it. In the client's shell:")

@@ -28,7 +28,7 @@ _DAPO: Mapping[str, Any] = {
 ALGORITHMS: Mapping[str, Algorithm] = {
     "dapo": Algorithm(settings=_DAPO, takes_part=lambda config: True, has_world_model=False),
     "dual-lora": Algorithm(settings={}, takes_part=lambda config: ALGORITHMS[config.algo].has_world_model),
-    # One adapter, and an observation loss on the policy's own rows. A weight of 0.2 collapsed.
+    # One adapter, and an observation loss on the policy's own samples. A weight of 0.2 collapsed.
     "echo": Algorithm(
         settings={
             **_DAPO,

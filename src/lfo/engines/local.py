@@ -80,15 +80,15 @@ class LocalBackend:
     def complete(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
         return self.agent.complete(prompts)
 
-    def score(self, rows: Sequence[TrainingSample]) -> list[ReplyScore]:
-        return self.learner.reply_scores(rows)
+    def score(self, samples: Sequence[TrainingSample]) -> list[ReplyScore]:
+        return self.learner.reply_scores(samples)
 
     def learn(
         self, mini_batches: Sequence[Sequence[TrainingSample]], *, world_model_weight: float, rate_factor: float
     ) -> list[dict[str, float]]:
         updates = [
-            self.learner.update(rows, world_model_weight=world_model_weight, rate_factor=rate_factor)
-            for rows in mini_batches
+            self.learner.update(samples, world_model_weight=world_model_weight, rate_factor=rate_factor)
+            for samples in mini_batches
         ]
         for later in updates[1:]:
             later.pop(GAP, None)

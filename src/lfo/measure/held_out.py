@@ -100,8 +100,8 @@ class Examination:
         codec, judge = self._codec, self._runner_config.ask(self._make_environment)
         prompts = [codec.question_ids(call.state, call.call) for call in self.calls]
         written = [codec.decode(ids) for ids in self._backend.complete(prompts)]
-        rows = [codec.example(call.state, call.call, call.reply) for call in self.calls]
-        scores = self._backend.score([world_model_sample(row, adapters=self._adapters) for row in rows])
+        examples = [codec.example(call.state, call.call, call.reply) for call in self.calls]
+        scores = self._backend.score([world_model_sample(each, adapters=self._adapters) for each in examples])
         pairs = [(predicted, call.reply) for predicted, call in zip(written, self.calls, strict=True)]
         verdicts = self._runner_config.ask(lambda: [same_meaning(judge, *pair) for pair in pairs])
         predictions = [

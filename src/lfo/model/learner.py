@@ -48,7 +48,10 @@ GAP = "logprob_gap_mean"  # before the first update of a step it shows whether s
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """Rows, padded on the right, with the same adapters unless the model mixes rows. Suffixes: B rows, T tokens."""
+    """Samples as rows, padded on the right, with the same adapters unless the model mixes rows.
+
+    Suffixes: B rows, T tokens.
+    """
 
     adapters: tuple[str, ...]  # all adapters in the batch
     adapters_of_rows: tuple[tuple[str, ...], ...]
@@ -66,7 +69,7 @@ class Batch:
 
 
 def collate(samples: Sequence[TrainingSample], device: torch.device) -> Batch:
-    """Pad rows with zeros; padding has no weight."""
+    """Make each sample a row, padded with zeros; padding has no weight."""
     longest = max(len(sample.tokens) for sample in samples)
 
     def stack(stream: str, dtype: type[np.generic] = np.float32) -> np.ndarray:
@@ -108,20 +111,20 @@ def collate(samples: Sequence[TrainingSample], device: torch.device) -> Batch:
 def micro_batches(
     samples: Sequence[TrainingSample], device: torch.device, *, tokens: int, mixed: bool = False
 ) -> Iterator[Batch]:
-    """Yield micro-batches of rows of similar length with at most `tokens` tokens; a longer row is alone.
+    """Yield micro-batches of samples of similar length with at most `tokens` tokens; a longer one is alone.
 
     `mixed`: any adapters together, and padding is not counted. Otherwise only equal adapters, and padding counts.
     """
     by_adapters: dict[tuple[str, ...], list[TrainingSample]] = defaultdict(list)
     for sample in samples:
         by_adapters[() if mixed else sample.adapters].append(sample)
-    for rows in by_adapters.values():
-        rows.sort(key=lambda row: len(row.tokens), reverse=True)
-        while rows:
-            costs = accumulate(len(row.tokens) if mixed else len(rows[0].tokens) for row in rows)
+    for left in by_adapters.values():
+        left.sort(key=lambda sample: len(sample.tokens), reverse=True)
+        while left:
+            costs = accumulate(len(sample.tokens) if mixed else len(left[0].tokens) for sample in left)
             count = max(1, sum(cost <= tokens for cost in costs))
-            yield collate(rows[:count], device)
-            rows = rows[count:]
+            yield collate(left[:count], device)
+            left = left[count:]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,7 +179,7 @@ class Learner:
         self, samples: Sequence[TrainingSample], *, world_model_weight: float, rate_factor: float
     ) -> dict[str, float]:
         """Train on one mini-batch and return the metrics; `rate_factor` scales every learning rate."""
-        # Drop rows that train nothing: their padding would change the rounding of other gradients.
+        # Drop samples that train nothing: their padding would change the rounding of other gradients.
         samples = [
             each
             for each in samples
@@ -281,7 +284,7 @@ class Learner:
 
     @torch.no_grad()
     def reply_scores(self, samples: Sequence[TrainingSample]) -> list[ReplyScore]:
-        """Score how well the reply of each row is predicted, in order; all rows use the same adapters."""
+        """Score how well the reply of each sample is predicted, in order; all use the same adapters."""
         scores: dict[int, ReplyScore] = {}
         longest_first = sorted(range(len(samples)), key=lambda index: len(samples[index].tokens), reverse=True)
         while longest_first:

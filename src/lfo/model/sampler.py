@@ -1,15 +1,15 @@
-"""Sampling: rows of tokens that grow by given and by sampled tokens in turn.
+"""Sampling: sequences of tokens, each in its slot, that grow by given and by sampled tokens in turn.
 
     sampler = Sampler(model, max_context=1024, eos_ids=[2])
-    session = sampler.session(rows=2, adapters=model.policy_adapters)
+    session = sampler.session(slots=2, adapters=model.policy_adapters)
     session.extend([0, 1], [prompt, prompt])
     first, second = session.decode([0, 1], max_new_tokens=[64, 64], temperature=1.0, uniforms=numbers)
-    session.extend([0], [observation])                     # continues row 0
+    session.extend([0], [observation])                     # continues slot 0
     (third,) = session.decode([0], max_new_tokens=[64], temperature=1.0, uniforms=more_numbers)
     sampler.refresh()                                      # after each optimizer step
 
-A token is sampled by inverting the distribution function at a number in [0, 1) that the caller passes for that row and
-position. So a row does not depend on the other rows of the batch, and the sampler has no random state.
+A token is sampled by inverting the distribution function at a number in [0, 1) that the caller passes for that slot and
+position. So a slot does not depend on the other slots of the batch, and the sampler has no random state.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _BELOW_ONE = 1.0 - 2.0**-24
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generated:
-    """The sampled tokens of one row: `Generated(tokens=(17, 2), logprobs=(-0.3, -0.1), stopped=True)`.
+    """The sampled tokens of one message: `Generated(tokens=(17, 2), logprobs=(-0.3, -0.1), stopped=True)`.
 
-    `stopped`: the last token is an end token; otherwise the row reached its limit. Log-probs are at the sampling
+    `stopped`: the last token is an end token; otherwise the limit was reached. Log-probs are at the sampling
     temperature (at temperature 1 for greedy decoding).
     """
 
@@ -60,10 +60,10 @@ class Sampler:
         """Use the changed adapters in new sessions; existing sessions become invalid."""
         self.version += 1
 
-    def session(self, *, rows: int, adapters: Sequence[str], context: int | None = None) -> Session:
-        """Return rows of up to `context` tokens, by default the whole context; a smaller one saves memory."""
+    def session(self, *, slots: int, adapters: Sequence[str], context: int | None = None) -> Session:
+        """Return slots of up to `context` tokens, by default the whole context; a smaller one saves memory."""
         room = self.max_context if context is None else min(context, self.max_context)
-        return Session(self, self._decoder(tuple(adapters)), rows, room)
+        return Session(self, self._decoder(tuple(adapters)), slots, room)
 
     def generate(
         self,
@@ -75,18 +75,18 @@ class Sampler:
         uniforms: Any = None,
     ) -> list[Generated]:
         """Return one completion of each prompt. Greedy completions of equal prompts are computed once."""
-        rows = [tuple(prompt) for prompt in prompts]
+        asked = [tuple(prompt) for prompt in prompts]
         if temperature == 0:
-            rows = list(dict.fromkeys(rows))
-        if not rows:
+            asked = list(dict.fromkeys(asked))
+        if not asked:
             return []
-        longest = max(map(len, rows)) + max_new_tokens
-        session = self.session(rows=len(rows), adapters=adapters, context=longest)
-        session.extend(range(len(rows)), rows)
-        limits = [max_new_tokens] * len(rows)
-        answers = session.decode(range(len(rows)), max_new_tokens=limits, temperature=temperature, uniforms=uniforms)
+        longest = max(map(len, asked)) + max_new_tokens
+        session = self.session(slots=len(asked), adapters=adapters, context=longest)
+        session.extend(range(len(asked)), asked)
+        limits = [max_new_tokens] * len(asked)
+        answers = session.decode(range(len(asked)), max_new_tokens=limits, temperature=temperature, uniforms=uniforms)
         if temperature == 0:
-            by_prompt = dict(zip(rows, answers, strict=True))
+            by_prompt = dict(zip(asked, answers, strict=True))
             return [by_prompt[tuple(prompt)] for prompt in prompts]
         return answers
 
@@ -102,89 +102,89 @@ class Sampler:
 
 
 class Session:
-    """Rows that grow together with one set of weights. Tokens are computed when a row decodes, not before."""
+    """Slots that grow together with one set of weights. Tokens are computed when a slot decodes, not before."""
 
-    def __init__(self, sampler: Sampler, decoder: Decoder, rows: int, context: int) -> None:
+    def __init__(self, sampler: Sampler, decoder: Decoder, slots: int, context: int) -> None:
         self._sampler = sampler
         self._version = sampler.version
         self._context = context
-        self._cache = decoder.cache(rows, context)
-        self._tokens: list[list[int]] = [[] for _ in range(rows)]
-        self._computed = [0] * rows
+        self._cache = decoder.cache(slots, context)
+        self._tokens: list[list[int]] = [[] for _ in range(slots)]
+        self._computed = [0] * slots
         # On a GPU, checking for finished rows is a sync; on a CPU, a finished row costs time.
         self._check_every = 1 if sampler.model.device.type == "cpu" else 16
 
-    def tokens(self, row: int) -> tuple[int, ...]:
-        """Return the tokens of the row."""
-        return tuple(self._tokens[row])
+    def tokens(self, slot: int) -> tuple[int, ...]:
+        """Return the tokens of the slot."""
+        return tuple(self._tokens[slot])
 
-    def room(self, row: int) -> int:
+    def room(self, slot: int) -> int:
         """Return how many more tokens fit."""
-        return self._context - len(self._tokens[row])
+        return self._context - len(self._tokens[slot])
 
-    def rewind(self, row: int, length: int) -> None:
-        """Keep the first `length` tokens of a row."""
-        del self._tokens[row][length:]
+    def rewind(self, slot: int, length: int) -> None:
+        """Keep the first `length` tokens of a slot."""
+        del self._tokens[slot][length:]
         # The last token is computed at the next decode, as after `decode`.
-        self._computed[row] = max(0, min(self._computed[row], length - 1))
+        self._computed[slot] = max(0, min(self._computed[slot], length - 1))
 
-    def extend(self, rows: Sequence[int], chunks: Sequence[Sequence[int]]) -> None:
-        """Append tokens to rows."""
-        for row, chunk in zip(rows, chunks, strict=True):
-            if len(chunk) > self.room(row):
-                raise ValueError(f"{len(chunk)} tokens do not fit: row {row} has room for {self.room(row)}")
+    def extend(self, slots: Sequence[int], chunks: Sequence[Sequence[int]]) -> None:
+        """Append tokens to slots."""
+        for slot, chunk in zip(slots, chunks, strict=True):
+            if len(chunk) > self.room(slot):
+                raise ValueError(f"{len(chunk)} tokens do not fit: row {slot} has room for {self.room(slot)}")
             if chunk and not (min(chunk) >= 0 and max(chunk) < self._sampler.vocabulary):
-                raise ValueError(f"row {row} got a token outside the vocabulary of {self._sampler.vocabulary}")
-        for row, chunk in zip(rows, chunks, strict=True):
-            self._tokens[row].extend(chunk)
+                raise ValueError(f"row {slot} got a token outside the vocabulary of {self._sampler.vocabulary}")
+        for slot, chunk in zip(slots, chunks, strict=True):
+            self._tokens[slot].extend(chunk)
 
     @torch.inference_mode()
     def decode(
         self,
-        rows: Sequence[int],
+        slots: Sequence[int],
         *,
         max_new_tokens: Sequence[int],
         temperature: float,
         uniforms: Any = None,
     ) -> list[Generated]:
-        """Sample tokens for each row until an end token (which is kept), its limit, or a full context.
+        """Sample tokens for each slot until an end token (which is kept), its limit, or a full context.
 
-        `uniforms[i][k]` samples token k of `rows[i]`; it needs as many numbers as the row's limit. Greedy decoding
+        `uniforms[i][k]` samples token k of `slots[i]`; it needs as many numbers as the slot's limit. Greedy decoding
         (temperature 0) needs none.
         """
         if self._version != self._sampler.version:
             raise RuntimeError("the sampler was refreshed after this session began; start a new session")
-        if len(set(rows)) != len(rows):
+        if len(set(slots)) != len(slots):
             raise ValueError("a row may occur only once in a batch")
-        limits = [min(limit, self.room(row)) for row, limit in zip(rows, max_new_tokens, strict=True)]
+        limits = [min(limit, self.room(slot)) for slot, limit in zip(slots, max_new_tokens, strict=True)]
         speaking = [index for index, limit in enumerate(limits) if limit > 0]
-        answers = [Generated(tokens=(), logprobs=(), stopped=False)] * len(rows)
+        answers = [Generated(tokens=(), logprobs=(), stopped=False)] * len(slots)
         if not speaking:
             return answers
-        if silent := [rows[index] for index in speaking if not self._tokens[rows[index]]]:
+        if silent := [slots[index] for index in speaking if not self._tokens[slots[index]]]:
             raise ValueError(f"row {silent[0]} is empty; extend it before decoding")
 
         numbers = None if temperature == 0 else [uniforms[index] for index in speaking]
         spoken = self._speak(
-            [rows[index] for index in speaking], [limits[index] for index in speaking], temperature, numbers
+            [slots[index] for index in speaking], [limits[index] for index in speaking], temperature, numbers
         )
         for index, answer in zip(speaking, spoken, strict=True):
-            row, answers[index] = rows[index], answer
-            self._tokens[row].extend(answer.tokens)
-            self._computed[row] = len(self._tokens[row]) - 1  # the last token is not computed yet
+            slot, answers[index] = slots[index], answer
+            self._tokens[slot].extend(answer.tokens)
+            self._computed[slot] = len(self._tokens[slot]) - 1  # the last token is not computed yet
         return answers
 
     def _speak(
-        self, rows: list[int], limits: list[int], temperature: float, numbers: list[Any] | None
+        self, slots: list[int], limits: list[int], temperature: float, numbers: list[Any] | None
     ) -> list[Generated]:
         device, is_eos_V = self._sampler.model.device, self._sampler.is_eos_V
         steps = max(limits)
         limit_B = torch.tensor(limits, device=device)
         uniforms_KB = None if numbers is None else _uniforms(numbers, limits).to(device)
-        histories, computed = [self._tokens[row] for row in rows], [self._computed[row] for row in rows]
+        histories, computed = [self._tokens[slot] for slot in slots], [self._computed[slot] for slot in slots]
         if isinstance(self._cache, TurnCache):
             said = self._cache.speak(
-                rows,
+                slots,
                 histories,
                 computed,
                 limits=limits,
@@ -196,12 +196,12 @@ class Session:
                 Generated(tokens=tuple(tokens), logprobs=tuple(logprobs), stopped=stopped)
                 for tokens, logprobs, stopped in zip(*said, strict=True)
             ]
-        tokens_KB = torch.zeros(steps, len(rows), dtype=torch.long, device=device)
-        logprobs_KB = torch.zeros(steps, len(rows), device=device)
-        index_B = torch.arange(len(rows), device=device)  # index in `rows` of each row of the shrinking batch
-        done_B = torch.zeros(len(rows), dtype=torch.bool, device=device)
+        tokens_KB = torch.zeros(steps, len(slots), dtype=torch.long, device=device)
+        logprobs_KB = torch.zeros(steps, len(slots), device=device)
+        index_B = torch.arange(len(slots), device=device)  # index in `slots` of each row of the shrinking batch
+        done_B = torch.zeros(len(slots), dtype=torch.bool, device=device)
 
-        logits_BV = self._cache.start(rows, histories, computed)
+        logits_BV = self._cache.start(slots, histories, computed)
         for step in range(steps):
             chosen_B, logprob_B = draw(
                 logits_BV, temperature, None if uniforms_KB is None else uniforms_KB[step, index_B]

@@ -15,7 +15,7 @@ from lfo.types import Message, Origin, Rollout, Seat, StopReason, Turn
 
 
 class Speech(Protocol):
-    """The tokens of one message in a row."""
+    """The tokens of one message in an episode."""
 
     @property
     def tokens(self) -> tuple[int, ...]: ...
@@ -39,14 +39,14 @@ class Dictated:
     stopped: bool = True
 
 
-class SamplerRows(Protocol):
-    """Rows of tokens that a sampler continues, such as `lfo.model.sampler.Session`."""
+class SamplerSlots(Protocol):
+    """Sequences of tokens that a sampler continues, each in its slot, such as `lfo.model.sampler.Session`."""
 
-    def extend(self, rows: Sequence[int], chunks: Sequence[Sequence[int]]) -> None: ...
-    def rewind(self, row: int, length: int) -> None: ...
-    def room(self, row: int) -> int: ...
+    def extend(self, slots: Sequence[int], chunks: Sequence[Sequence[int]]) -> None: ...
+    def rewind(self, slot: int, length: int) -> None: ...
+    def room(self, slot: int) -> int: ...
     def decode(
-        self, rows: Sequence[int], *, max_new_tokens: Sequence[int], temperature: float, uniforms: Any
+        self, slots: Sequence[int], *, max_new_tokens: Sequence[int], temperature: float, uniforms: Any
     ) -> Sequence[Speech]: ...
 
 
@@ -69,7 +69,7 @@ class RolloutRequest(Seat):
 
 
 class Mark(NamedTuple):
-    """A point of a row to which `take_back` can return."""
+    """A point of an episode to which `take_back` can return."""
 
     tokens: int
     turns: int
@@ -77,12 +77,12 @@ class Mark(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Row:
-    """One rollout in progress; the sampler has the same tokens in its row `index`."""
+class Episode:
+    """One rollout in progress; the sampler has the same tokens in slot `slot` of `slots`."""
 
-    index: int
+    slot: int
     request: RolloutRequest
-    rows: SamplerRows
+    slots: SamplerSlots
     environment: Environment | None = None
     most_chars: int = 0  # of a reply of the environment, or of its opening
     task_id: str = ""
@@ -105,7 +105,7 @@ class Row:
 
     @property
     def imagined(self) -> int:
-        """The number of exchanges in the row whose reply was predicted; feedback and checks of a schema are not."""
+        """The number of exchanges whose reply was predicted; feedback and checks of a schema do not count."""
         return sum(turn.imagined for turn in self.turns)
 
     def identify(self, what: str) -> None:
@@ -120,14 +120,14 @@ class Row:
             self.on_turn(turn)
 
     def write(self, piece: Tokens) -> int | None:
-        """Append a piece to this row and the sampler's; return its start, or None if no room for a message remains."""
-        if len(piece.ids) >= self.rows.room(self.index):
+        """Append a piece, in the sampler too; return its start, or None if no room for a message remains."""
+        if len(piece.ids) >= self.slots.room(self.slot):
             return None
-        self.rows.extend([self.index], [piece.ids])
+        self.slots.extend([self.slot], [piece.ids])
         return self.append(piece)
 
     def append(self, piece: Tokens) -> int:
-        """Append a piece to this row but not to the sampler's, because no message follows; return its start."""
+        """Append a piece, but not in the sampler, because no message follows; return its start."""
         start = len(self.tokens)
         self.tokens += piece.ids
         self.origins += piece.origins
@@ -135,7 +135,7 @@ class Row:
         return start
 
     def say(self, speech: Speech) -> None:
-        """Append a message that the sampler already has in its own row."""
+        """Append a message that the sampler already has in its slot."""
         self.speech = speech
         self.tokens += speech.tokens
         self.origins += [int(Origin.SAMPLED)] * len(speech.tokens)
@@ -146,7 +146,7 @@ class Row:
 
     def take_back(self, mark: Mark) -> None:
         """Remove everything after a mark, in the sampler too."""
-        self.rows.rewind(self.index, mark.tokens)
+        self.slots.rewind(self.slot, mark.tokens)
         for stream in (self.tokens, self.origins, self.logprobs):
             del stream[mark.tokens :]
         del self.turns[mark.turns :], self.transcript[mark.messages :]

@@ -31,7 +31,7 @@ from lfo.env.answers import asked_call
 from lfo.env.interface import Environment, OffersLookahead
 from lfo.env.patience import name_of
 from lfo.errors import EnvironmentFailed
-from lfo.play.episode import Dictated, Mark, Row, SamplerRows, Speech
+from lfo.play.episode import Dictated, Episode, Mark, SamplerSlots, Speech
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import OPENING, format_tool_call, read_tool_call
 from lfo.protocol.schemas import listed_words, misfit, words_of
@@ -99,152 +99,152 @@ class Deliberation:
         self,
         lookahead: LookAhead,
         codec: ChatCodec,
-        rows: SamplerRows,
+        slots: SamplerSlots,
         *,
         form: ShownForm,
         max_turn_tokens: int,
         call_all: CallAll,
     ) -> None:
-        self._lookahead, self._codec, self._rows, self._form = lookahead, codec, rows, form
+        self._lookahead, self._codec, self._slots, self._form = lookahead, codec, slots, form
         self._max_turn_tokens, self._call_all = max_turn_tokens, call_all
 
     # --- proposed by the policy ----------------------------------------------------------------------------------
 
-    def reconsider(self, batch: Sequence[Row], turn: int, temperature: float) -> None:
-        """Let rows imagine the reply to the turn that they just said, and say another turn."""
-        sighted = [row for row in batch if row.request.look_ahead]
-        looking = [row for row in sighted if self._allowance(row) > 0 or self._repeats_error(row)]
-        tried: dict[int, list[ToolCall | None]] = {row.index: [] for row in looking}
+    def reconsider(self, batch: Sequence[Episode], turn: int, temperature: float) -> None:
+        """Let episodes imagine the reply to the turn that they just said, and say another turn."""
+        sighted = [episode for episode in batch if episode.request.look_ahead]
+        looking = [episode for episode in sighted if self._allowance(episode) > 0 or self._repeats_error(episode)]
+        tried: dict[int, list[ToolCall | None]] = {episode.slot: [] for episode in looking}
         self._imagine_drafts(looking, tried, (turn, 0), temperature)
-        picking = [row for row in batch if row.request.picks and self._may_pick(row)]
-        waiting = [row for row in (*looking, *picking) if not self._settled(row)]
+        picking = [episode for episode in batch if episode.request.picks and self._may_pick(episode)]
+        waiting = [episode for episode in (*looking, *picking) if not self._settled(episode)]
         for candidate in range(1, self._lookahead.drafts):
             waiting = self._redraft(waiting, tried, (turn, MAX_IMAGINED * candidate), temperature)
 
-    def _settled(self, row: Row) -> bool:
-        """Whether a row needs no more candidates: it has imagined something; an explorer calls what others imagine."""
-        return self._calls_imaginable(row) if row.request.picks else row.imagined > 0
+    def _settled(self, episode: Episode) -> bool:
+        """Whether no more candidates are needed: something was imagined; an explorer calls what others imagine."""
+        return self._calls_imaginable(episode) if episode.request.picks else episode.imagined > 0
 
     def _redraft(
         self,
-        waiting: Sequence[Row],
+        waiting: Sequence[Episode],
         tried: dict[int, list[ToolCall | None]],
         numbers: tuple[int, int],
         temperature: float,
-    ) -> list[Row]:
-        """Try another candidate for the turn; restore the first one, and return the row, where it does not settle."""
-        starts, firsts = [_before_speech(row) for row in waiting], [row.speech for row in waiting]
-        for row, start in zip(waiting, starts, strict=True):
-            row.take_back(start)
+    ) -> list[Episode]:
+        """Try another candidate for the turn; where it does not settle, restore the first and return the episode."""
+        starts, firsts = [_before_speech(episode) for episode in waiting], [episode.speech for episode in waiting]
+        for episode, start in zip(waiting, starts, strict=True):
+            episode.take_back(start)
         # A greedy candidate would repeat the first one.
-        for row, speech in zip(waiting, self._decode(waiting, numbers, temperature or 1.0), strict=True):
-            row.say(speech)
-        self._imagine_drafts([row for row in waiting if row.index in tried], tried, numbers, temperature)
+        for episode, speech in zip(waiting, self._decode(waiting, numbers, temperature or 1.0), strict=True):
+            episode.say(speech)
+        self._imagine_drafts([episode for episode in waiting if episode.slot in tried], tried, numbers, temperature)
         still_waiting = []
-        for row, start, first in zip(waiting, starts, firsts, strict=True):
+        for episode, start, first in zip(waiting, starts, firsts, strict=True):
             assert first is not None
-            if self._settled(row):
-                row.discarded_tokens += len(first.tokens)
+            if self._settled(episode):
+                episode.discarded_tokens += len(first.tokens)
                 continue
-            self._discard(row, start)
-            self._rows.extend([row.index], [first.tokens])
-            row.say(first)
-            still_waiting.append(row)
+            self._discard(episode, start)
+            self._slots.extend([episode.slot], [first.tokens])
+            episode.say(first)
+            still_waiting.append(episode)
         return still_waiting
 
-    def _allowance(self, row: Row) -> int:
-        """Return how many exchanges this row may still imagine."""
-        most = self._lookahead.most if row.request.imagine is None else row.request.imagine
-        return most - row.imagined
+    def _allowance(self, episode: Episode) -> int:
+        """Return how many exchanges this episode may still imagine."""
+        most = self._lookahead.most if episode.request.imagine is None else episode.request.imagine
+        return most - episode.imagined
 
     def _imagine_drafts(
         self,
-        batch: Sequence[Row],
+        batch: Sequence[Episode],
         tried: dict[int, list[ToolCall | None]],
         numbers: tuple[int, int],
         temperature: float,
     ) -> None:
-        """Imagine the drafts of these rows while different calls follow."""
+        """Imagine the drafts of these episodes while different calls follow."""
         turn, first = numbers
         for look in range(1, MAX_IMAGINED):
-            drafts = [(row, draft) for row in batch if (draft := self._draft(row)) is not None]
-            asking = [(row, draft) for row, draft in drafts if draft.call not in tried[row.index]]
+            drafts = [(episode, draft) for episode in batch if (draft := self._draft(episode)) is not None]
+            asking = [(episode, draft) for episode, draft in drafts if draft.call not in tried[episode.slot]]
             if not asking:
                 break
-            for row, draft in asking:
-                tried[row.index].append(draft.call)
-            marks = {row.index: row.mark() for row, _ in asking}
-            questions = [_question(row, draft.call) for row, draft in asking if draft.call and draft.flaw is None]
+            for episode, draft in asking:
+                tried[episode.slot].append(draft.call)
+            marks = {episode.slot: episode.mark() for episode, _ in asking}
+            questions = [_question(each, draft.call) for each, draft in asking if draft.call and draft.flaw is None]
             replies = iter(self._lookahead.predictor(questions) if questions else ())
             shown = [
-                (row, draft.call)
-                for row, draft in asking
-                if self._show(row, draft, next(replies) if draft.flaw is None else draft.flaw)
+                (episode, draft.call)
+                for episode, draft in asking
+                if self._show(episode, draft, next(replies) if draft.flaw is None else draft.flaw)
             ]
-            speeches = self._decode([row for row, _ in shown], (turn, first + look), temperature)
+            speeches = self._decode([episode for episode, _ in shown], (turn, first + look), temperature)
             batch = []
-            for (row, call), speech in zip(shown, speeches, strict=True):
-                row.say(speech)
+            for (episode, call), speech in zip(shown, speeches, strict=True):
+                episode.say(speech)
                 if self._calls(speech) in ((), (call,)):
-                    self._take_back(row, marks[row.index])
+                    self._take_back(episode, marks[episode.slot])
                     continue
-                batch.append(row)
-                if row.on_turn is not None:
-                    row.on_turn(row.turns[-1])
+                batch.append(episode)
+                if episode.on_turn is not None:
+                    episode.on_turn(episode.turns[-1])
 
-    def _draft(self, row: Row) -> _Draft | None:
-        """Return the message of a row if its reply may be imagined, or if something is wrong with it; else None."""
-        call = self._imaginable(row)
+    def _draft(self, episode: Episode) -> _Draft | None:
+        """Return the message just said if its reply may be imagined, or if something is wrong with it; else None."""
+        call = self._imaginable(episode)
         if call is not None:
             flaw = misfit(call, self._codec.tools)
             return _Draft(call=call, flaw=flaw, told=None if flaw is None else self._form.refused(flaw))
-        if self._repeats_error(row):
-            error = row.turns[-1].observation
+        if self._repeats_error(episode):
+            error = episode.turns[-1].observation
             return _Draft(call=None, flaw=error, told=self._form.failed(error))
         return None
 
-    def _repeats_error(self, row: Row) -> bool:
+    def _repeats_error(self, episode: Episode) -> bool:
         """Whether a message makes no call, but only repeats the reply to a call that did not fit its tool."""
-        last = row.turns[-1] if row.turns else None
-        if not self._form.failure or last is None or last.predicted or row.speech is None or not row.speech.stopped:
+        last, speech = episode.turns[-1] if episode.turns else None, episode.speech
+        if not self._form.failure or last is None or last.predicted or speech is None or not speech.stopped:
             return False
-        said = self._codec.read(row.speech.tokens)
+        said = self._codec.read(speech.tokens)
         failed = OPENING in last.action if last.call is None else misfit(last.call, self._codec.tools) is not None
         return failed and not said.calls and _without_tags(said.text) == _without_tags(last.observation)
 
-    def _imaginable(self, row: Row) -> ToolCall | None:
-        """Return the drafted call of a row if it may be imagined, else None."""
-        call = self._call(row.speech)
-        allowed = call is not None and self._may_imagine(call) and self._allowance(row) > 0
-        return call if allowed and call is not None and not self._uses_prediction(row, call) else None
+    def _imaginable(self, episode: Episode) -> ToolCall | None:
+        """Return the drafted call of an episode if it may be imagined, else None."""
+        call = self._call(episode.speech)
+        allowed = call is not None and self._may_imagine(call) and self._allowance(episode) > 0
+        return call if allowed and call is not None and not self._uses_prediction(episode, call) else None
 
-    def _may_pick(self, row: Row) -> bool:
+    def _may_pick(self, episode: Episode) -> bool:
         """Whether an explorer has not yet made a real call of a tool that others imagine."""
-        made = any(turn.call is not None and not turn.predicted and self._may_imagine(turn.call) for turn in row.turns)
-        return not made and not self._calls_imaginable(row)
+        made = (turn.call for turn in episode.turns if turn.call is not None and not turn.predicted)
+        return not any(map(self._may_imagine, made)) and not self._calls_imaginable(episode)
 
-    def _calls_imaginable(self, row: Row) -> bool:
-        call = self._call(row.speech)
+    def _calls_imaginable(self, episode: Episode) -> bool:
+        call = self._call(episode.speech)
         return call is not None and self._may_imagine(call)
 
     def _may_imagine(self, call: ToolCall) -> bool:
         return self._lookahead.tools is None or call.name in self._lookahead.tools
 
-    def _uses_prediction(self, row: Row, call: ToolCall) -> bool:
-        """Whether a call uses what the row has imagined, so that it is made for real instead of imagined again.
+    def _uses_prediction(self, episode: Episode, call: ToolCall) -> bool:
+        """Whether a call uses what the episode has imagined, so that it is made for real instead of imagined again.
 
         This holds after a real turn that followed the predicted reply, until the next real call of such a tool, and if
         the call contains a word that first occurred in a predicted reply.
         """
-        last = max((index for index, turn in enumerate(row.turns) if turn.predicted and not turn.checked), default=None)
-        if last is None:
+        imagined = [index for index, turn in enumerate(episode.turns) if turn.predicted and not turn.checked]
+        if not imagined:
             return False
-        since = [turn for turn in row.turns[last + 1 :] if not turn.checked]
+        since = [turn for turn in episode.turns[imagined[-1] + 1 :] if not turn.checked]
         if since:
             return not any(turn.call is not None and self._may_imagine(turn.call) for turn in since)
-        real = [message.content for message in row.transcript if not message.predicted]
-        drafted = [turn.action for turn in row.turns if turn.predicted]
-        predicted = [turn.observation for turn in row.turns if turn.predicted and not turn.checked]
+        real = [message.content for message in episode.transcript if not message.predicted]
+        drafted = [turn.action for turn in episode.turns if turn.predicted]
+        predicted = [turn.observation for turn in episode.turns if turn.predicted and not turn.checked]
         # A reply that lists every allowed value says nothing about which of them is right.
         said = {word for reply in predicted for word in words_of(reply) - listed_words(reply, self._codec.tools)}
         return not (said - words_of(*real, *drafted)).isdisjoint(words_of(format_tool_call(call)))
@@ -257,25 +257,25 @@ class Deliberation:
     def _calls(self, speech: Speech | None) -> tuple[ToolCall, ...]:
         return self._codec.read(speech.tokens).calls if speech is not None and speech.stopped else ()
 
-    def _show(self, row: Row, draft: _Draft, reply: str) -> bool:
-        """Append a predicted reply to a row after its draft, or what is wrong with the draft.
+    def _show(self, episode: Episode, draft: _Draft, reply: str) -> bool:
+        """Append a predicted reply to an episode after its draft, or what is wrong with the draft.
 
         Return False, without a change, if there is no room.
         """
-        assert row.speech is not None
-        said, told = self._codec.read(row.speech.tokens), draft.told or self._form.text(reply)
+        assert episode.speech is not None
+        said, told = self._codec.read(episode.speech.tokens), draft.told or self._form.text(reply)
         piece = self._codec.shown(told, self._form)
-        end = len(row.tokens)
-        start = row.write(piece)
+        end = len(episode.tokens)
+        start = episode.write(piece)
         if start is None:
             return False
-        row.transcript += _not_made(said.message, reply, draft.call)
-        row.turns.append(
+        episode.transcript += _not_made(said.message, reply, draft.call)
+        episode.turns.append(
             Turn(
                 action=said.message,
                 observation=reply,
                 call=draft.call,
-                action_start=end - len(row.speech.tokens),
+                action_start=end - len(episode.speech.tokens),
                 action_end=end - 1,
                 observation_start=start + piece.content_start,
                 observation_end=start + piece.content_end,
@@ -286,56 +286,57 @@ class Deliberation:
         )
         return True
 
-    def _take_back(self, row: Row, mark: Mark) -> None:
-        """Take back the last imagined exchange of a row; its draft becomes the turn."""
-        imagined = row.turns[-1]
+    def _take_back(self, episode: Episode, mark: Mark) -> None:
+        """Take back the last imagined exchange of an episode; its draft becomes the turn."""
+        imagined = episode.turns[-1]
         draft = Dictated(
-            tokens=tuple(row.tokens[imagined.action_start : mark.tokens]),
-            logprobs=tuple(row.logprobs[imagined.action_start : mark.tokens]),
+            tokens=tuple(episode.tokens[imagined.action_start : mark.tokens]),
+            logprobs=tuple(episode.logprobs[imagined.action_start : mark.tokens]),
         )
-        self._discard(row, mark)
-        row.speech = draft
+        self._discard(episode, mark)
+        episode.speech = draft
         at = imagined.action_start
         turn = replace(imagined, action_end=at, observation_start=at, observation_end=at, taken_back=True)
-        row.taken_back.append(turn)
-        if row.on_turn is not None:
-            row.on_turn(turn)
+        episode.taken_back.append(turn)
+        if episode.on_turn is not None:
+            episode.on_turn(turn)
 
-    def _discard(self, row: Row, mark: Mark) -> None:
-        row.discarded_tokens += sum(origin == Origin.SAMPLED for origin in row.origins[mark.tokens :])
-        row.take_back(mark)
+    def _discard(self, episode: Episode, mark: Mark) -> None:
+        episode.discarded_tokens += sum(origin == Origin.SAMPLED for origin in episode.origins[mark.tokens :])
+        episode.take_back(mark)
 
-    def _decode(self, batch: Sequence[Row], numbers: tuple[int, int], temperature: float) -> Sequence[Speech]:
+    def _decode(self, batch: Sequence[Episode], numbers: tuple[int, int], temperature: float) -> Sequence[Speech]:
         if not batch:
             return ()
         limit = self._max_turn_tokens
-        return self._rows.decode(
-            [row.index for row in batch],
+        return self._slots.decode(
+            [episode.slot for episode in batch],
             max_new_tokens=[limit] * len(batch),
             temperature=temperature,
-            uniforms=[np.random.default_rng([*row.request.seeds, *numbers]).random(limit) for row in batch],
+            uniforms=[np.random.default_rng([*episode.request.seeds, *numbers]).random(limit) for episode in batch],
         )
 
     # --- proposed by the environment -----------------------------------------------------------------------------
 
-    def look_ahead(self, batch: Sequence[Row]) -> None:
-        """Show rows the predicted replies to the calls that their environments name."""
-        asking = [row for row in batch if row.request.look_ahead and isinstance(row.environment, OffersLookahead)]
+    def look_ahead(self, batch: Sequence[Episode]) -> None:
+        """Show episodes the predicted replies to the calls that their environments name."""
+        asking = [each for each in batch if each.request.look_ahead and isinstance(each.environment, OffersLookahead)]
         for _ in range(MAX_IMAGINED):
-            questions: list[tuple[Row, Question]] = []
-            outcomes = self._call_all([partial(_environment_question, row) for row in asking], what=_query_of(asking))
-            for row, outcome in zip(asking, outcomes, strict=True):
+            questions: list[tuple[Episode, Question]] = []
+            queries = [partial(_environment_question, episode) for episode in asking]
+            outcomes = self._call_all(queries, what=_query_of(asking))
+            for episode, outcome in zip(asking, outcomes, strict=True):
                 if isinstance(outcome, EnvironmentFailed):
-                    row.fail(outcome)
+                    episode.fail(outcome)
                 elif outcome is not None:
-                    questions.append((row, outcome))
+                    questions.append((episode, outcome))
             if not questions:
                 return
             replies = self._lookahead.predictor([question for _, question in questions])
-            for (row, question), reply in zip(questions, replies, strict=True):
-                if not show_exchange(row, self._codec, format_tool_call(question.call), reply, form=self._form):
-                    row.stop = StopReason.CONTEXT_OVERFLOW
-            asking = [row for row, _ in questions if row.stop is None]
+            for (episode, question), reply in zip(questions, replies, strict=True):
+                if not show_exchange(episode, self._codec, format_tool_call(question.call), reply, form=self._form):
+                    episode.stop = StopReason.CONTEXT_OVERFLOW
+            asking = [episode for episode, _ in questions if episode.stop is None]
 
 
 def _without_tags(text: str) -> list[str]:
@@ -356,20 +357,20 @@ def _not_made(action: str, reply: str, call: ToolCall | None) -> tuple[Message, 
 
 
 def show_exchange(
-    row: Row, codec: ChatCodec, action: str, reply: str, *, form: ShownForm, feedback: bool = False
+    episode: Episode, codec: ChatCodec, action: str, reply: str, *, form: ShownForm, feedback: bool = False
 ) -> bool:
-    """Append an exchange that did not happen in this rollout to a row; return False if there is no room.
+    """Append an exchange that did not happen in this rollout to an episode; return False if there is no room.
 
     Feedback has the form of a predicted reply: this rollout would receive it, but has not received it.
     """
     call = read_tool_call(action)
     piece = codec.imagined(action, form.text(reply), form)
-    start = row.write(piece)
+    start = episode.write(piece)
     if start is None:
         return False
     (action_span, observation_span) = piece.spans
-    row.transcript += _not_made(action, reply, call)
-    row.add(
+    episode.transcript += _not_made(action, reply, call)
+    episode.add(
         Turn(
             action=action,
             observation=reply,
@@ -385,15 +386,16 @@ def show_exchange(
     return True
 
 
-def _before_speech(row: Row) -> Mark:
-    """Return the mark before the last message of a row."""
-    assert row.speech is not None
-    return row.mark()._replace(tokens=len(row.tokens) - len(row.speech.tokens))
+def _before_speech(episode: Episode) -> Mark:
+    """Return the mark before the last message of an episode."""
+    assert episode.speech is not None
+    return episode.mark()._replace(tokens=len(episode.tokens) - len(episode.speech.tokens))
 
 
-def _question(row: Row, call: ToolCall) -> Question:
-    messages = tuple(turn.action for turn in row.turns if not turn.predicted)
-    return Question(task=row.request.task, state=state_of(row.opening, row.turns), call=call, messages=messages)
+def _question(episode: Episode, call: ToolCall) -> Question:
+    messages = tuple(turn.action for turn in episode.turns if not turn.predicted)
+    state = state_of(episode.opening, episode.turns)
+    return Question(task=episode.request.task, state=state, call=call, messages=messages)
 
 
 def imagined(rollout: Rollout, task: Any = None) -> Iterator[tuple[Question, str]]:
@@ -411,15 +413,15 @@ def asked_at(rollout: Rollout, index: int, task: Any = None) -> Question:
     return Question(task=task, state=state_of(rollout.opening, before), call=turn.call, messages=messages)
 
 
-def _query_of(rows: Sequence[Row]) -> str:
-    return f"lookahead_query of {name_of(rows[0].environment)}" if rows else ""
+def _query_of(batch: Sequence[Episode]) -> str:
+    return f"lookahead_query of {name_of(batch[0].environment)}" if batch else ""
 
 
-def _environment_question(row: Row) -> Question | None:
+def _environment_question(episode: Episode) -> Question | None:
     """Return the question that the environment names next, or None."""
-    assert isinstance(row.environment, OffersLookahead)
-    call = asked_call(row.environment, row.transcript)
-    return None if call is None else _question(row, call)
+    assert isinstance(episode.environment, OffersLookahead)
+    call = asked_call(episode.environment, episode.transcript)
+    return None if call is None else _question(episode, call)
 
 
 def questions(environment: Environment | None, transcript: Sequence[Message]) -> list[ToolCall]:

@@ -1,4 +1,4 @@
-"""Run rollouts: tasks in, finished rows of tokens out, with any environment and any sampler.
+"""Run rollouts: tasks in, finished rollouts out, with any environment and any sampler.
 
 All rollouts of a batch run turn by turn together: the policy speaks, looks ahead (`deliberation`), and then all
 environments reply in parallel. Within a turn, a rollout that has finished speaking leaves the sampler's batch; a
@@ -22,7 +22,7 @@ from lfo.env.answers import MOST_REWARD, checked_step, described, opening_of
 from lfo.env.interface import DescribesReplies, Environment, EnvironmentFactory
 from lfo.env.patience import ask, call_all, name_of, naming
 from lfo.errors import ConfigError, EnvironmentFailed
-from lfo.play.episode import CHARS_A_TOKEN, RolloutRequest, Row, SamplerRows
+from lfo.play.episode import CHARS_A_TOKEN, Episode, RolloutRequest, SamplerSlots
 from lfo.play.look_ahead import Deliberation, LookAhead, show_exchange
 from lfo.protocol.chat import ChatCodec, ParsedMessage, Tokens
 from lfo.protocol.hermes import read_tool_call
@@ -103,179 +103,179 @@ class Runner:
     def run(
         self,
         requests: Sequence[RolloutRequest],
-        rows: SamplerRows,
+        slots: SamplerSlots,
         *,
         temperature: float | None = None,
         on_turn: Callable[[Turn], None] | None = None,
     ) -> list[Rollout]:
-        """Return one rollout for each request, in order; `rows` are new rows of a sampler, one for each request.
+        """Return one rollout for each request, in order; `slots` are new slots of a sampler, one for each request.
 
         `on_turn` is called with each turn, including imagined ones, as soon as it is over.
         """
         temperature = self.config.temperature if temperature is None else temperature
         batch = [
-            Row(index=index, request=request, rows=rows, most_chars=self.config.most_chars, on_turn=on_turn)
-            for index, request in enumerate(requests)
+            Episode(slot=slot, request=request, slots=slots, most_chars=self.config.most_chars, on_turn=on_turn)
+            for slot, request in enumerate(requests)
         ]
         self._reset_environments(batch)
         proposed_by = self._lookahead.proposed_by if self._lookahead else None
-        deliberation = self._deliberation(rows)
+        deliberation = self._deliberation(slots)
         for turn in range(self.config.max_turns):
-            alive = [row for row in batch if row.stop is None]
+            alive = [episode for episode in batch if episode.stop is None]
             if not alive:
                 break
             self._show_feedback(alive)
             if deliberation and proposed_by == "environment":
                 deliberation.look_ahead(alive)
-            self._sample_messages([row for row in alive if row.stop is None], rows, turn, temperature)
+            self._sample_messages([episode for episode in alive if episode.stop is None], slots, turn, temperature)
             if deliberation and proposed_by == "policy":
-                deliberation.reconsider([row for row in alive if row.stop is None], turn, temperature)
-            self._step_environments([row for row in alive if row.stop is None])
-        for row in batch:
-            row.stop = row.stop or StopReason.MAX_TURNS
-        return [row.finished() for row in batch]
+                deliberation.reconsider([episode for episode in alive if episode.stop is None], turn, temperature)
+            self._step_environments([episode for episode in alive if episode.stop is None])
+        for episode in batch:
+            episode.stop = episode.stop or StopReason.MAX_TURNS
+        return [episode.finished() for episode in batch]
 
-    def _deliberation(self, rows: SamplerRows) -> Deliberation | None:
+    def _deliberation(self, slots: SamplerSlots) -> Deliberation | None:
         if self._lookahead is None:
             return None
         limit, call = self.config.max_turn_tokens, self.config.call_all
         shown = self.config.shown
-        return Deliberation(self._lookahead, self._codec, rows, form=shown, max_turn_tokens=limit, call_all=call)
+        return Deliberation(self._lookahead, self._codec, slots, form=shown, max_turn_tokens=limit, call_all=call)
 
-    def _reset_environments(self, batch: Sequence[Row]) -> None:
+    def _reset_environments(self, batch: Sequence[Episode]) -> None:
         name = name_of(self._make_environment)
 
-        def start(row: Row) -> tuple[Environment, tuple[Message, ...]]:
+        def start(episode: Episode) -> tuple[Environment, tuple[Message, ...]]:
             with naming(f"the constructor of {name}"):
                 environment = self._make_environment()
             with naming(task := f"a task of {name_of(environment)}"):
-                row.identify(task)
-            return environment, opening_of(environment, row.request.task)
+                episode.identify(task)
+            return environment, opening_of(environment, episode.request.task)
 
-        starts = [partial(start, row) for row in batch]
+        starts = [partial(start, episode) for episode in batch]
         outcomes = self.config.call_all(starts, what=f"the constructor or reset of {name}")
-        for row, outcome in zip(batch, outcomes, strict=True):
+        for episode, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, EnvironmentFailed):
-                row.fail(outcome)
+                episode.fail(outcome)
                 continue
-            row.environment, opening = outcome
-            row.opening = tuple(replace(each, content=each.content[: row.most_chars]) for each in opening)
-            row.transcript = list(row.opening)
-            row.cut = int(sum(len(each.content) for each in opening) > row.most_chars)
-            if row.cut or not self._write_opening(row):
-                row.stop = row.stop or StopReason.CONTEXT_OVERFLOW
+            episode.environment, opening = outcome
+            episode.opening = tuple(replace(each, content=each.content[: episode.most_chars]) for each in opening)
+            episode.transcript = list(episode.opening)
+            episode.cut = int(sum(len(each.content) for each in opening) > episode.most_chars)
+            if episode.cut or not self._write_opening(episode):
+                episode.stop = episode.stop or StopReason.CONTEXT_OVERFLOW
 
-    def _write_opening(self, row: Row) -> bool:
-        """Write the opening messages of a row; return False if there is no room, or if the template rejects them."""
+    def _write_opening(self, episode: Episode) -> bool:
+        """Write the opening messages; return False if there is no room, or if the template rejects them."""
         try:
-            return row.write(self._codec.opening(row.opening)) is not None
+            return episode.write(self._codec.opening(episode.opening)) is not None
         except ConfigError as error:
-            row.fail(EnvironmentFailed(f"reset of {name_of(row.environment)}: {error}"))
+            episode.fail(EnvironmentFailed(f"reset of {name_of(episode.environment)}: {error}"))
             return False
 
-    def _show_feedback(self, alive: Sequence[Row]) -> None:
-        """Show rows their feedback once they have had as many real turns as it requires, if there is room."""
-        for row in alive:
-            feedback, real = row.request.feedback, sum(not turn.predicted for turn in row.turns)
-            if feedback is not None and feedback.after <= real and not any(turn.feedback for turn in row.turns):
+    def _show_feedback(self, alive: Sequence[Episode]) -> None:
+        """Show episodes their feedback once they have had as many real turns as it requires, if there is room."""
+        for episode in alive:
+            feedback, real = episode.request.feedback, sum(not turn.predicted for turn in episode.turns)
+            if feedback is not None and feedback.after <= real and not any(turn.feedback for turn in episode.turns):
                 action, reply, form = feedback.action, feedback.observation, self.config.shown
-                show_exchange(row, self._codec, action, reply, form=form, feedback=True)
+                show_exchange(episode, self._codec, action, reply, form=form, feedback=True)
 
-    def _sample_messages(self, batch: Sequence[Row], rows: SamplerRows, turn: int, temperature: float) -> None:
+    def _sample_messages(self, batch: Sequence[Episode], slots: SamplerSlots, turn: int, temperature: float) -> None:
         if not batch:
             return
         limit = self.config.max_turn_tokens
-        speeches = rows.decode(
-            [row.index for row in batch],
+        speeches = slots.decode(
+            [episode.slot for episode in batch],
             max_new_tokens=[limit] * len(batch),
             temperature=temperature,
-            uniforms=[np.random.default_rng([*row.request.seeds, turn]).random(limit) for row in batch],
+            uniforms=[np.random.default_rng([*episode.request.seeds, turn]).random(limit) for episode in batch],
         )
-        for row, speech in zip(batch, speeches, strict=True):
-            row.say(speech)
+        for episode, speech in zip(batch, speeches, strict=True):
+            episode.say(speech)
             if not speech.stopped:
-                full = rows.room(row.index) <= 0
-                row.stop = StopReason.CONTEXT_OVERFLOW if full else StopReason.TURN_OVERFLOW
+                full = slots.room(episode.slot) <= 0
+                episode.stop = StopReason.CONTEXT_OVERFLOW if full else StopReason.TURN_OVERFLOW
                 said = self._codec.read(speech.tokens)
-                self._record_turns(row, said, [_Exchange(message=said.message)], None)
+                self._record_turns(episode, said, [_Exchange(message=said.message)], None)
 
-    def _step_environments(self, alive: Sequence[Row]) -> None:
-        """Send each environment the message of its row, call by call, and record the replies.
+    def _step_environments(self, alive: Sequence[Episode]) -> None:
+        """Send each environment the message of its episode, call by call, and record the replies.
 
         All environments receive their first call in parallel, then those that are not done their second, and so on.
         """
-        said = {row.index: self._codec.read(row.speech.tokens) for row in alive if row.speech is not None}
-        messages = {index: each.messages for index, each in said.items()}
-        exchanges: dict[int, list[_Exchange]] = {row.index: [] for row in alive}
+        said = {each.slot: self._codec.read(each.speech.tokens) for each in alive if each.speech is not None}
+        messages = {slot: each.messages for slot, each in said.items()}
+        exchanges: dict[int, list[_Exchange]] = {episode.slot: [] for episode in alive}
         for position in range(max(map(len, messages.values()), default=0)):
-            calling = [row for row in alive if row.stop is None and position < len(messages[row.index])]
-            steps = [partial(self._step, row, messages[row.index][position]) for row in calling]
+            calling = [episode for episode in alive if episode.stop is None and position < len(messages[episode.slot])]
+            steps = [partial(self._step, episode, messages[episode.slot][position]) for episode in calling]
             name = name_of(calling[0].environment) if calling else "the environment"
             outcomes = self.config.call_all(steps, repeatable=False, what=f"step of {name}")
-            for row, outcome in zip(calling, outcomes, strict=True):
-                exchange = _Exchange(message=messages[row.index][position])
+            for episode, outcome in zip(calling, outcomes, strict=True):
+                exchange = _Exchange(message=messages[episode.slot][position])
                 if isinstance(outcome, EnvironmentFailed):
-                    row.fail(outcome)
+                    episode.fail(outcome)
                 else:
                     exchange = outcome
-                    self._count(row, outcome)
-                exchanges[row.index].append(exchange)
-                row.transcript += exchange.messages
-        for row in alive:
-            self._append_replies(row, said[row.index], exchanges[row.index])
+                    self._count(episode, outcome)
+                exchanges[episode.slot].append(exchange)
+                episode.transcript += exchange.messages
+        for episode in alive:
+            self._append_replies(episode, said[episode.slot], exchanges[episode.slot])
 
-    def _step(self, row: Row, message: str) -> _Exchange:
-        assert row.environment is not None
-        result = checked_step(row.environment, message)
-        cut = len(result.observation) > row.most_chars
+    def _step(self, episode: Episode, message: str) -> _Exchange:
+        assert episode.environment is not None
+        result = checked_step(episode.environment, message)
+        cut = len(result.observation) > episode.most_chars
         if cut:
-            result = replace(result, observation=result.observation[: row.most_chars])
-        describes = isinstance(row.environment, DescribesReplies)
-        facts = described(row.environment, result.observation) if describes else None
+            result = replace(result, observation=result.observation[: episode.most_chars])
+        describes = isinstance(episode.environment, DescribesReplies)
+        facts = described(episode.environment, result.observation) if describes else None
         return _Exchange(message=message, result=result, facts=facts, cut=cut)
 
-    def _count(self, row: Row, exchange: _Exchange) -> None:
-        """Add the result of a step to its row."""
+    def _count(self, episode: Episode, exchange: _Exchange) -> None:
+        """Add the result of a step to its episode."""
         assert exchange.result is not None
-        row.info, row.cut = dict(exchange.result.info), row.cut + exchange.cut
-        if abs(row.reward + exchange.result.reward) > MOST_REWARD:
-            what = f"step of {name_of(row.environment)}"
-            row.fail(EnvironmentFailed(f"{what} returned rewards that exceed {MOST_REWARD:g} in sum"))
+        episode.info, episode.cut = dict(exchange.result.info), episode.cut + exchange.cut
+        if abs(episode.reward + exchange.result.reward) > MOST_REWARD:
+            what = f"step of {name_of(episode.environment)}"
+            episode.fail(EnvironmentFailed(f"{what} returned rewards that exceed {MOST_REWARD:g} in sum"))
             return
-        row.reward += exchange.result.reward
-        row.stop = StopReason.DONE if exchange.result.done else None
+        episode.reward += exchange.result.reward
+        episode.stop = StopReason.DONE if exchange.result.done else None
 
-    def _append_replies(self, row: Row, said: ParsedMessage, exchanges: Sequence[_Exchange]) -> None:
-        """Append all replies to one message to the row, and the prompt for the next message."""
+    def _append_replies(self, episode: Episode, said: ParsedMessage, exchanges: Sequence[_Exchange]) -> None:
+        """Append all replies to one message to the episode, and the prompt for the next message."""
         replies = [exchange.result.observation for exchange in exchanges if exchange.result is not None]
-        if row.stop is StopReason.DONE and not replies[-1]:
+        if episode.stop is StopReason.DONE and not replies[-1]:
             replies.pop()  # nothing to learn from an empty last reply, and no message follows it
-        fits = sum(map(len, replies)) <= row.most_chars and not any(exchange.cut for exchange in exchanges)
+        fits = sum(map(len, replies)) <= episode.most_chars and not any(exchange.cut for exchange in exchanges)
         piece = self._codec.after_action(*replies, stopped=True) if replies and fits else None
         if piece is None:
             written = None
-            row.stop = row.stop or (None if fits else StopReason.CONTEXT_OVERFLOW)
-        elif row.stop is None:
-            written = row.write(piece)
+            episode.stop = episode.stop or (None if fits else StopReason.CONTEXT_OVERFLOW)
+        elif episode.stop is None:
+            written = episode.write(piece)
             if written is None:
-                row.stop = StopReason.CONTEXT_OVERFLOW
+                episode.stop = StopReason.CONTEXT_OVERFLOW
         else:  # the world model learns from the last reply, but no message follows it
             end = piece.content_end
             last = Tokens(ids=piece.ids[:end], origins=piece.origins[:end], spans=piece.spans)
-            written = row.append(last) if end < row.rows.room(row.index) else None
-        self._record_turns(row, said, exchanges, None if written is None or piece is None else (written, piece))
+            written = episode.append(last) if end < episode.slots.room(episode.slot) else None
+        self._record_turns(episode, said, exchanges, None if written is None or piece is None else (written, piece))
 
     def _record_turns(
-        self, row: Row, said: ParsedMessage, exchanges: Sequence[_Exchange], written: tuple[int, Tokens] | None
+        self, episode: Episode, said: ParsedMessage, exchanges: Sequence[_Exchange], written: tuple[int, Tokens] | None
     ) -> None:
-        """Record the turns of one message; `written` is where its observations start in the row, and their tokens."""
-        assert row.speech is not None
-        speech_end = written[0] if written else len(row.tokens)
-        start, action_end = speech_end - len(row.speech.tokens), speech_end - (1 if row.speech.stopped else 0)
+        """Record the turns of one message; `written` is where its observations start, and their tokens."""
+        assert episode.speech is not None
+        speech_end = written[0] if written else len(episode.tokens)
+        start, action_end = speech_end - len(episode.speech.tokens), speech_end - (1 if episode.speech.stopped else 0)
         spans = [(written[0] + begin, written[0] + end) for begin, end in written[1].spans] if written else []
         for index, exchange in enumerate(exchanges):
-            begin, end = spans[index] if index < len(spans) else (len(row.tokens), len(row.tokens))
-            row.add(
+            begin, end = spans[index] if index < len(spans) else (len(episode.tokens), len(episode.tokens))
+            episode.add(
                 Turn(
                     action=str(exchange.message),
                     observation=exchange.result.observation if exchange.result else "",

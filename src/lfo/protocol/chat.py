@@ -2,7 +2,7 @@
 
 The template is always rendered with placeholders instead of contents. The text between them, the glue, is tokenised
 with special tokens. Contents are tokenised separately, with special tokens disabled, so that no text of a model or an
-environment can become a control token. Sampled tokens are never rendered or tokenised again: a row only grows.
+environment can become a control token. Sampled tokens are never rendered or tokenised again: a rollout only grows.
 
     opening(messages)        glue system glue user glue+prompt
     <sampled ids>                                             action end-of-turn
@@ -53,7 +53,7 @@ MAX_FRAMES = 256  # cached sequences of roles; clients of `lfo serve` choose the
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tokens:
-    """A piece of a row. `spans` are the half-open ranges of its contents in `ids`, without the glue of the template, in
+    """A piece of a rollout. `spans`: half-open ranges of its contents in `ids`, without the glue of the template, in
     order: each message of an opening, the observation after an action, action and observation of an imagined exchange.
 
     >>> Tokens(ids=(1, 7, 8, 2), origins=(0, 2, 2, 0), spans=((1, 3),)).content_end
@@ -112,7 +112,7 @@ class ChatCodec:
 
     Raises a `ConfigError` if the template cannot be written piece by piece: if it changes earlier messages, or if its
     glue depends on the position in the conversation. A generation prompt that is longer than the text before a past
-    message, such as the empty thinking block of Qwen3, is allowed: it stays in the row, as the policy saw it. With
+    message, such as the empty thinking block of Qwen3, is allowed: it stays in the rollout, as the policy saw it. With
     `thinking`, thoughts stay too, and a template that drops them between calls is rejected.
 
     Added tokens that are not special, such as Qwen's `<tool_call>`, are ordinary vocabulary and may be in contents,
@@ -163,7 +163,7 @@ class ChatCodec:
     def after_action(self, *observations: str, stopped: bool, origin: Origin = Origin.ENVIRONMENT) -> Tokens:
         """Return what follows a sampled message: one observation for each of its calls, and the next prompt.
 
-        `stopped`: the end-of-turn token was sampled too. Cut a row that ends with this observation at `content_end`.
+        `stopped`: the end-of-turn token was sampled too. Cut a rollout that ends with this reply at `content_end`.
         """
         to_observation, *others = self._after_glue(len(observations))
         before = to_observation if stopped else [self.end_of_turn, *to_observation]
@@ -269,8 +269,8 @@ class ChatCodec:
         to_observation, to_prompt = self._after_glue(1)
         pieces = [self._no_thought, [self.end_of_turn], to_observation, to_prompt]
         glue = [self._vocabulary.decode(piece, skip_special_tokens=False) for piece in pieces]
-        row = self._vocabulary.decode(self.imagined("b", "c", MARK).ids, skip_special_tokens=False)
-        if row != f"{glue[0]}b{glue[1]}{glue[2]}c{glue[3]}":
+        shown = self._vocabulary.decode(self.imagined("b", "c", MARK).ids, skip_special_tokens=False)
+        if shown != f"{glue[0]}b{glue[1]}{glue[2]}c{glue[3]}":
             raise ConfigError("the tokenizer adds or strips spaces between messages, which is not supported")
 
     def _refuse_control_tokens(self, specials: Sequence[str]) -> None:

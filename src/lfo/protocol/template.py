@@ -26,7 +26,7 @@ History = Literal["text", "calls", "user"]
 class ChatTemplate:
     """The template of a tokenizer with these tools; `added` are the added tokens that its text may contain.
 
-    Raises a `ConfigError` if a row that only grows cannot follow the template.
+    Raises a `ConfigError` if tokens that only grow cannot follow the template.
     """
 
     ignores_tools: bool  # then the system message must describe them
@@ -147,16 +147,16 @@ class ChatTemplate:
         """Raise a `ConfigError` unless the glue is the same at every position of a conversation."""
         before, self.prompt = self.pieces(("user",))
         # Pieces of n exchanges: before user, to action, (to observation, to action) * n, the last being a prompt.
-        rows = [self.pieces(("user", *("assistant", "tool") * exchanges), past=True) for exchanges in (1, 2, 3)]
-        to_observation, to_prompt = rows[0][2], rows[0][-1]
-        self._check_thoughts(to_prompt, rows[1][3])
+        chats = [self.pieces(("user", *("assistant", "tool") * exchanges), past=True) for exchanges in (1, 2, 3)]
+        to_observation, to_prompt = chats[0][2], chats[0][-1]
+        self._check_thoughts(to_prompt, chats[1][3])
         constant = all(
             pieces[0] == before
             and self._leads_to(self.prompt, pieces[1])
             and all(glue == to_observation for glue in pieces[2::2])
             and all(self._leads_to(to_prompt, glue) for glue in pieces[3:-1:2])
             and pieces[-1] == to_prompt
-            for pieces in rows
+            for pieces in chats
         )
         if not constant:
             raise ConfigError(
@@ -173,7 +173,7 @@ class ChatTemplate:
         return prompt.startswith(glue) or ((self._thinking or self._history == "calls") and glue.startswith(prompt))
 
     def _check_thoughts(self, prompt: str, past: str) -> None:
-        """Raise a `ConfigError` for thoughts that a growing row cannot follow; `past`: text before a past action."""
+        """Raise a `ConfigError` for thoughts that growing tokens cannot follow; `past`: text before a past action."""
         self.knows_thoughts = THOUGHT_END in str(self._tokenizer.get_chat_template(tools=self._tools or None))
         self.begins_thought = prompt.rstrip().endswith(THOUGHT)
         self.no_thought = f"\n{THOUGHT_END}\n\n" if self.begins_thought else ""

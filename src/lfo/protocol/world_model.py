@@ -77,7 +77,7 @@ class ObservedCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorldModelExample:
-    """One row of the world-model loss; rows with the same `key` are identical and may be merged.
+    """One sample of the world-model loss; samples with the same `key` are identical and may be merged.
 
     `WorldModelExample(tokens=(5, 6, 7), token_weights=(0.0, 1.0, 1.0), key="9f86...")`
     """
@@ -248,11 +248,11 @@ class WorldModelCodec:
 
     def example(self, state: WorldModelState, call: ToolCall, reply: str, *, asked: bool = False) -> WorldModelExample:
         prompt, target = self.prompt_ids(state, call), self.target_ids(reply)
-        row = ",".join(map(str, [len(prompt), *prompt, *target]))
+        written = ",".join(map(str, [len(prompt), *prompt, *target]))
         return WorldModelExample(
             tokens=(*prompt, *target),
             token_weights=(0.0,) * len(prompt) + (1.0,) * len(target),
-            key=hashlib.sha256(row.encode()).hexdigest(),
+            key=hashlib.sha256(written.encode()).hexdigest(),
             asked=asked,
         )
 

@@ -77,13 +77,13 @@ class ReplayBuffer:
 
     def save(self, path: Path) -> None:
         """Write the buffer as flat arrays. Token weights are 0 or 1."""
-        rows = list(self.examples.values())
+        examples = list(self.examples.values())
         arrays = {
-            "lengths": np.array([len(row.tokens) for row in rows], dtype=np.int64),
-            "tokens": np.array([token for row in rows for token in row.tokens], dtype=np.int32),
-            "weights": np.array([weight for row in rows for weight in row.token_weights], dtype=np.uint8),
-            "asked": np.array([row.asked for row in rows], dtype=np.uint8),
-            "keys": np.frombuffer(b"".join(bytes.fromhex(row.key) for row in rows), dtype=np.uint8),
+            "lengths": np.array([len(each.tokens) for each in examples], dtype=np.int64),
+            "tokens": np.array([token for each in examples for token in each.tokens], dtype=np.int32),
+            "weights": np.array([weight for each in examples for weight in each.token_weights], dtype=np.uint8),
+            "asked": np.array([each.asked for each in examples], dtype=np.uint8),
+            "keys": np.frombuffer(b"".join(bytes.fromhex(each.key) for each in examples), dtype=np.uint8),
         }
         save_file(arrays, path)
 

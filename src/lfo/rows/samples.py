@@ -1,4 +1,4 @@
-"""Rollouts and what earlier steps have stored -> the rows that a step trains: the rows of each of its mini-batches."""
+"""Rollouts and what earlier steps have stored -> the samples of each mini-batch of a step."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def policy_sample(
     adapters: tuple[str, ...],
     observed: Observed = NOTHING,
 ) -> TrainingSample | None:
-    """Return a rollout as a row: the advantage on sampled tokens, world-model weights on what is `observed`.
+    """Return a rollout as a sample: the advantage on sampled tokens, world-model weights on what is `observed`.
 
     `advantage=None`: the policy does not learn from this rollout. An advantage of 0 still counts in the mean over
-    tokens. The row ends with the last token that has a weight; None if there is none.
+    tokens. The sample ends with the last token that has a weight; None if there is none.
     """
     sampled = [float(origin == Origin.SAMPLED and advantage is not None) for origin in rollout.origins]
     learned = [0.0] * len(rollout.tokens)
@@ -57,7 +57,7 @@ def acted_by_policy(rollout: Rollout) -> bool:
 def mark_imagined(group: RolloutGroup) -> RolloutGroup:
     """Mark real calls as `asked` if some rollout of the group has imagined the same call in the same state.
 
-    Only imagined calls that stayed in a row count. With those that were taken back, mostly filled-in calls, one run
+    Only imagined calls that stayed in a rollout count. With those that were taken back, mostly filled-in calls, one run
     learned far slower (LOG 26).
     """
     drafted = {question.key for rollout in group.rollouts for question, _ in imagined(rollout)}
@@ -95,37 +95,37 @@ def mark_first_calls(group: RolloutGroup, tools: Container[str] | None) -> Rollo
     return replace(group, rollouts=tuple(map(marked, group.rollouts)))
 
 
-def policy_rows(
+def policy_samples(
     group: RolloutGroup, *, adapters: tuple[str, ...], observed: Observed = NOTHING
 ) -> list[TrainingSample]:
-    """Return the rows of a group, each with its group-relative advantage."""
+    """Return the samples of a group, each with its group-relative advantage."""
     advantages = group_advantages(group.rewards, conditions=group.conditions)
     if group.bonuses:
         advantages = [advantage + bonus for advantage, bonus in zip(advantages, group.bonuses, strict=True)]
-    rows = (
+    samples = (
         policy_sample(rollout, advantage, adapters=adapters, observed=observed)
         for rollout, advantage in zip(group.rollouts, advantages, strict=True)
     )
-    return [row for row in rows if row is not None]
+    return [sample for sample in samples if sample is not None]
 
 
-def inline_rows(
+def inline_samples(
     groups: Sequence[RolloutGroup],
     *,
     without: Collection[int],
     adapters: tuple[str, ...],
     observed: Observed,
 ) -> list[list[TrainingSample]]:
-    """Return, for each group, inline world-model rows of the rollouts that give no policy row.
+    """Return, for each group, inline world-model samples of the rollouts that give no policy sample.
 
-    `without`: indices of groups whose own rollouts already give policy rows.
+    `without`: indices of groups whose own rollouts already give policy samples.
     """
     return [
         [
-            row
+            sample
             for rollout in group.rollouts
             if not (index in without and acted_by_policy(rollout))
-            and (row := policy_sample(rollout, None, adapters=adapters, observed=observed))
+            and (sample := policy_sample(rollout, None, adapters=adapters, observed=observed))
         ]
         for index, group in enumerate(groups)
     ]
@@ -154,7 +154,7 @@ class Update:
 
 @dataclass(kw_only=True, slots=True)
 class MiniBatches:
-    """Makes the rows of each step of a run."""
+    """Makes the samples of each step of a run."""
 
     config: RunConfig
     policy_adapters: tuple[str, ...]
@@ -189,7 +189,7 @@ class MiniBatches:
         *,
         world_model_weight: float,
     ) -> Update:
-        """Return the rows of all mini-batches: the groups `kept`, world-model examples and successes to imitate.
+        """Return the samples of all mini-batches: the groups `kept`, world-model examples and successes to imitate.
 
         `new_examples` are those of each group. `world_model_weight` is used in steps that train the world model.
         """
@@ -197,12 +197,12 @@ class MiniBatches:
         world_model_weight = world_model_weight if plan.predicts else 0.0
         kept = kept if plan.reinforces else {}
         parts = [
-            self._policy_rows(kept, observed),
-            self._world_rows(plan, groups, kept, new_examples, observed) if world_model_weight else self._no_rows(),
-            self._imitation_rows(plan.step) if plan.imitates else self._no_rows(),
+            self._policy_samples(kept, observed),
+            self._world_samples(plan, groups, kept, new_examples, observed) if world_model_weight else self._none(),
+            self._imitation_samples(plan.step) if plan.imitates else self._none(),
         ]
         return Update(
-            mini_batches=[[row for part in rows for row in part] for rows in zip(*parts, strict=True)],
+            mini_batches=[[sample for part in each for sample in part] for each in zip(*parts, strict=True)],
             world_model_weight=world_model_weight,
             rate_factor=plan.rate,
         )
@@ -210,14 +210,14 @@ class MiniBatches:
     def examples(self, examples: Sequence[WorldModelExample]) -> list[TrainingSample]:
         return [world_model_sample(example, adapters=self.world_model_adapters) for example in examples]
 
-    def _no_rows(self) -> list[list[TrainingSample]]:
+    def _none(self) -> list[list[TrainingSample]]:
         return [[] for _ in range(self.count)]
 
-    def _policy_rows(self, kept: Mapping[int, RolloutGroup], observed: Observed) -> list[list[TrainingSample]]:
-        rows = [policy_rows(group, adapters=self.policy_adapters, observed=observed) for group in kept.values()]
-        return deal(rows, self.count)
+    def _policy_samples(self, kept: Mapping[int, RolloutGroup], observed: Observed) -> list[list[TrainingSample]]:
+        samples = [policy_samples(group, adapters=self.policy_adapters, observed=observed) for group in kept.values()]
+        return deal(samples, self.count)
 
-    def _world_rows(
+    def _world_samples(
         self,
         plan: StepPlan,
         groups: Sequence[RolloutGroup],
@@ -226,17 +226,19 @@ class MiniBatches:
         observed: Observed,
     ) -> list[list[TrainingSample]]:
         if plan.observed is not None:
-            return deal(inline_rows(groups, without=kept, adapters=self.policy_adapters, observed=observed), self.count)
-        return [self._example_rows(plan.step, index, new) for index, new in enumerate(deal(new_examples, self.count))]
+            inline = inline_samples(groups, without=kept, adapters=self.policy_adapters, observed=observed)
+            return deal(inline, self.count)
+        new_of_each = deal(new_examples, self.count)
+        return [self._example_samples(plan.step, index, new) for index, new in enumerate(new_of_each)]
 
-    def _example_rows(self, step: int, index: int, new: Sequence[WorldModelExample]) -> list[TrainingSample]:
-        """Return the world-model rows of one mini-batch, from the whole replay buffer or only from new examples."""
+    def _example_samples(self, step: int, index: int, new: Sequence[WorldModelExample]) -> list[TrainingSample]:
+        """Return the world-model samples of one mini-batch, from the whole replay buffer or only from new examples."""
         world, seeds = self.config.world_model, (self.config.seed, step, index)
         buffer = self.replay if world.replay else ReplayBuffer({each.key: each for each in new})
         drawn = buffer.draw(world.examples_per_mini_batch, seeds, asked_first=world.replay and self.config.looks_ahead)
         return self.examples(self.practice.of(drawn, buffer.examples.values(), seeds))
 
-    def _imitation_rows(self, step: int) -> list[list[TrainingSample]]:
+    def _imitation_samples(self, step: int) -> list[list[TrainingSample]]:
         seeds = (self.config.seed, step)
         drawn = self.successes.draw(self.config.internalise.rows * self.count, seeds)
         renamed = self.renaming.of(drawn, self.successes.successes.values(), seeds)

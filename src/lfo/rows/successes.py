@@ -1,13 +1,13 @@
-"""Successful rollouts as rows to imitate, without the exchanges that were only shown, so that the policy learns to act
-without them.
+"""Successful rollouts as samples to imitate, without the exchanges that were only shown, so that the policy learns to
+act without them.
 
 tokens    P0  D0 (expected) I0  A0  E0  A1 ...       D0: draft, I0: predicted reply or feedback, A0: the action after it
-row       P0                    A0  E0  A1 ...       as if nothing had been shown
+sample    P0                    A0  E0  A1 ...       as if nothing had been shown
 weight     0                     1   0   1
 
 A failed rollout can also be used in hindsight: if the agent had known the reply to its first call, it would have done
-at once what it did after it. That call and its reply are cut out in the same way, and the row ends with the next call
-of the same tools.
+at once what it did after it. That call and its reply are cut out in the same way, and the sample ends with the next
+call of the same tools.
 
 Names can be swapped in what is imitated, so that the policy does not memorise what was right for which name.
 
@@ -15,7 +15,7 @@ Names can be swapped in what is imitated, so that the policy does not memorise w
     user: My account at Zylo Bank ...   assistant: search_company("Zylo Bank")        one augmented copy
 
 A name is a word that the environment wrote in few successes and that no agent wrote first: what an agent writes of its
-own accord is its decision. A name is swapped in the whole row, also where the agent repeats it.
+own accord is its decision. A name is swapped in the whole sample, also where the agent repeats it.
 """
 
 from __future__ import annotations
@@ -138,11 +138,11 @@ class SuccessBuffer:
 
     def save(self, path: Path) -> None:
         """Write the whole buffer as flat arrays."""
-        rows, names = list(self.successes.values()), [task.encode() for task in self.successes]
+        successes, names = list(self.successes.values()), [task.encode() for task in self.successes]
         arrays = {
-            "lengths": np.array([len(row.tokens) for row in rows], dtype=np.int64),
-            "tokens": np.array([token for row in rows for token in row.tokens], dtype=np.int32),
-            "sampled": np.array([each for row in rows for each in row.sampled], dtype=np.uint8),
+            "lengths": np.array([len(each.tokens) for each in successes], dtype=np.int64),
+            "tokens": np.array([token for each in successes for token in each.tokens], dtype=np.int32),
+            "sampled": np.array([sampled for each in successes for sampled in each.sampled], dtype=np.uint8),
             "name_lengths": np.array([len(name) for name in names], dtype=np.int64),
             "names": np.frombuffer(b"".join(names), dtype=np.uint8),
         }
@@ -156,8 +156,8 @@ class SuccessBuffer:
         sampled = _split(arrays["sampled"], arrays["lengths"])
         return cls(
             {
-                name.tobytes().decode(): Success(tokens=tuple(map(int, row)), sampled=tuple(map(bool, where)))
-                for name, row, where in zip(names, tokens, sampled, strict=True)
+                name.tobytes().decode(): Success(tokens=tuple(map(int, ids)), sampled=tuple(map(bool, where)))
+                for name, ids, where in zip(names, tokens, sampled, strict=True)
             }
         )
 
@@ -236,7 +236,7 @@ class Renaming:
         return Success(tokens=tuple(tokens), sampled=tuple(sampled))
 
     def _swaps(self, read: _Read, names: list[list[str]], rng: np.random.Generator) -> dict[str, str]:
-        """Draw another name for some names of a row: one that the row does not have, and for each a different one."""
+        """Draw another name for some names of a success: one that it does not have, and for each a different one."""
         swaps: dict[str, str] = {}
         for kind in names:
             present = [name for name in kind if name in read.given and rng.random() < self._chance]
@@ -268,7 +268,7 @@ class Renaming:
         return [*ids, *piece.ids[done:]]
 
     def _read(self, success: Success) -> _Read | None:
-        """Return the texts and words of a row; None if a character has several tokens."""
+        """Return the texts and words of a success; None if a character has several tokens."""
         pieces: list[_Piece] = []
         given: set[str] = set()
         decided: set[str] = set()

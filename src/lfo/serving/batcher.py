@@ -2,7 +2,7 @@
 
 One thread owns the model. It takes all waiting requests, decodes them together, turn by turn as in a rollout, with the
 look-ahead of `play/look_ahead.py`, and returns each message. A conversation that continues reuses the cache of the
-sampler's row in which it was continued last.
+sampler's slot in which it was continued last.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lfo.errors import LfoError, UsageError
-from lfo.play.episode import RolloutRequest, Row
+from lfo.play.episode import Episode, RolloutRequest
 from lfo.play.look_ahead import Deliberation
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import without_calls
 from lfo.serving.conversations import Answered, Context, Conversations, packed
-from lfo.serving.speaker import Speaker, SpeakingRows
+from lfo.serving.speaker import Speaker, SpeakingSlots
 from lfo.serving.upstream import Failed
 from lfo.serving.wire import ChatRequest, RefusedRequest, Reply, message_of, read_message
 from lfo.types import Message, Origin, StopReason
 
-ROWS = 64  # conversations in parallel
+SLOTS = 64  # conversations in parallel
 WAITING = 4096  # requests; more are refused
 CODECS = 16  # cached codecs, one for each set of tools
 # More characters for each token of the context than any text has: such a request is refused before it is tokenised,
@@ -62,17 +62,17 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Ready:
-    """A job whose conversation is in a row of the sampler."""
+    """A job whose conversation is in a slot of the sampler."""
 
     job: Job
     context: Context
-    row: Row
+    episode: Episode
 
 
 class Batcher:
     """Answers requests; use it in a `with` block, which ends its thread."""
 
-    def __init__(self, speaker: Speaker, *, lookahead: bool = True, rows: int = ROWS) -> None:
+    def __init__(self, speaker: Speaker, *, lookahead: bool = True, slots: int = SLOTS) -> None:
         self._lookahead = speaker.lookahead if lookahead else None
         if self._lookahead is not None and speaker.config.lookahead_source in ("truth", "shuffled"):
             source = speaker.config.lookahead_source
@@ -80,13 +80,13 @@ class Batcher:
                 f"this run looks ahead by lookahead_source={source}, a control that needs the environment's own tasks; "
                 "serve it with --no-lookahead"
             )
-        self._speaker, self._count = speaker, rows
+        self._speaker, self._count = speaker, slots
         self._default_tools = _name_of(speaker.make_environment().tools())
         self._codecs: OrderedDict[str, ChatCodec] = OrderedDict({self._default_tools: speaker.codec})
         self._conversations = Conversations()
         self._waiting: queue.Queue[Job | None] = queue.Queue(WAITING)
         self._thread = threading.Thread(target=self._work, name="batcher", daemon=True)
-        self._slots = Slots(speaker.new_rows(rows), rows)
+        self._slots = Slots(speaker.new_slots(slots), slots)
         self.sampled_tokens = 0  # including drafts, for measurements
         self.batches = 0
 
@@ -168,8 +168,8 @@ class Batcher:
             try:
                 self._speak(ready, codec, key)
             except Exception:
-                # The state of the old rows is unknown.
-                self._slots = Slots(self._speaker.new_rows(self._count), self._count)
+                # The state of the old slots is unknown.
+                self._slots = Slots(self._speaker.new_slots(self._count), self._count)
                 raise
             for each in ready:
                 with _failing(each.job):
@@ -200,10 +200,10 @@ class Batcher:
             sentence = f"the conversation has {len(context.tokens)} tokens, and the run's context ends at {most}"
             raise RefusedRequest(sentence, param="messages", code="context_length_exceeded")
         seed = secrets.randbits(63) if job.request.seed is None else job.request.seed
-        row = Row(
-            index=self._slots.assign(context),
+        episode = Episode(
+            slot=self._slots.assign(context),
             request=RolloutRequest(task=None, seeds=(seed, len(context.turns))),
-            rows=self._slots.rows,
+            slots=self._slots.sampler,
             environment=self._speaker.make_environment(),
             opening=context.opening,
             transcript=list(context.transcript),
@@ -212,62 +212,65 @@ class Batcher:
             logprobs=[0.0] * len(context.tokens),
             turns=list(context.turns),
         )
-        return Ready(job=job, context=context, row=row)
+        return Ready(job=job, context=context, episode=episode)
 
     def _speak(self, ready: Sequence[Ready], codec: ChatCodec, key: Key) -> None:
-        """Let all rows say their turn, with look-ahead as in a rollout."""
-        rows = [each.row for each in ready]
+        """Let all episodes say their turn, with look-ahead as in a rollout."""
+        episodes = [each.episode for each in ready]
         look = self._lookahead
         deliberation = None
         if look is not None:
             runner = self._speaker.runner_config
             deliberation = Deliberation(
-                look, codec, self._slots.rows, form=runner.shown, max_turn_tokens=key.limit, call_all=runner.call_all
+                look, codec, self._slots.sampler, form=runner.shown, max_turn_tokens=key.limit, call_all=runner.call_all
             )
-        speeches = self._slots.rows.decode(
-            [row.index for row in rows],
-            max_new_tokens=[key.limit] * len(rows),
+        speeches = self._slots.sampler.decode(
+            [episode.slot for episode in episodes],
+            max_new_tokens=[key.limit] * len(episodes),
             temperature=key.temperature,
-            uniforms=[np.random.default_rng([*row.request.seeds, 0]).random(key.limit) for row in rows],
+            uniforms=[np.random.default_rng([*episode.request.seeds, 0]).random(key.limit) for episode in episodes],
         )
-        for row, speech in zip(rows, speeches, strict=True):
-            row.say(speech)
+        for episode, speech in zip(episodes, speeches, strict=True):
+            episode.say(speech)
             if not speech.stopped:
-                row.stop = StopReason.TURN_OVERFLOW
+                episode.stop = StopReason.TURN_OVERFLOW
         if deliberation is not None:
-            deliberation.reconsider([row for row in rows if row.stop is None], 0, key.temperature)
+            deliberation.reconsider([episode for episode in episodes if episode.stop is None], 0, key.temperature)
         self.batches += 1
-        sampled = (sum(origin == Origin.SAMPLED for origin in row.origins) + row.discarded_tokens for row in rows)
+        sampled = (
+            sum(origin == Origin.SAMPLED for origin in episode.origins) + episode.discarded_tokens
+            for episode in episodes
+        )
         self.sampled_tokens += sum(sampled)
 
     def _reply(self, ready: Ready, codec: ChatCodec, key: Key) -> Reply:
-        """Return the message of a row for the client, and keep its row for the next request."""
-        row, request = ready.row, ready.job.request
-        assert row.speech is not None
-        if isinstance(row.speech, Failed):
-            raise row.speech.error
-        said = codec.read(row.speech.tokens)
-        content, finish = said.text, "stop" if row.speech.stopped else "length"
-        calls = said.calls if row.speech.stopped else ()  # the client gets calls that cannot be parsed as text
+        """Return the message of an episode for the client, and keep its tokens for the next request."""
+        episode, request = ready.episode, ready.job.request
+        assert episode.speech is not None
+        if isinstance(episode.speech, Failed):
+            raise episode.speech.error
+        said = codec.read(episode.speech.tokens)
+        content, finish = said.text, "stop" if episode.speech.stopped else "length"
+        calls = said.calls if episode.speech.stopped else ()  # the client gets calls that cannot be parsed as text
         if calls:
             content, finish = without_calls(said.message), "tool_calls"
-        own = row.turns[len(ready.context.turns) :]
+        own = episode.turns[len(ready.context.turns) :]
         reply = Reply(
             content=content,
             calls={f"call_{secrets.token_hex(12)}": call for call in calls},
             finish=finish,
             prompt_tokens=len(ready.context.tokens),
-            completion_tokens=len(row.speech.tokens),
-            imagined=tuple(own + row.taken_back),
+            completion_tokens=len(episode.speech.tokens),
+            imagined=tuple(own + episode.taken_back),
         )
         if calls:
             answer, _ = read_message(message_of(reply), {}, "the reply")
             context = Context(
-                opening=row.opening,
-                tokens=packed(row.tokens),
-                turns=tuple(row.turns),
-                transcript=(*row.transcript, Message(role="assistant", content=str(said.message))),
-                slot=row.index,
+                opening=episode.opening,
+                tokens=packed(episode.tokens),
+                turns=tuple(episode.turns),
+                transcript=(*episode.transcript, Message(role="assistant", content=str(said.message))),
+                slot=episode.slot,
             )
             answered = Answered(messages=(*request.messages, answer), tools=key.tools, context=context)
             self._conversations.keep(next(iter(reply.calls)), answered)
@@ -289,19 +292,19 @@ def _failing(*jobs: Job) -> Iterator[None]:
 
 
 class Slots:
-    """Rows of a sampler with their cached tokens; a conversation that continues finds its own row."""
+    """Slots of a sampler with their cached tokens; a conversation that continues finds its own."""
 
-    def __init__(self, rows: SpeakingRows, count: int) -> None:
-        self.rows = rows
+    def __init__(self, sampler: SpeakingSlots, count: int) -> None:
+        self.sampler = sampler
         self._oldest_first = OrderedDict.fromkeys(range(count))
         self._taken: set[int] = set()
 
     def begin(self) -> None:
-        """Start a new batch: all rows are free."""
+        """Start a new batch: all slots are free."""
         self._taken.clear()
 
     def assign(self, context: Context) -> int:
-        """Write a conversation into a free row, its own if possible; return the row."""
+        """Write a conversation into a free slot, its own if possible; return the slot."""
         own = context.slot
         slot = (
             next(each for each in self._oldest_first if each not in self._taken) if own in (None, *self._taken) else own
@@ -309,9 +312,9 @@ class Slots:
         assert slot is not None
         self._taken.add(slot)
         self._oldest_first.move_to_end(slot)
-        shared = _common_prefix(self.rows.tokens(slot), context.tokens)
-        self.rows.rewind(slot, shared)
-        self.rows.extend([slot], [context.tokens[shared:]])
+        shared = _common_prefix(self.sampler.tokens(slot), context.tokens)
+        self.sampler.rewind(slot, shared)
+        self.sampler.extend([slot], [context.tokens[shared:]])
         return slot
 
 

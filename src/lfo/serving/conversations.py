@@ -1,8 +1,8 @@
-"""The row of tokens of a conversation, including imagined exchanges, from the messages of a request.
+"""The tokens of a conversation, including imagined exchanges, from the messages of a request.
 
-A client sends the whole conversation with every request, without imagined exchanges. So the server keeps the row of
-each answered turn, by the random id of its call. A request with such an id, after exactly the same messages, extends
-that row, as in a rollout. Any other request is encoded from its messages: after a restart, if a client has edited
+A client sends the whole conversation with every request, without imagined exchanges. So the server keeps the tokens up
+to each answered turn, by the random id of its call. A request with such an id, after exactly the same messages, extends
+them, as in a rollout. Any other request is encoded from its messages: after a restart, if a client has edited
 messages, or if too many other conversations have come since.
 """
 
@@ -30,7 +30,7 @@ class Context:
     tokens: Sequence[int]
     turns: tuple[Turn, ...]  # of the policy so far, including imagined ones
     transcript: tuple[Message, ...]  # what the policy has seen, including imagined messages
-    slot: int | None = None  # the sampler's row in which it was continued last
+    slot: int | None = None  # the sampler's slot in which it was continued last
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +57,7 @@ class Conversations:
             self._answered.popitem(last=False)
 
     def context(self, request: ChatRequest, codec: ChatCodec, tools: str) -> Context:
-        """Return the row after which a request is answered."""
+        """Return the context after which a request is answered."""
         for index in reversed(range(len(request.messages))):
             call_id = request.call_ids[index]
             answered = self._answered.get(call_id) if call_id else None
@@ -89,7 +89,7 @@ def _parts(messages: Sequence[Message]) -> list[list[Message]]:
 
 
 def _grown(context: Context, rest: Sequence[Message], codec: ChatCodec) -> Context:
-    """Extend a row that ends with a finished message of the policy by the messages after it."""
+    """Extend a context that ends with a finished message of the policy by the messages after it."""
     tokens, turns = list(context.tokens), list(context.turns)
     said = context.transcript[-1].content
     for part in _parts(rest):

@@ -18,20 +18,20 @@ from lfo.errors import UsageError
 from lfo.loading import environment_of_run, load_tokenizer
 from lfo.play import ending_tools
 from lfo.play.ending_tools import EndingTools, learns_tools
-from lfo.play.episode import SamplerRows
+from lfo.play.episode import SamplerSlots
 from lfo.play.look_ahead import LookAhead
 from lfo.play.memory_first import MemoryFirst
 from lfo.play.predictors import make_lookahead, new_reply_store, world_model_codec
 from lfo.play.runner import RunnerConfig
 from lfo.protocol.chat import ChatCodec
 from lfo.runs.folder import run_folder
-from lfo.serving.upstream import Upstream, UpstreamRows, completer
+from lfo.serving.upstream import Upstream, UpstreamSlots, completer
 
 
-class SpeakingRows(SamplerRows, Protocol):
-    """Rows of a sampler whose tokens can be read."""
+class SpeakingSlots(SamplerSlots, Protocol):
+    """Slots of a sampler whose tokens can be read."""
 
-    def tokens(self, row: int) -> Sequence[int]: ...
+    def tokens(self, slot: int) -> Sequence[int]: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,12 +44,12 @@ class Speaker:
     codec: ChatCodec  # for the tools of the environment
     runner_config: RunnerConfig
     lookahead: LookAhead | None
-    new_rows: Callable[[int], SpeakingRows]  # number -> new rows that the policy continues
+    new_slots: Callable[[int], SpeakingSlots]  # number -> new slots that the policy continues
 
 
 def local_speaker(agent: Agent) -> Speaker:
-    def new_rows(rows: int) -> SpeakingRows:
-        return agent.sampler.session(rows=rows, adapters=agent.model.policy_adapters)
+    def new_slots(slots: int) -> SpeakingSlots:
+        return agent.sampler.session(slots=slots, adapters=agent.model.policy_adapters)
 
     return Speaker(
         config=agent.config,
@@ -59,7 +59,7 @@ def local_speaker(agent: Agent) -> Speaker:
         runner_config=agent.runner_config,
         # A policy that imitates has learned to act without look-ahead.
         lookahead=None if agent.config.looks_ahead_untrained else agent.lookahead,
-        new_rows=new_rows,
+        new_slots=new_slots,
     )
 
 
@@ -91,8 +91,8 @@ def upstream_speaker(
         tools = EndingTools()
         tools.load(saved(ending_tools.FILE))
 
-    def new_rows(rows: int) -> SpeakingRows:
-        return UpstreamRows(upstream, POLICY, rows=rows, context=config.rollout.max_context)
+    def new_slots(slots: int) -> SpeakingSlots:
+        return UpstreamSlots(upstream, POLICY, slots=slots, context=config.rollout.max_context)
 
     return Speaker(
         config=config,
@@ -101,7 +101,7 @@ def upstream_speaker(
         codec=codec,
         runner_config=RunnerConfig.of_run(config),
         lookahead=make_lookahead(config, make_environment, world, complete, store, tools) if lookahead else None,
-        new_rows=new_rows,
+        new_slots=new_slots,
     )
 
 

@@ -1,11 +1,11 @@
-"""A vLLM server instead of our sampler: it has the base and both LoRAs, and continues rows of tokens.
+"""A vLLM server instead of our sampler: it has the base and both LoRAs, and continues the tokens of an episode.
 
     vllm serve BASE --enable-lora --lora-modules policy=policy world_model=world_model     in the folder of `lfo export`
     lfo serve runs/x --upstream http://localhost:8001
 
-Rows and look-ahead stay here. Requests go to `/v1/completions` with token ids in both directions (`return_token_ids`,
-vLLM 0.10.2 or later), so that nothing is tokenised twice. vLLM uses its own random numbers: sampled messages differ
-from the local sampler, greedy ones do not, up to rounding.
+Episodes and look-ahead stay here. Requests go to `/v1/completions` with token ids in both directions
+(`return_token_ids`, vLLM 0.10.2 or later), so that nothing is tokenised twice. vLLM uses its own random numbers:
+sampled messages differ from the local sampler, greedy ones do not, up to rounding.
 """
 
 from __future__ import annotations
@@ -110,34 +110,34 @@ class Upstream:
             raise WorkError(f"{self._url}{path} cannot be reached: {getattr(error, 'reason', error)}") from error
 
 
-class UpstreamRows:
-    """Rows that a model of the server continues; the server caches them."""
+class UpstreamSlots:
+    """Slots that a model of the server continues; the server caches them."""
 
-    def __init__(self, upstream: Upstream, model: str, *, rows: int, context: int) -> None:
+    def __init__(self, upstream: Upstream, model: str, *, slots: int, context: int) -> None:
         self._upstream, self._model, self._context = upstream, model, context
-        self._tokens: list[list[int]] = [[] for _ in range(rows)]
+        self._tokens: list[list[int]] = [[] for _ in range(slots)]
 
-    def tokens(self, row: int) -> Sequence[int]:
-        return tuple(self._tokens[row])
+    def tokens(self, slot: int) -> Sequence[int]:
+        return tuple(self._tokens[slot])
 
-    def room(self, row: int) -> int:
-        return self._context - len(self._tokens[row])
+    def room(self, slot: int) -> int:
+        return self._context - len(self._tokens[slot])
 
-    def rewind(self, row: int, length: int) -> None:
-        del self._tokens[row][length:]
+    def rewind(self, slot: int, length: int) -> None:
+        del self._tokens[slot][length:]
 
-    def extend(self, rows: Sequence[int], chunks: Sequence[Sequence[int]]) -> None:
-        for row, chunk in zip(rows, chunks, strict=True):
-            self._tokens[row].extend(chunk)
+    def extend(self, slots: Sequence[int], chunks: Sequence[Sequence[int]]) -> None:
+        for slot, chunk in zip(slots, chunks, strict=True):
+            self._tokens[slot].extend(chunk)
 
     def decode(
-        self, rows: Sequence[int], *, max_new_tokens: Sequence[int], temperature: float, uniforms: Any
+        self, slots: Sequence[int], *, max_new_tokens: Sequence[int], temperature: float, uniforms: Any
     ) -> list[Dictated]:
-        limits = [min(limit, self.room(row)) for row, limit in zip(rows, max_new_tokens, strict=True)]
+        limits = [min(limit, self.room(slot)) for slot, limit in zip(slots, max_new_tokens, strict=True)]
         seeds = [int(numbers[0] * 2**31) for numbers in uniforms]
-        prompts = [self._tokens[row] for row in rows]
+        prompts = [self._tokens[slot] for slot in slots]
         said = self._upstream.complete(self._model, prompts, limits=limits, temperature=temperature, seeds=seeds)
-        self.extend(rows, [each.tokens for each in said])
+        self.extend(slots, [each.tokens for each in said])
         return said
 
 

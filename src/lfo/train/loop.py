@@ -1,4 +1,4 @@
-"""The training loop of every engine: draw tasks, roll out, select groups, make rows, learn, evaluate, write.
+"""The training loop of every engine: draw tasks, roll out, select groups, make samples, learn, evaluate, write.
 
     create_trainer(config, environment, tokenizer).fit()        from lfo.engines, which picks the backend
 
@@ -319,7 +319,7 @@ class Trainer:
     def make_update(
         self, plan: StepPlan, collected: Collected, examples: Sequence[Sequence[WorldModelExample]]
     ) -> Update:
-        """Return the training rows of each mini-batch of this step; `examples` are those of each group."""
+        """Return the samples of each mini-batch of this step; `examples` are those of each group."""
         return self.mini_batches.update(
             plan, collected.groups, collected.kept, examples, world_model_weight=self.state.weight
         )

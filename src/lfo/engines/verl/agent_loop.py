@@ -1,7 +1,7 @@
 """Our runner as an agent loop of verl: one rollout of one task, with a server that samples the tokens.
 
 verl runs many loops in parallel, in its agent-loop workers. Environment, protocol, look-ahead and seeds are the same as
-with the local engine; only the sampler is a server (`ServedRows`). The runner turns an environment that raises into a
+with the local engine; only the sampler is a server (`ServedSlot`). The runner turns an environment that raises into a
 failed rollout; nothing is caught here.
 """
 
@@ -59,27 +59,27 @@ class _Said:
     stopped: bool
 
 
-class ServedRows:
-    """One row that a server continues: implements `lfo.play.episode.SamplerRows` and stores the tokens here."""
+class ServedSlot:
+    """The one slot of a rollout, which a server continues: a `lfo.play.episode.SamplerSlots` with the tokens here."""
 
     def __init__(self, loop: Any) -> None:
         self._loop = loop
         self._tokens: list[int] = []
 
-    def room(self, row: int) -> int:
+    def room(self, slot: int) -> int:
         return self._loop.run_config.rollout.max_context - len(self._tokens)
 
-    def rewind(self, row: int, length: int) -> None:
+    def rewind(self, slot: int, length: int) -> None:
         del self._tokens[length:]
 
-    def extend(self, rows: Sequence[int], chunks: Sequence[Sequence[int]]) -> None:
+    def extend(self, slots: Sequence[int], chunks: Sequence[Sequence[int]]) -> None:
         for chunk in chunks:
             self._tokens.extend(chunk)
 
     def decode(
-        self, rows: Sequence[int], *, max_new_tokens: Sequence[int], temperature: float, uniforms: Any
+        self, slots: Sequence[int], *, max_new_tokens: Sequence[int], temperature: float, uniforms: Any
     ) -> list[_Said]:
-        if not rows:
+        if not slots:
             return []
         limit = min(max_new_tokens[0], self.room(0))
         if limit <= 0:
@@ -91,17 +91,17 @@ class ServedRows:
         return [said]
 
 
-class ScriptedRows(ServedRows):
-    """The row of an untrained base: it samples a message, to take the real time, and the words of the script then
+class ScriptedSlot(ServedSlot):
+    """The slot of an untrained base: it samples a message, to take the real time, and the words of the script then
     replace it."""
 
     def __init__(self, loop: Any, environment: Scripted) -> None:
         super().__init__(loop)
         self._environment = environment
 
-    def decode(self, rows: Sequence[int], **options: Any) -> list[_Said]:
+    def decode(self, slots: Sequence[int], **options: Any) -> list[_Said]:
         before = len(self._tokens)
-        if not super().decode(rows, **options):
+        if not super().decode(slots, **options):
             return []
         del self._tokens[before:]
         words = self._loop.words(self._environment.scripted_words())
@@ -118,7 +118,7 @@ class _Parts:
     codec: ChatCodec
     world_model_codec: WorldModelCodec
     runner_config: RunnerConfig
-    scripted: bool  # the messages of the policy are replaced: see `ScriptedRows`
+    scripted: bool  # the messages of the policy are replaced: see `ScriptedSlot`
 
 
 _parts: dict[str, _Parts] = {}
@@ -167,12 +167,12 @@ class RunnerLoop(AgentLoopBase):
         return _output(rollout)
 
     def _play(self, request: RolloutRequest, temperature: float | None, lookahead: LookAhead | None) -> Rollout:
-        parts, make_environment, rows = self._parts, self._parts.make_environment, ServedRows(self)
+        parts, make_environment, slots = self._parts, self._parts.make_environment, ServedSlot(self)
         if parts.scripted:
             one: Any = make_environment()
-            make_environment, rows = (lambda: one), ScriptedRows(self, one)
+            make_environment, slots = (lambda: one), ScriptedSlot(self, one)
         runner = Runner(make_environment, parts.codec, config=parts.runner_config, lookahead=lookahead)
-        (rollout,) = runner.run([request], rows, temperature=temperature)
+        (rollout,) = runner.run([request], slots, temperature=temperature)
         return rollout
 
     def words(self, text: str) -> tuple[int, ...]:
@@ -195,7 +195,7 @@ class RunnerLoop(AgentLoopBase):
     def ask(
         self, tokens: Sequence[int], adapter: str, *, limit: int, temperature: float, uniforms: Sequence[float]
     ) -> _Said:
-        """Let the server continue a row; called from the thread of the rollout."""
+        """Let the server continue these tokens; called from the thread of the rollout."""
         asking = self._answer(tokens, adapter, limit=limit, temperature=temperature, uniforms=uniforms)
         return asyncio.run_coroutine_threadsafe(asking, self._event_loop).result()
 

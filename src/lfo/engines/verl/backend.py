@@ -40,7 +40,7 @@ from lfo.play.episode import RolloutRequest
 from lfo.protocol.chat import ChatCodec
 from lfo.types import ReplyScore, Rollout, TrainingSample
 
-CHECKED_ROWS = 4  # rows of each step whose sampled log-probs are compared with the trainer's
+CHECKED_SAMPLES = 4  # samples of each step whose sampled log-probs are compared with the trainer's
 LARGEST_GAP = 1e-3  # in fp32; a server with other weights than the trainer has a far larger gap
 
 
@@ -67,7 +67,7 @@ class VerlBackend:
         self.cluster: Any = None
         self._step = 0  # the step whose weights the servers have
         self.ending_tools = EndingTools() if learns_tools(make_environment(), config) else None
-        self._scripted = isinstance(make_environment(), Scripted)  # its rows are scripted, not sampled
+        self._scripted = isinstance(make_environment(), Scripted)  # its messages are scripted, not sampled
 
     @contextmanager
     def running(self, run: Path) -> Iterator[None]:
@@ -113,34 +113,34 @@ class VerlBackend:
         limit = self.config.world_model.reply_tokens
         return self.cluster.complete(prompts, limit=limit, ends=self._ends)
 
-    def score(self, rows: Sequence[TrainingSample]) -> list[ReplyScore]:
-        return self.cluster.reply_scores(rows) if rows else []
+    def score(self, samples: Sequence[TrainingSample]) -> list[ReplyScore]:
+        return self.cluster.reply_scores(samples) if samples else []
 
     def learn(
         self, mini_batches: Sequence[Sequence[TrainingSample]], *, world_model_weight: float, rate_factor: float
     ) -> list[dict[str, float]]:
         self.cluster.before_learning()
-        rows = [row for samples in mini_batches for row in samples if any(row.policy_weights)]
-        rows = rows[:CHECKED_ROWS] if self.cluster.trusts_servers else rows
-        own = self.cluster.policy_logprobs(rows) if rows else []
-        checked = self._check_logprobs(rows, own)
+        checked = [each for samples in mini_batches for each in samples if any(each.policy_weights)]
+        checked = checked[:CHECKED_SAMPLES] if self.cluster.trusts_servers else checked
+        own = self.cluster.policy_logprobs(checked) if checked else []
+        gaps = self._check_logprobs(checked, own)
         if not self.cluster.trusts_servers:
-            mini_batches = with_logprobs(mini_batches, rows, own)
+            mini_batches = with_logprobs(mini_batches, checked, own)
         updates = [
-            self.cluster.learn(rows, world_model_weight=world_model_weight, rate_factor=rate_factor)
-            for rows in mini_batches
-            if rows
+            self.cluster.learn(samples, world_model_weight=world_model_weight, rate_factor=rate_factor)
+            for samples in mini_batches
+            if samples
         ]
         for update in updates:
-            update.pop(GAP, None)  # `checked` has it, measured before the first update
-        return [checked, *updates]
+            update.pop(GAP, None)  # `gaps` has it, measured before the first update
+        return [gaps, *updates]
 
-    def _check_logprobs(self, rows: Sequence[TrainingSample], own: Sequence[Sequence[float]]) -> dict[str, float]:
+    def _check_logprobs(self, samples: Sequence[TrainingSample], own: Sequence[Sequence[float]]) -> dict[str, float]:
         """Compare the log-probs of servers and trainer before the update. Only this shows whether rollouts were sampled
         with an old or a wrong adapter."""
-        if not rows or self._scripted:
+        if not samples or self._scripted:
             return {}
-        gaps = logprob_gaps(rows, own)
+        gaps = logprob_gaps(samples, own)
         if is_cpu(self.config) and max(gaps) > LARGEST_GAP:
             raise WorkError(
                 f"the rollout servers do not have the weights of the trainer: log-probs differ by {max(gaps):.3g}, "
@@ -218,19 +218,20 @@ def logprob_gaps(samples: Sequence[TrainingSample], logprobs: Sequence[Sequence[
     """Return the differences between sampled and given log-probs, for each token that trains the policy."""
     return [
         abs(sampled - mine)
-        for sample, row in zip(samples, logprobs, strict=True)
-        for sampled, mine, weight in zip(sample.logprobs, row, sample.policy_weights, strict=True)
+        for sample, given in zip(samples, logprobs, strict=True)
+        for sampled, mine, weight in zip(sample.logprobs, given, sample.policy_weights, strict=True)
         if weight
     ]
 
 
 def with_logprobs(
     mini_batches: Sequence[Sequence[TrainingSample]],
-    rows: Sequence[TrainingSample],
+    changed: Sequence[TrainingSample],
     logprobs: Sequence[Sequence[float]],
 ) -> list[list[TrainingSample]]:
-    """Return the mini-batches with the log-probs of `rows` replaced by `logprobs`."""
-    own = dict(zip(map(id, rows), logprobs, strict=True))
+    """Return the mini-batches with the log-probs of `changed` replaced by `logprobs`."""
+    own = dict(zip(map(id, changed), logprobs, strict=True))
     return [
-        [replace(row, logprobs=own[id(row)]) if id(row) in own else row for row in samples] for samples in mini_batches
+        [replace(each, logprobs=own[id(each)]) if id(each) in own else each for each in samples]
+        for samples in mini_batches
     ]

@@ -111,7 +111,7 @@ class DualLoraEngine(FSDPEngine):
         return self.learner.policy_logprobs(samples)
 
     def reply_scores(self, samples: Sequence[TrainingSample]) -> list[ReplyScore]:
-        """Score all rows on every rank: there are few, and only at an evaluation."""
+        """Score all samples on every rank: there are few, and only at an evaluation."""
         return self.learner.reply_scores(samples)
 
     def _place_optimizer(self, *, on_device: bool) -> None:

@@ -5,9 +5,9 @@ same step on their copies of the adapters. Loss, clipping and optimizer are the 
 
 The base is sharded, so all ranks take part in each forward and backward of a layer: they must make the same passes in
 the same order. Therefore there are rounds: in each round every rank has a micro-batch with the same adapter, and a rank
-without rows gets an empty part, which has no weights.
+without samples gets an empty part, which has no weights.
 
-    rows by length   9 8 7 5 5 4 2        2 ranks, 16 tokens at most for one micro-batch of one rank
+    lengths          9 8 7 5 5 4 2        2 ranks, 16 tokens at most for one micro-batch of one rank
     round 1          9 8                  rank 0: 9      rank 1: 8
     round 2          7 5 5 4              rank 0: 7 5    rank 1: 5 4
     round 3          2                    rank 0: 2      rank 1: nothing
@@ -32,20 +32,20 @@ from lfo.types import TrainingSample
 
 
 def rounds(samples: Sequence[TrainingSample], *, ranks: int, tokens: int) -> Iterator[list[list[TrainingSample]]]:
-    """Yield the rows of each rank for each round, longest rows first; rows of a round use the same adapters."""
+    """Yield the samples of each rank for each round, longest first; samples of a round use the same adapters."""
     by_adapters: dict[tuple[str, ...], list[TrainingSample]] = defaultdict(list)
     for sample in samples:
         by_adapters[sample.adapters].append(sample)
     for adapters in sorted(by_adapters):
-        rows = sorted(by_adapters[adapters], key=lambda row: len(row.tokens), reverse=True)
-        while rows:
-            count = max(1, tokens // len(rows[0].tokens)) * ranks
-            yield [rows[:count][rank::ranks] or [empty_part(rows[0])] for rank in range(ranks)]
-            rows = rows[count:]
+        left = sorted(by_adapters[adapters], key=lambda sample: len(sample.tokens), reverse=True)
+        while left:
+            count = max(1, tokens // len(left[0].tokens)) * ranks
+            yield [left[:count][rank::ranks] or [empty_part(left[0])] for rank in range(ranks)]
+            left = left[count:]
 
 
 def empty_part(sample: TrainingSample) -> TrainingSample:
-    """Return the shortest row with the same adapters that trains nothing."""
+    """Return the shortest sample with the same adapters that trains nothing."""
     zeros = (0.0, 0.0)
     return dataclasses.replace(
         sample,
@@ -63,7 +63,7 @@ def without_world_model(sample: TrainingSample) -> TrainingSample:
 
 
 class RankedLearner(Learner):
-    """The learner of one rank. All ranks must call each method with the same rows."""
+    """The learner of one rank. All ranks must call each method with the same samples."""
 
     def __init__(self, model: DualAdapterModel, config: RunConfig, *, micro_batch_tokens: int) -> None:
         super().__init__(model, config)
@@ -73,7 +73,7 @@ class RankedLearner(Learner):
     def update(
         self, samples: Sequence[TrainingSample], *, world_model_weight: float, rate_factor: float
     ) -> dict[str, float]:
-        # With weight 0, a rank makes no pass for a world-model row, but a rank without rows would: remove these rows.
+        # With weight 0, a rank makes no pass for a world-model sample, but a rank without samples would: remove them.
         samples = samples if world_model_weight else [without_world_model(sample) for sample in samples]
         return super().update(samples, world_model_weight=world_model_weight, rate_factor=rate_factor)
 
@@ -118,12 +118,12 @@ class RankedLearner(Learner):
 
     @torch.no_grad()
     def policy_logprobs(self, samples: Sequence[TrainingSample]) -> list[Tensor]:
-        """Return the log-probs of each row's policy tokens under the current adapters, in order; 0 elsewhere."""
+        """Return the log-probs of each sample's policy tokens under the current adapters, in order; 0 elsewhere."""
         named = {id(sample): index for index, sample in enumerate(samples)}
         mine: dict[int, Tensor] = {}
         for parts in rounds(samples, ranks=self.ranks, tokens=self.micro_batch_tokens):
-            rows = parts[self.rank]
-            batch = collate(rows, self.model.device)
+            part = parts[self.rank]
+            batch = collate(part, self.model.device)
             logprobs_BT, _ = fused_token_logprobs(
                 self.model.hidden(batch.tokens_BT, batch.adapters, tree=batch.tree, wanted_BT=batch.wanted_BT),
                 self.model.head,
@@ -132,9 +132,9 @@ class RankedLearner(Learner):
                 temperature=self.config.rollout.temperature,
                 chunk=self.chunk,
             )
-            for row, logprobs_T in zip(rows, logprobs_BT.cpu(), strict=True):
-                if id(row) in named:
-                    mine[named[id(row)]] = logprobs_T[: len(row.tokens)].clone()
+            for sample, logprobs_T in zip(part, logprobs_BT.cpu(), strict=True):
+                if id(sample) in named:
+                    mine[named[id(sample)]] = logprobs_T[: len(sample.tokens)].clone()
         everybody: list[dict[int, Tensor]] = [{} for _ in range(self.ranks)]
         dist.all_gather_object(everybody, mine)
         merged = {index: logprobs for theirs in everybody for index, logprobs in theirs.items()}

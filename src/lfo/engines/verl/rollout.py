@@ -133,7 +133,7 @@ class SamplerServer:
             WORLD_MODEL: self._model.world_model_adapters,
             BASE: (),
         }[first.adapter]
-        session = self._sampler.session(rows=len(requests), adapters=adapters)
+        session = self._sampler.session(slots=len(requests), adapters=adapters)
         session.extend(indices, [request.tokens for request in requests])
         return session.decode(
             indices,

@@ -1,6 +1,7 @@
 """The process of one rank of the engine, as the driver calls it.
 
-All ranks get all rows, because a mini-batch is small compared with a model; the learner selects the share of its rank.
+All ranks get all samples, because a mini-batch is small compared with a model; the learner selects the share of its
+rank.
 """
 
 # pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false

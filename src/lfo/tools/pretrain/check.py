@@ -78,7 +78,7 @@ class Player:
             part = tasks[start : start + batch]
             requests = [RolloutRequest(task=task, seeds=(0, start + index)) for index, task in enumerate(part)]
             rollouts += runner.run(
-                requests, self._sampler.session(rows=len(part), adapters=()), temperature=temperature
+                requests, self._sampler.session(slots=len(part), adapters=()), temperature=temperature
             )
         return rollouts
 

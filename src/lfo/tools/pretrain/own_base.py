@@ -32,7 +32,7 @@ from lfo.model.catalog import PROVENANCE, practice_of
 from lfo.tools.pretrain.recipe import Progress
 from lfo.tools.pretrain.syntax import SYNTAX, teach_syntax
 
-VERSION = 1  # of practice: another one makes other bases
+VERSION = 2  # of practice: another one makes other bases
 FOLDER = ".bases"  # beside the runs; hidden, because it holds no runs
 OPENINGS = 8
 

@@ -22,6 +22,7 @@ from lfo.env.patience import ask
 from lfo.errors import ConfigError
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.shown import ShownForm
+from lfo.protocol.world_model import WorldModelCodec
 from lfo.tools.pretrain.drill import TIMEOUT, Drill, drill
 from lfo.tools.pretrain.exploring import explore
 from lfo.tools.pretrain.lessons import Experience
@@ -80,7 +81,14 @@ def practise(
     if readable:
         assert found is not None
         codec = ChatCodec(tokenizer, tools_of(make_environment()))
-        maker = Reading(experience=found, tools=codec.tools, codec=codec, form=form, seed=config.seed)
+        maker = Reading(
+            experience=found,
+            tools=codec.tools,
+            codec=codec,
+            world_model=WorldModelCodec(tokenizer, state_tokens=config.row),
+            form=form,
+            seed=config.seed,
+        )
         sample = maker.rows(64, config.row)
         if len(sample) < FEWEST_ROWS * 64:
             raise ConfigError(

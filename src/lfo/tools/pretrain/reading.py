@@ -3,11 +3,12 @@
     P  look-ups..  F  (expected) R  C       the refused call F is not made: its reply R is shown as look-ahead would
     P  look-ups..  F  R  C                  it was made, where the environment goes on after a refusal
     P  look-ups..  F                        nothing says what to do
+    state  F  <|predict|>  R                as the world model is asked: it learns how replies are worded
 
-Everything that the base says has a loss. The law is scrambled anew in each row: the members of an enum are permuted,
-and other values that a reply names are replaced by random ones of the same shape, in everything but the opening. So the
-task does not predict the call; only the reply does. Names of the opening are replaced in the whole row, so that they
-are copied.
+Everything that the base says has a loss, and so has what a world model predicts. The law is scrambled anew in each row:
+the members of an enum are permuted, and other values that a reply names are replaced by random ones of the same shape,
+in everything but the opening. So the task does not predict the call; only the reply does. Names of the opening are
+replaced in the whole row, so that they are copied.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ from lfo.env.seeds import stream
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.shown import ShownForm
+from lfo.protocol.world_model import WorldModelCodec, state_of
 from lfo.tools.pretrain.lessons import Experience, Lesson, Step
 from lfo.tools.pretrain.values import alike, names, resolved, swapped, swapper
-from lfo.types import ToolCall
+from lfo.types import ToolCall, Turn
 
 OPEN = 0.4  # share of rows in which nothing says what to do
+PREDICTED = 0.25  # share of rows that predict a reply
+LOOKED = 0.2  # share of these that predict a look-up's
 UNKNOWN = 0.15  # share of shown replies that are empty: nobody can predict yet
 REAL = 0.4  # share of refusals that were made, where the environment goes on after them
 FROM_STOCK = 0.6  # chance that a word is replaced by another value of the same parameter instead of a made-up one
@@ -43,8 +47,10 @@ class Reading:
     experience: Experience
     tools: Sequence[Mapping[str, Any]]
     codec: ChatCodec
+    world_model: WorldModelCodec
     form: ShownForm
     seed: int
+    predicted: float = PREDICTED
 
     def rows(self, count: int, room: int) -> list[Row]:
         """Return this many rows; those with more tokens than there is room for are left out."""
@@ -52,6 +58,8 @@ class Reading:
         return [row for row in made if row is not None and len(row[0]) <= room]
 
     def _row(self, random: Random) -> Row | None:
+        if self.experience.lessons and random.random() < self.predicted:
+            return self._prediction(random)
         explained = self.experience.explained
         is_open = not explained or random.random() < OPEN
         lesson = random.choice(self.experience.lessons if is_open else explained)
@@ -72,6 +80,16 @@ class Reading:
             (writer.hear if made else writer.show)(step.reply)
         writer.say(lesson.success)
         return writer.row
+
+    def _prediction(self, random: Random) -> Row:
+        """Return a row that predicts the reply to a refused call or to a look-up."""
+        lesson = scrambled(random.choice(self.experience.lessons), self.experience.schemas, random, self._stock)
+        lesson = _renamed_all(lesson, self.experience.names.renaming(self._copied(lesson), random))
+        *before, last = *lesson.looked, lesson.refused[0]
+        if before and random.random() < LOOKED:
+            last = before.pop()
+        example = self.world_model.example(state_of(lesson.opening, list(map(_turn, before))), last.call, last.reply)
+        return list(example.tokens), [weight > 0 for weight in example.token_weights]
 
     def _copied(self, lesson: Lesson) -> list[str]:
         """Return texts whose names should be copied and not known by heart: of the user, and of calls that look up."""
@@ -135,6 +153,11 @@ class Writer:
         mask += [wanted] * len(ids)
 
 
+def _turn(step: Step) -> Turn:
+    nowhere = {"action_start": 0, "action_end": 0, "observation_start": 0, "observation_end": 0}
+    return Turn(action=format_tool_call(step.call), observation=step.reply, call=step.call, **nowhere)
+
+
 # --- scrambling ----------------------------------------------------------------------------------------------------
 
 
@@ -193,7 +216,17 @@ def _replacement(
 
 
 def _renamed(lesson: Lesson, swaps: Mapping[str, str]) -> Lesson:
-    text_of = swapper(swaps)
+    """Return the lesson with these values swapped where the environment decides them."""
+    return _swapped(lesson, swapper(swaps), only_replies=True)
+
+
+def _renamed_all(lesson: Lesson, text_of: Callable[[str], str]) -> Lesson:
+    opening = tuple(replace(message, content=text_of(message.content)) for message in lesson.opening)
+    return replace(_swapped(lesson, text_of, only_replies=False), opening=opening)
+
+
+def _swapped(lesson: Lesson, text_of: Callable[[str], str], *, only_replies: bool) -> Lesson:
+    """Return the lesson with swapped values; `only_replies`: the calls that look up keep theirs."""
 
     def call_of(call: ToolCall) -> ToolCall:
         return replace(call, arguments={name: swapped(value, text_of) for name, value in call.arguments.items()})
@@ -203,7 +236,10 @@ def _renamed(lesson: Lesson, swaps: Mapping[str, str]) -> Lesson:
 
     return replace(
         lesson,
-        looked=tuple(Step(call=step.call, reply=text_of(step.reply)) for step in lesson.looked),
+        looked=tuple(
+            Step(call=step.call if only_replies else call_of(step.call), reply=text_of(step.reply))
+            for step in lesson.looked
+        ),
         refused=steps_of(lesson.refused),
         success=None if lesson.success is None else call_of(lesson.success),
     )

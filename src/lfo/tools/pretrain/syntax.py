@@ -130,7 +130,7 @@ def check_syntax(
     for start in range(0, episodes, batch):
         part = chosen[start : start + batch]
         requests = [RolloutRequest(task=task, seeds=(0, start + index)) for index, task in enumerate(part)]
-        rollouts += runner.run(requests, sampler.session(rows=len(part), adapters=()))
+        rollouts += runner.run(requests, sampler.session(slots=len(part), adapters=()))
     monitor = CallMonitor(30.0)
     random = [
         play(make_environment, task, monitor, max_turns=MAX_TURNS, next_message=partial(random_message, tools, index))
