@@ -121,7 +121,7 @@ def made_by(env: str, **env_args: Any) -> Environment:
         (f"{HERE}:deploying", "this class has no tasks"),
         (f"{HERE}:agreeable", "this is an object of type Agreeable"),
         (f"{HERE}:HERE", "this is an object of type str"),
-        ("lfo.env:oracle", "this is an object of type module"),
+        ("lfo.env.worlds:oracle", "this is an object of type module"),
         (f"gymnasium:lfo.env.gym:lfo/PhoneCalls-v0,factory={HERE}:unmarked", "this is a function"),
     ],
 )

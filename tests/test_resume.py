@@ -344,7 +344,7 @@ class Mute(PhoneCalls):
 
 
 def test_a_base_that_calls_no_tool_of_the_environment_is_told(tmp_path: Path, capsys):
-    settings = ("env=test_resume:Mute", "world_model.predict=all", "eval.every=0", "steps=1")
+    settings = ("env=test_resume:Mute", "practice=off", "world_model.predict=all", "eval.every=0", "steps=1")
     code, err, _ = failing_run(capsys, tmp_path, *settings)
     assert (code, err) == (0, f"step 1: {NO_CALLS}\n")
 

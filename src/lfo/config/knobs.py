@@ -246,7 +246,7 @@ class RunConfig:
     @property
     def is_plain_dapo(self) -> bool:
         """Whether this is the baseline: DAPO and nothing else."""
-        return not self.has_world_model and not self.has_feedback and not self.imitates
+        return [name for name, algorithm in ALGORITHMS.items() if algorithm.takes_part(self)] == ["dapo"]
 
     @property
     def looks_ahead_untrained(self) -> bool:

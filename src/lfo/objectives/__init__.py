@@ -2,5 +2,4 @@
 
 advantages   rewards of a group -> advantages; dynamic sampling; reward shaping            (no torch)
 losses       log-probs and per-token weights -> policy loss, world-model loss, their total   (torch)
-schedule     step number -> which losses are active, learning rate, world-model weight     (no torch)
 """
