@@ -114,10 +114,10 @@ def test_what_is_told_stands_where_it_happened_and_reaches_no_environment_and_no
     assert played.rollout.feedback
     assert [turn.feedback for turn in played.rollout.turns] == [False, True, False]
     assert played.rollout.turns[1].observation == "No."
-    spoken = {token for speech in played.rows.spoken[0] for token in speech.logprobs}
+    spoken = {token for speech in played.slots.spoken[0] for token in speech.logprobs}
     trained = [logprob for logprob in played.rollout.logprobs if logprob]
     assert set(trained) <= spoken
-    assert len(trained) == sum(len(speech.tokens) for speech in played.rows.spoken[0])
+    assert len(trained) == sum(len(speech.tokens) for speech in played.slots.spoken[0])
 
 
 @pytest.mark.parametrize(
