@@ -135,9 +135,9 @@ def _on_practice(runs: Sequence[RunRecord]) -> list[str]:
     took: dict[tuple[int, int], list[str]] = {}
     for run in runs:
         practice = (run.data or {}).get("practice")
-        counts = (practice.get("tasks"), practice.get("rollouts")) if isinstance(practice, Mapping) else ()
-        if counts and all(isinstance(each, int) for each in counts):
-            took.setdefault(counts, []).append(run.name)
+        tasks, rollouts = map(practice.get, ("tasks", "rollouts")) if isinstance(practice, Mapping) else (None, None)
+        if isinstance(tasks, int) and isinstance(rollouts, int):
+            took.setdefault((tasks, rollouts), []).append(run.name)
     return [
         f"+ {tasks:,} tasks of practice ({rollouts:,} rollouts), before the first step, on top of the tasks of "
         + ("every run" if len(names) == len(runs) else ", ".join(names))

@@ -73,7 +73,7 @@ def practise(
         progress("finding out", 1, 1, f"{found.rollouts:,} rollouts, success in {found.solved} of {found.tasks} tasks")
         warnings += _warnings(found)
     readable = found is not None and bool(found.explained or found.looks)
-    if readable and not config.conversations:
+    if found is not None and readable and not config.conversations:
         config = replace(config, conversations=found.tasks)
     played = drill(make_environment, tokenizer, config, progress, tasks=tasks, timeout=timeout)
     rows = _trimmed(played)

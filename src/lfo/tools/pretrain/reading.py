@@ -154,8 +154,15 @@ class Writer:
 
 
 def _turn(step: Step) -> Turn:
-    nowhere = {"action_start": 0, "action_end": 0, "observation_start": 0, "observation_end": 0}
-    return Turn(action=format_tool_call(step.call), observation=step.reply, call=step.call, **nowhere)
+    return Turn(
+        action=format_tool_call(step.call),
+        observation=step.reply,
+        call=step.call,
+        action_start=0,
+        action_end=0,
+        observation_start=0,
+        observation_end=0,
+    )
 
 
 # --- scrambling ----------------------------------------------------------------------------------------------------
