@@ -4,8 +4,10 @@ import ast
 import importlib.util
 import json
 import resource
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -119,6 +121,26 @@ def test_resuming_what_is_no_run_is_exit_2(lfo, engine, tmp_path: Path):
 def test_a_failed_run_is_one_sentence_and_its_exit_code(lfo, engine, error, code, sentence):
     engine.act = raising(error)
     assert lfo("train") == (code, "", sentence)
+
+
+@pytest.mark.parametrize(
+    ("interrupted", "code", "words"), [(True, 130, "lfo: interrupted"), (False, 1, "unexpected ImportError")]
+)
+def test_a_package_that_swallows_ctrl_c_while_it_is_imported_does_not_hide_it(lfo, engine, interrupted, code, words):
+    def act(*_: object) -> None:
+        if interrupted:
+            with suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        raise ImportError("cannot load module more than once per process")
+
+    engine.act = act
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # also where it is ignored
+    try:
+        found, _, err = lfo("train")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert found == code
+    assert words in err
 
 
 @pytest.mark.parametrize("position", [0, 1])

@@ -12,8 +12,13 @@ user, 1 for work that failed, 130 for Ctrl-C.
 from __future__ import annotations
 
 import errno
+import signal
 import sys
+import threading
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -49,11 +54,38 @@ from lfo.streams import flush_stdout, protect_standard_streams
 
 class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt as error:  # caught here because Typer would exit without a message
-            typer.echo(f"lfo: {str(error) or 'interrupted'}", err=True)
-            raise typer.Exit(130) from error
+        with _remembered_interrupts() as interrupts:
+            try:
+                return super().invoke(ctx)
+            except KeyboardInterrupt as error:  # caught here because Typer would exit without a message
+                typer.echo(f"lfo: {str(error) or 'interrupted'}", err=True)
+                raise typer.Exit(130) from error
+            except ImportError as error:
+                if not interrupts:
+                    raise
+                # A package that swallows Ctrl-C while it is imported cannot be imported afterwards.
+                typer.echo("lfo: interrupted", err=True)
+                raise typer.Exit(130) from error
+
+
+@contextmanager
+def _remembered_interrupts() -> Iterator[list[int]]:
+    """Yield a list to which each Ctrl-C is added, besides what it does anyway."""
+    seen: list[int] = []
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield seen
+        return
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, remember)
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # Of a command whose options are read elsewhere.
