@@ -426,6 +426,19 @@ def test_a_run_in_one_go_trains_on_its_own_base_and_charges_the_practice(tmp_pat
     assert note.endswith("every run")
 
 
+def test_a_used_folder_is_refused_before_practice(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "notes.txt").write_text("mine")
+    monkeypatch.setattr(sys, "argv", ["lfo", "train", "preset=tiny", "env=test_reading:Rooms", "output_dir=used"])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert exit_.value.code == 2
+    assert capsys.readouterr().err == "lfo: used is not empty; choose another output_dir\n"
+    assert not (tmp_path / ".bases").exists()
+
+
 def test_a_killed_practice_goes_on_and_ends_with_the_same_base(tmp_path: Path):
     """The process is killed once a snapshot is there."""
     script = f"""

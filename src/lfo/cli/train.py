@@ -32,12 +32,14 @@ def train(
 ) -> None:
     """Train a policy and a world model: lfo train preset=tiny steps=100 output_dir=runs/x"""
     from lfo import engines
+    from lfo.runs.folder import refuse_used_folder
 
     config = _load(overrides or [], resume)
     if print_config:
         typer.echo(engines.config_text(config), nl=False)
         return
     if resume is None:
+        refuse_used_folder(config.output_dir)  # before minutes of practice
         config = practised(config)
     try:
         summary = engines.train(config, resume=resume is not None)

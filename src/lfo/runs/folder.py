@@ -63,6 +63,18 @@ CONFIG_SEAL = "# SHA-256 of what follows: "  # the first line of config.yaml
 logger = logging.getLogger(__name__)
 
 
+def refuse_used_folder(path: str | Path) -> None:
+    """Raise a `UsageError` if a new run cannot start in this folder; it need not exist."""
+    path = Path(path)
+    if (path / "config.yaml").is_file():
+        raise UsageError(
+            f"{path} already contains a run; continue it with --resume {path} or choose another output_dir"
+        )
+    # A run that was killed before its first complete file leaves only the lock and temporary files.
+    if path.is_dir() and any(entry.name != ".lock" and not _is_leftover(entry) for entry in path.iterdir()):
+        raise UsageError(f"{path} is not empty; choose another output_dir")
+
+
 class RunDirectory:
     """The only writer of a run folder; use it in a `with` block, which releases the lock."""
 
@@ -78,16 +90,10 @@ class RunDirectory:
         path = Path(path)
         with writing(f"the run {path}"):
             path.mkdir(parents=True, exist_ok=True)
-            has_run = (path / "config.yaml").is_file()
-            if resume and not has_run:
+            if not resume:
+                refuse_used_folder(path)
+            elif not (path / "config.yaml").is_file():
                 raise UsageError(f"{path} contains no run to resume")
-            if not resume and has_run:
-                raise UsageError(
-                    f"{path} already contains a run; continue it with --resume {path} or choose another output_dir"
-                )
-            # A run that was killed before its first complete file leaves only the lock and temporary files.
-            if not resume and any(entry.name != ".lock" and not _is_leftover(entry) for entry in path.iterdir()):
-                raise UsageError(f"{path} is not empty; choose another output_dir")
             _refuse_links(path)
             run = cls(path, _take_lock(path))
             try:
