@@ -11,32 +11,11 @@ from lfo.env.interface import Environment
 from lfo.env.patience import EnvironmentTimedOut
 from lfo.errors import EnvironmentFailed
 from lfo.protocol.chat import Tokens
-from lfo.types import Message, Origin, Rollout, Seat, StopReason, Turn
-
-
-class Speech(Protocol):
-    """The tokens of one message in an episode."""
-
-    @property
-    def tokens(self) -> tuple[int, ...]: ...
-    @property
-    def logprobs(self) -> tuple[float, ...]: ...
-    @property
-    def stopped(self) -> bool: ...
-
+from lfo.types import Message, Origin, Rollout, Seat, Speech, StopReason, Turn
 
 # A text with more characters than this for each token of the context does not fit into it, by definition: it is cut and
 # never tokenised. Ordinary text has about four.
 CHARS_A_TOKEN = 64
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Dictated:
-    """A message that was not sampled just now: restored from a draft, or from a server."""
-
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...] = ()
-    stopped: bool = True
 
 
 class SamplerSlots(Protocol):

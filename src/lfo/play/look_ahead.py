@@ -31,15 +31,16 @@ from lfo.env.answers import asked_call
 from lfo.env.interface import Environment, OffersLookahead
 from lfo.env.patience import name_of
 from lfo.errors import EnvironmentFailed
-from lfo.play.episode import Dictated, Episode, Mark, SamplerSlots, Speech
+from lfo.play.episode import Episode, Mark, SamplerSlots
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import OPENING, format_tool_call, read_tool_call
 from lfo.protocol.schemas import listed_words, misfit, words_of
 from lfo.protocol.shown import MARK, ShownForm
 from lfo.protocol.world_model import WorldModelState, state_of
-from lfo.types import MOST_IMAGINED, Message, Origin, Rollout, StopReason, ToolCall, Turn
+from lfo.types import MOST_IMAGINED, Message, Origin, Rollout, Speech, StopReason, ToolCall, Turn, exchanged
 
-EXPECTED = MARK.text("")  # the text before a predicted reply that is marked
+# Before a predicted reply. Environments read transcripts (`lookahead_query`): for them it always has this form.
+EXPECTED = MARK.text("")
 _TAG = re.compile(r"</?\w+>")
 MAX_IMAGINED = 8  # imagined exchanges before one turn, at most, for environments that never stop asking
 
@@ -269,7 +270,7 @@ class Deliberation:
         start = episode.write(piece)
         if start is None:
             return False
-        episode.transcript += _not_made(said.message, reply, draft.call)
+        episode.transcript += exchanged(said.message, EXPECTED + reply, draft.call, predicted=True)
         episode.turns.append(
             Turn(
                 action=said.message,
@@ -289,7 +290,7 @@ class Deliberation:
     def _take_back(self, episode: Episode, mark: Mark) -> None:
         """Take back the last imagined exchange of an episode; its draft becomes the turn."""
         imagined = episode.turns[-1]
-        draft = Dictated(
+        draft = Speech(
             tokens=tuple(episode.tokens[imagined.action_start : mark.tokens]),
             logprobs=tuple(episode.logprobs[imagined.action_start : mark.tokens]),
         )
@@ -347,15 +348,6 @@ def _without_tags(text: str) -> list[str]:
     return _TAG.sub(" ", text).split()
 
 
-def _not_made(action: str, reply: str, call: ToolCall | None) -> tuple[Message, Message]:
-    """Return an exchange that did not happen as messages of a transcript.
-
-    Environments read transcripts (`lookahead_query`). For them the reply has one form, whatever the policy is told.
-    """
-    told = Message(role="tool", content=EXPECTED + reply, name=call.name if call else None, predicted=True)
-    return Message(role="assistant", content=action, predicted=True), told
-
-
 def show_exchange(
     episode: Episode, codec: ChatCodec, action: str, reply: str, *, form: ShownForm, feedback: bool = False
 ) -> bool:
@@ -369,7 +361,7 @@ def show_exchange(
     if start is None:
         return False
     (action_span, observation_span) = piece.spans
-    episode.transcript += _not_made(action, reply, call)
+    episode.transcript += exchanged(action, EXPECTED + reply, call, predicted=True)
     episode.add(
         Turn(
             action=action,
@@ -435,8 +427,7 @@ def questions(environment: Environment | None, transcript: Sequence[Message]) ->
         if call is None or call in found:
             break
         found.append(call)
-        messages.append(Message(role="assistant", content=format_tool_call(call), predicted=True))
-        messages.append(Message(role="tool", content=EXPECTED, name=call.name, predicted=True))
+        messages += exchanged(format_tool_call(call), EXPECTED, call, predicted=True)
     return found
 
 

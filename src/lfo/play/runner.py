@@ -27,7 +27,7 @@ from lfo.play.look_ahead import Deliberation, LookAhead, show_exchange
 from lfo.protocol.chat import ChatCodec, ParsedMessage, Tokens
 from lfo.protocol.hermes import read_tool_call
 from lfo.protocol.shown import SHOWN_FORMS, ShownForm
-from lfo.types import Message, ReplyFacts, Rollout, StepResult, StopReason, ToolCall, Turn
+from lfo.types import Message, ReplyFacts, Rollout, StepResult, StopReason, ToolCall, Turn, exchanged
 
 ENVIRONMENT_FAILURES = frozenset({StopReason.ENVIRONMENT_ERROR, StopReason.ENVIRONMENT_TIMEOUT})
 RETRIES = 2  # retries of a call to an environment that raised, except of a step
@@ -220,7 +220,7 @@ class Runner:
                     exchange = outcome
                     self._count(episode, outcome)
                 exchanges[episode.slot].append(exchange)
-                episode.transcript += exchange.messages
+                episode.transcript += exchanged(str(exchange.message), exchange.observation, exchange.call)
         for episode in alive:
             self._append_replies(episode, said[episode.slot], exchanges[episode.slot])
 
@@ -278,7 +278,7 @@ class Runner:
             episode.add(
                 Turn(
                     action=str(exchange.message),
-                    observation=exchange.result.observation if exchange.result else "",
+                    observation=exchange.observation,
                     call=exchange.call,
                     action_start=begin if index else start,
                     action_end=begin if index else action_end,
@@ -304,12 +304,8 @@ class _Exchange:
         return read_tool_call(self.message)
 
     @property
-    def messages(self) -> list[Message]:
-        observation, call = self.result.observation if self.result else "", self.call
-        return [
-            Message(role="assistant", content=str(self.message)),
-            Message(role="tool", content=observation, name=call.name if call else None),
-        ]
+    def observation(self) -> str:
+        return self.result.observation if self.result else ""
 
 
 def opening_is_too_long(rollout: Rollout) -> bool:
