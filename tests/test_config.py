@@ -1,6 +1,7 @@
 """Settings: how they are layered, what is refused and in which words, and that a saved config comes back the same."""
 
 import dataclasses
+from typing import get_args
 import re
 import typing
 from collections import Counter
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lfo.config import (
+from lfo.config.sources import SOURCES, SourceName
     RunConfig,
     differences,
     experiment,
@@ -590,3 +592,7 @@ def test_levels_of_another_environment_may_be_anything():
 def test_what_only_older_runs_have_cannot_be_typed():
     assert "only saved runs of earlier versions" in refused("older.policy.kl=0.1")
     assert "there is no setting 'olderly'; the nearest is" in refused("olderly=3")
+
+
+def test_every_lookahead_source_has_a_row():
+    assert set(get_args(SourceName)) == SOURCES.keys()

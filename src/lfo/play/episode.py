@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from lfo.env.answers import id_of, plain_values
 from lfo.env.interface import Environment
 from lfo.env.patience import EnvironmentTimedOut
@@ -156,3 +158,17 @@ class Episode:
             cut=self.cut,
             info=self.level | self.info,
         )
+
+
+def sample(
+    batch: Sequence[Episode], slots: SamplerSlots, numbers: Sequence[int], *, limit: int, temperature: float
+) -> Sequence[Speech]:
+    """Sample a message for each episode; `numbers` end the seed of its random numbers."""
+    if not batch:
+        return ()
+    return slots.decode(
+        [episode.slot for episode in batch],
+        max_new_tokens=[limit] * len(batch),
+        temperature=temperature,
+        uniforms=[np.random.default_rng([*episode.request.seeds, *numbers]).random(limit) for episode in batch],
+    )

@@ -23,15 +23,13 @@ import re
 from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, Protocol
-
-import numpy as np
+from typing import Any, Literal
 
 from lfo.env.answers import asked_call
 from lfo.env.interface import Environment, OffersLookahead
 from lfo.env.patience import name_of
 from lfo.errors import EnvironmentFailed
-from lfo.play.episode import Episode, Mark, SamplerSlots
+from lfo.play.episode import Episode, Mark, SamplerSlots, sample
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import OPENING, format_tool_call, read_tool_call
 from lfo.protocol.schemas import listed_words, misfit, words_of
@@ -45,12 +43,6 @@ _TAG = re.compile(r"</?\w+>")
 MAX_IMAGINED = 8  # imagined exchanges before one turn, at most, for environments that never stop asking
 
 
-class CallAll(Protocol):
-    """`RunnerConfig.call_all`."""
-
-    def __call__(self, calls: Sequence[Callable[[], Any]], *, what: str) -> list[Any]: ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
     """A question to the predictor: what is the reply to this call in this state?
@@ -62,6 +54,12 @@ class Question:
     state: WorldModelState
     call: ToolCall
     messages: tuple[str, ...]
+
+    @classmethod
+    def at(cls, task: Any, opening: Sequence[Message], turns: Sequence[Turn], call: ToolCall) -> Question:
+        """Return the question that a call is after these turns of a rollout."""
+        messages = tuple(turn.action for turn in turns if not turn.predicted)
+        return cls(task=task, state=state_of(opening, turns), call=call, messages=messages)
 
     @property
     def key(self) -> Hashable:
@@ -104,7 +102,7 @@ class Deliberation:
         *,
         form: ShownForm,
         max_turn_tokens: int,
-        call_all: CallAll,
+        call_all: Callable[..., list[Any]],  # that of `RunnerConfig`
     ) -> None:
         self._lookahead, self._codec, self._slots, self._form = lookahead, codec, slots, form
         self._max_turn_tokens, self._call_all = max_turn_tokens, call_all
@@ -307,15 +305,7 @@ class Deliberation:
         episode.take_back(mark)
 
     def _decode(self, batch: Sequence[Episode], numbers: tuple[int, int], temperature: float) -> Sequence[Speech]:
-        if not batch:
-            return ()
-        limit = self._max_turn_tokens
-        return self._slots.decode(
-            [episode.slot for episode in batch],
-            max_new_tokens=[limit] * len(batch),
-            temperature=temperature,
-            uniforms=[np.random.default_rng([*episode.request.seeds, *numbers]).random(limit) for episode in batch],
-        )
+        return sample(batch, self._slots, numbers, limit=self._max_turn_tokens, temperature=temperature)
 
     # --- proposed by the environment -----------------------------------------------------------------------------
 
@@ -385,9 +375,7 @@ def _before_speech(episode: Episode) -> Mark:
 
 
 def _question(episode: Episode, call: ToolCall) -> Question:
-    messages = tuple(turn.action for turn in episode.turns if not turn.predicted)
-    state = state_of(episode.opening, episode.turns)
-    return Question(task=episode.request.task, state=state, call=call, messages=messages)
+    return Question.at(episode.request.task, episode.opening, episode.turns, call)
 
 
 def imagined(rollout: Rollout, task: Any = None) -> Iterator[tuple[Question, str]]:
@@ -399,10 +387,9 @@ def imagined(rollout: Rollout, task: Any = None) -> Iterator[tuple[Question, str
 
 def asked_at(rollout: Rollout, index: int, task: Any = None) -> Question:
     """Return the call of one turn of a rollout as a question."""
-    turn, before = rollout.turns[index], rollout.turns[:index]
-    assert turn.call is not None
-    messages = tuple(each.action for each in before if not each.predicted)
-    return Question(task=task, state=state_of(rollout.opening, before), call=turn.call, messages=messages)
+    call = rollout.turns[index].call
+    assert call is not None
+    return Question.at(task, rollout.opening, rollout.turns[:index], call)
 
 
 def _query_of(batch: Sequence[Episode]) -> str:

@@ -15,14 +15,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
-
 from lfo.config import RunConfig
 from lfo.env.answers import MOST_REWARD, checked_step, described, opening_of
 from lfo.env.interface import DescribesReplies, Environment, EnvironmentFactory
 from lfo.env.patience import ask, call_all, name_of, naming
 from lfo.errors import ConfigError, EnvironmentFailed
-from lfo.play.episode import CHARS_A_TOKEN, Episode, RolloutRequest, SamplerSlots
+from lfo.play.episode import CHARS_A_TOKEN, Episode, RolloutRequest, SamplerSlots, sample
 from lfo.play.look_ahead import Deliberation, LookAhead, show_exchange
 from lfo.protocol.chat import ChatCodec, ParsedMessage, Tokens
 from lfo.protocol.hermes import read_tool_call
@@ -182,15 +180,7 @@ class Runner:
                 show_exchange(episode, self._codec, action, reply, form=form, feedback=True)
 
     def _sample_messages(self, batch: Sequence[Episode], slots: SamplerSlots, turn: int, temperature: float) -> None:
-        if not batch:
-            return
-        limit = self.config.max_turn_tokens
-        speeches = slots.decode(
-            [episode.slot for episode in batch],
-            max_new_tokens=[limit] * len(batch),
-            temperature=temperature,
-            uniforms=[np.random.default_rng([*episode.request.seeds, turn]).random(limit) for episode in batch],
-        )
+        speeches = sample(batch, slots, (turn,), limit=self.config.max_turn_tokens, temperature=temperature)
         for episode, speech in zip(batch, speeches, strict=True):
             episode.say(speech)
             if not speech.stopped:

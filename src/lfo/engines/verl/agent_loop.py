@@ -185,12 +185,9 @@ class RunnerLoop(AgentLoopBase):
 
         return [said.tokens for said in asyncio.run_coroutine_threadsafe(everybody(), self._event_loop).result()]
 
-    def ask(
-        self, tokens: Sequence[int], adapter: str, *, limit: int, temperature: float, uniforms: Sequence[float]
-    ) -> Speech:
-        """Let the server continue these tokens; called from the thread of the rollout."""
-        asking = self._answer(tokens, adapter, limit=limit, temperature=temperature, uniforms=uniforms)
-        return asyncio.run_coroutine_threadsafe(asking, self._event_loop).result()
+    def ask(self, tokens: Sequence[int], adapter: str, **options: Any) -> Speech:
+        """Let the server continue these tokens; called from the thread of the rollout, with options of `_answer`."""
+        return asyncio.run_coroutine_threadsafe(self._answer(tokens, adapter, **options), self._event_loop).result()
 
     async def _answer(
         self,
