@@ -1,7 +1,6 @@
 """Settings: how they are layered, what is refused and in which words, and that a saved config comes back the same."""
 
 import dataclasses
-from typing import get_args
 import re
 import typing
 from collections import Counter
@@ -13,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lfo.config import (
-from lfo.config.sources import SOURCES, SourceName
     RunConfig,
     differences,
     experiment,
@@ -27,6 +25,7 @@ from lfo.config.algorithms import ALGORITHMS
 from lfo.config.knobs import KNOBS, LoraConfig
 from lfo.config.older import RETIRED
 from lfo.config.presets import PRESETS
+from lfo.config.sources import SOURCES, SourceName
 from lfo.errors import ConfigError
 from lfo.runs.grouping import group_names
 from lfo.runs.reading import read_run
@@ -595,4 +594,4 @@ def test_what_only_older_runs_have_cannot_be_typed():
 
 
 def test_every_lookahead_source_has_a_row():
-    assert set(get_args(SourceName)) == SOURCES.keys()
+    assert set(typing.get_args(SourceName)) == SOURCES.keys()
