@@ -649,6 +649,7 @@ SERVED = """
 import json
 from types import SimpleNamespace
 from lfo.engines.verl.agent_loop import ServedSlot
+from lfo.types import Speech
 
 asked, room = [], []
 
