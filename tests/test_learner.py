@@ -241,7 +241,7 @@ def test_micro_batches_hold_every_row_once_and_keep_to_their_size(groups):
     rows = policy_rows(model, groups[0]) + world_rows(model, groups[0]) + policy_rows(model, groups[1])
     batches = list(micro_batches(rows, torch.device("cpu"), tokens=900))
     assert sum(len(batch.tokens_BT) for batch in batches) == len(rows)
-    assert sum(float(batch.policy_weights_BT.sum()) for batch in batches) == sum(
+    assert sum(float(batch.weights_BT["policy"].sum()) for batch in batches) == sum(
         sum(row.policy_weights) for row in rows
     )
     for batch in batches:
@@ -263,7 +263,7 @@ def test_padding_has_no_weight(groups):
     for place, row in enumerate(rows):
         length = len(row.tokens)
         assert batch.tokens_BT[place, :length].tolist() == list(row.tokens)
-        for stream in (batch.policy_weights_BT, batch.world_model_weights_BT, batch.advantages_BT):
+        for stream in (batch.weights_BT["policy"], batch.weights_BT["world_model"], batch.advantages_BT):
             assert not stream[place, length:].any()
 
 

@@ -14,7 +14,7 @@ import torch
 
 from lfo.env.worlds.oracle import OracleCodes
 from lfo.env.worlds.phone.environment import PhoneCalls
-from lfo.model.sampler import Generated, Sampler
+from lfo.model.sampler import Sampler
 from lfo.objectives.losses import fused_token_logprobs
 from lfo.play.episode import RolloutRequest
 from lfo.play.look_ahead import EXPECTED, MAX_IMAGINED, LookAhead, Question, is_asked, questions
@@ -25,7 +25,7 @@ from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import WorldModelCodec, observed_calls, state_of
 from lfo.rows.samples import policy_sample, world_model_sample
-from lfo.types import Message, Observed, Origin, Rollout, StepResult, StopReason, ToolCall
+from lfo.types import Message, Observed, Origin, Rollout, Speech, StepResult, StopReason, ToolCall
 from small_runs import fussy_calls, small_model, tokenizer
 
 TOOL = {
@@ -82,7 +82,7 @@ class Script:
     def room(self, slot: int) -> int:
         return self.context - len(self.kept[slot])
 
-    def decode(self, slots, *, max_new_tokens, temperature, uniforms) -> list[Generated]:
+    def decode(self, slots, *, max_new_tokens, temperature, uniforms) -> list[Speech]:
         answers = []
         for slot, limit in zip(slots, max_new_tokens, strict=True):
             ids = [*self.codec.encode(self.said[self.turns[slot]]), self.codec.end_of_turn]
@@ -90,7 +90,7 @@ class Script:
             ids = ids[: min(limit, self.room(slot))]
             self.kept[slot] += ids
             stopped = bool(ids) and ids[-1] == self.codec.end_of_turn
-            answers.append(Generated(tokens=tuple(ids), logprobs=(-0.25,) * len(ids), stopped=stopped))
+            answers.append(Speech(tokens=tuple(ids), logprobs=(-0.25,) * len(ids), stopped=stopped))
         return answers
 
 
@@ -179,7 +179,7 @@ class Numbered(Script):
         super().__init__(*args, **options)
         self.numbers: list[tuple[float, ...]] = []
 
-    def decode(self, slots, *, max_new_tokens, temperature, uniforms) -> list[Generated]:
+    def decode(self, slots, *, max_new_tokens, temperature, uniforms) -> list[Speech]:
         self.numbers += [tuple(each) for each in uniforms]
         return super().decode(slots, max_new_tokens=max_new_tokens, temperature=temperature, uniforms=uniforms)
 

@@ -25,12 +25,6 @@ from lfo.types import Rollout, RolloutGroup
 SAMPLE_ROLLOUTS = 4  # of each split, saved for people to read
 
 
-class RollsOut(Protocol):
-    """`Backend.roll_out`."""
-
-    def __call__(self, requests: Sequence[RolloutRequest], *, temperature: float) -> list[Rollout]: ...
-
-
 class Acts(Protocol):
     """`lfo.agent.Agent`."""
 
@@ -46,14 +40,14 @@ def evaluate_splits(
     config: RunConfig,
     make_environment: EnvironmentFactory,
     splits: Sequence[str],
-    roll_out: RollsOut,
+    roll_out: Callable[..., list[Rollout]],
     *,
     look_ahead: bool = True,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return metrics of greedy rollouts on the fixed tasks of each split, and some rollouts to read.
 
-    A run with look-ahead is also evaluated without it, which shows what the weights of the policy know. `look_ahead`:
-    whether it has not ended.
+    `roll_out` is that of a backend. A run with look-ahead is also evaluated without it, which shows what the weights of
+    the policy know. `look_ahead`: whether it has not ended.
     """
     sighted, asks = config.looks_ahead and look_ahead, RunnerConfig.of_run(config).ask
     row: dict[str, Any] = {}
@@ -72,7 +66,7 @@ def evaluate_splits(
             metrics["success_blind"] = fmean(rollout.reward for rollout in alone)
         if sighted:
             metrics["drafts_informative"] = informative_drafts(config, make_environment, rollouts)
-        if sighted and config.lookahead_source != "truth":
+        if sighted and not config.source.is_true:
             metrics["lookahead_accuracy"] = lookahead_accuracy(config, make_environment, tasks, rollouts)
         row |= {f"eval/{split}/{name}": value for name, value in metrics.items()}
         records += [{"split": split, **rollout_record(rollout)} for rollout in rollouts[:SAMPLE_ROLLOUTS]]
@@ -112,7 +106,7 @@ def evaluate(
     refuse_dead_environment(greedy)
     config = agent.config
     accuracy = None
-    if lookahead and config.looks_ahead and config.lookahead_source != "truth":
+    if lookahead and config.looks_ahead and not config.source.is_true:
         accuracy = lookahead_accuracy(config, agent.make_environment, tasks, greedy)
     sampled = agent.roll_out(tasks, greedy=False, lookahead=lookahead, samples=k, seed=seed, on_batch=on_rollouts)
     refuse_dead_environment(sampled)

@@ -41,7 +41,7 @@ class MemoryFirst:
     def answer(self, questions: Sequence[Question]) -> Sequence[str]:
         if self.handed_over:
             return self.world_model(questions)
-        return self.store.recall([(question.state, question.call) for question in questions])
+        return self.store.answer(questions)
 
     def observe(self, rollouts: Iterable[Rollout]) -> None:
         if self.handed_over:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from lfo.env.interface import Environment, describe_with
 from lfo.errors import DataError
 from lfo.play.look_ahead import is_asked
 from lfo.protocol.hermes import read_tool_call
-from lfo.types import Message, ReplyFacts, Rollout, StopReason, Turn
+from lfo.types import Message, ReplyFacts, Rollout, StopReason, Turn, exchanged
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -89,13 +90,10 @@ def rollout_from_texts(
     for action, observation in exchanges:
         turn = _turn(environment, transcript, action, observation)
         turns.append(turn)
-        transcript += _messages(turn)
+        transcript += exchanged(action, observation, turn.call)
     return Rollout(
         task_id=task_id,
         opening=tuple(opening),
-        tokens=(),
-        origins=(),
-        logprobs=(),
         turns=tuple(turns),
         reward=reward,
         stop=StopReason.DONE,
@@ -111,16 +109,9 @@ def transcripts(rollout: Rollout) -> Iterator[tuple[tuple[Turn, ...], tuple[Mess
 
 def transcript_at(rollout: Rollout, index: int) -> tuple[Message, ...]:
     """Return all real messages before a turn."""
-    messages = (message for turn in rollout.turns[:index] if not turn.predicted for message in _messages(turn))
-    return (*rollout.opening, *messages)
-
-
-def _messages(turn: Turn) -> tuple[Message, Message]:
-    name = turn.call.name if turn.call else None
-    return (
-        Message(role="assistant", content=turn.action),
-        Message(role="tool", content=turn.observation, name=name),
-    )
+    real = (turn for turn in rollout.turns[:index] if not turn.predicted)
+    exchanges = (exchanged(turn.action, turn.observation, turn.call) for turn in real)
+    return (*rollout.opening, *chain.from_iterable(exchanges))
 
 
 def _turn(environment: Environment | None, transcript: Sequence[Message], action: str, observation: str) -> Turn:
@@ -129,10 +120,6 @@ def _turn(environment: Environment | None, transcript: Sequence[Message], action
         action=action,
         observation=observation,
         call=call,
-        action_start=0,
-        action_end=0,
-        observation_start=0,
-        observation_end=0,
         asked=environment is not None and is_asked(environment, transcript, action),
         facts=describe_with(environment, observation),
     )

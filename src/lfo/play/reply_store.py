@@ -24,6 +24,7 @@ from scipy.sparse import coo_array, csr_array
 from scipy.special import xlogy
 
 from lfo.errors import DataError
+from lfo.play.look_ahead import Question
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import ObservedCall, WorldModelState, concerning, observed_calls
 from lfo.types import Rollout, ToolCall
@@ -141,6 +142,10 @@ class ReplyStore:
         if stored not in self.replies:
             self.replies[stored] = None
             self._similarity = None
+
+    def answer(self, questions: Sequence[Question]) -> list[str]:
+        """Answer each question of look-ahead; see `recall`."""
+        return self.recall([(question.state, question.call) for question in questions])
 
     def recall(self, questions: Sequence[tuple[WorldModelState, ToolCall]]) -> list[str]:
         """Return the reply in the most similar situation, for each question; "" while the store is empty."""

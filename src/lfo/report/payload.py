@@ -377,7 +377,7 @@ def _group_key(record: RunRecord) -> str:
 
 def _order(config: RunConfig, seeds: int) -> tuple[bool, bool, int]:
     """Sort key: trained groups first, then controls, the baseline last; groups with more seeds first."""
-    shown = config.lookahead_source in ("world_model", "memory_first") and config.feedback != "other_task"
+    shown = config.source.is_learned and config.feedback != "other_task"
     return config.is_plain_dapo, not shown or config.policy.frozen, -seeds
 
 

@@ -143,15 +143,6 @@ def world_model_sample(example: WorldModelExample, *, adapters: tuple[str, ...])
     return TrainingSample.supervised(example.tokens, adapters=adapters, world_model_weights=example.token_weights)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Update:
-    """The updates of a step: one for each mini-batch, in order."""
-
-    mini_batches: Sequence[Sequence[TrainingSample]]
-    world_model_weight: float  # the factor of the world-model loss
-    rate_factor: float  # multiplies every learning rate
-
-
 @dataclass(kw_only=True, slots=True)
 class MiniBatches:
     """Makes the samples of each step of a run."""
@@ -180,7 +171,7 @@ class MiniBatches:
         if self.config.internalise.teacher == "hindsight":
             self.successes.add_in_hindsight(rollouts, self.predicted_tools)
 
-    def update(
+    def of_step(
         self,
         plan: StepPlan,
         groups: Sequence[RolloutGroup],
@@ -188,24 +179,19 @@ class MiniBatches:
         new_examples: Sequence[Sequence[WorldModelExample]],
         *,
         world_model_weight: float,
-    ) -> Update:
+    ) -> list[list[TrainingSample]]:
         """Return the samples of all mini-batches: the groups `kept`, world-model examples and successes to imitate.
 
-        `new_examples` are those of each group. `world_model_weight` is used in steps that train the world model.
+        `new_examples` are those of each group.
         """
         observed = plan.observed if plan.observed and world_model_weight else NOTHING
-        world_model_weight = world_model_weight if plan.predicts else 0.0
-        kept = kept if plan.reinforces else {}
+        kept, predicts = kept if plan.reinforces else {}, plan.predicts and world_model_weight
         parts = [
             self._policy_samples(kept, observed),
-            self._world_samples(plan, groups, kept, new_examples, observed) if world_model_weight else self._none(),
+            self._world_samples(plan, groups, kept, new_examples, observed) if predicts else self._none(),
             self._imitation_samples(plan.step) if plan.imitates else self._none(),
         ]
-        return Update(
-            mini_batches=[[sample for part in each for sample in part] for each in zip(*parts, strict=True)],
-            world_model_weight=world_model_weight,
-            rate_factor=plan.rate,
-        )
+        return [[sample for part in each for sample in part] for each in zip(*parts, strict=True)]
 
     def examples(self, examples: Sequence[WorldModelExample]) -> list[TrainingSample]:
         return [world_model_sample(example, adapters=self.world_model_adapters) for example in examples]

@@ -37,11 +37,6 @@ def training_seconds(rows: MetricsRows) -> list[float]:
     return list(accumulate(sum(_seconds(row).values()) - _seconds(row).get("seconds/eval", 0.0) for row in rows))
 
 
-def all_seconds(rows: MetricsRows) -> float:
-    """Return the seconds of rollouts, updates and evaluations."""
-    return sum(sum(_seconds(row).values()) for row in rows)
-
-
 def _seconds(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the seconds of one step, by phase."""
     phases = (key for key in row if key.startswith("seconds/") and key != COSTS["seconds"])

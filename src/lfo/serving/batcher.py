@@ -74,7 +74,7 @@ class Batcher:
 
     def __init__(self, speaker: Speaker, *, lookahead: bool = True, slots: int = SLOTS) -> None:
         self._lookahead = speaker.lookahead if lookahead else None
-        if self._lookahead is not None and speaker.config.lookahead_source in ("truth", "shuffled"):
+        if self._lookahead is not None and speaker.config.source.is_control:
             source = speaker.config.lookahead_source
             raise UsageError(
                 f"this run looks ahead by lookahead_source={source}, a control that needs the environment's own tasks; "

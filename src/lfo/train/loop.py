@@ -43,13 +43,13 @@ from lfo.play.predictors import world_model_codec
 from lfo.play.runner import RunnerConfig, refuse_dead_environment
 from lfo.protocol.world_model import WorldModelExample
 from lfo.rows.replay import Practice, ReplayBuffer, examples_of_groups, logged_replies
-from lfo.rows.samples import MiniBatches, Update, acted_by_policy, mark_first_calls, mark_imagined
+from lfo.rows.samples import MiniBatches, acted_by_policy, mark_first_calls, mark_imagined
 from lfo.rows.successes import Renaming, SuccessBuffer
 from lfo.runs.data import continued_data, describe_data
 from lfo.runs.folder import RunDirectory
 from lfo.runs.trends import evaluated_tasks, far_below
 from lfo.train.tracking import Progress, open_trackers
-from lfo.types import Rollout, RolloutGroup, Situation, StepPlan
+from lfo.types import Rollout, RolloutGroup, Situation, StepPlan, TrainingSample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -204,10 +204,7 @@ class Trainer:
             examples = self.store_replies(collected.groups) if plan.listens else []
         plan = self.plan(step)  # again: a success of this step may be the one that imitation was waiting for
         with clock("update"):
-            update = self.make_update(plan, collected, examples)
-            learnt = self.backend.learn(
-                update.mini_batches, world_model_weight=update.world_model_weight, rate_factor=update.rate_factor
-            )
+            learnt = self.learn(plan, self.samples(plan, collected, examples))
         with clock("sync"):
             self.backend.sync(step + 1)
         row, watched = self.rollout_metrics(plan, collected), mean_of_each(learnt)
@@ -316,13 +313,16 @@ class Trainer:
                 self.mini_batches.replay.add(examples)
         return found
 
-    def make_update(
+    def samples(
         self, plan: StepPlan, collected: Collected, examples: Sequence[Sequence[WorldModelExample]]
-    ) -> Update:
+    ) -> list[list[TrainingSample]]:
         """Return the samples of each mini-batch of this step; `examples` are those of each group."""
-        return self.mini_batches.update(
-            plan, collected.groups, collected.kept, examples, world_model_weight=self.state.weight
-        )
+        groups, weight = (collected.groups, collected.kept), self.state.weight
+        return self.mini_batches.of_step(plan, *groups, examples, world_model_weight=weight)
+
+    def learn(self, plan: StepPlan, samples: Sequence[Sequence[TrainingSample]]) -> list[dict[str, float]]:
+        weight = self.state.weight if plan.predicts else 0.0
+        return self.backend.learn(samples, world_model_weight=weight, rate_factor=plan.rate)
 
     def rollout_metrics(self, plan: StepPlan, collected: Collected) -> dict[str, Any]:
         """Return the metrics that come from the rollouts of a step."""
@@ -361,9 +361,9 @@ class Trainer:
             metrics, predictions = self.examination.run()
             row |= metrics
         if run is not None:
-            run.write_rollouts(self.state.step, rollouts)
+            run.write_samples("rollouts", self.state.step, rollouts)
             if predictions:
-                run.write_predictions(self.state.step, predictions)
+                run.write_samples("predictions", self.state.step, predictions)
         return {**row, "seconds/eval": time.monotonic() - started}
 
     @property
