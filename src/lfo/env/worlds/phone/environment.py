@@ -296,17 +296,6 @@ class PhoneCalls(ToolEnvironment):
             "department_order": self.called == self.order[: len(self.called)],
         }
 
-    def check(self) -> None:
-        limits = self.task.limits
-        assert 0 <= self.done_errands <= len(self.task.errands)
-        assert 0 <= self.calls <= limits.calls
-        assert sum(self.failures.values()) + self.done_errands <= self.calls
-        assert all(0 < count <= limits.failures_to_lock for count in self.failures.values())
-        assert all(self.task.profile[name] == value for name, value in self.values.items() if name != REFERENCE)
-        assert self.form is not None or set(self.values) <= {REFERENCE}
-        assert len(self.form or ()) <= limits.max_fields or not set(self.values) - {REFERENCE}
-        assert (self.reward() == 1.0) == (self.done_errands == len(self.task.errands))
-
     # --- for evaluation, and for look-ahead --------------------------------------------------------------------
 
     def scripted_players(self) -> Sequence[Player]:
@@ -354,37 +343,3 @@ def lookahead_query(transcript: Sequence[Message]) -> ToolCall | None:
     )
     number = next((number for _, number in named if number not in numbers), None)
     return ToolCall(name="make_phone_call", arguments={"phone_number": number, "auth_info": {}}) if number else None
-
-
-# --- the tools, for engines that read them from a file ---------------------------------------------------------------
-
-
-def tool_config_yaml() -> str:
-    """Return `configs/tool_config.yaml`: the schemas of the three tools in verl's format."""
-    tools = [
-        {
-            "class_name": "lfo.env.worlds.phone.environment.PhoneCalls",
-            "config": {"type": "native"},
-            "tool_schema": schema,
-        }
-        for schema in PhoneCalls().tools()
-    ]
-    return _TOOL_CONFIG_HEADER + "tools:" + _yaml(tools, indent="  ") + "\n"
-
-
-def _yaml(value: Any, indent: str) -> str:
-    """Return a value as YAML. JSON strings are valid YAML, so no YAML package is needed."""
-    if isinstance(value, dict) and value:
-        return "".join(f"\n{indent}{key}:{_yaml(item, indent + '  ')}" for key, item in value.items())
-    if isinstance(value, list) and value:
-        return "".join(
-            f"\n{indent}-{_yaml(item, indent + '  ')}".replace("-\n" + indent + "  ", "- ", 1) for item in value
-        )
-    return " " + json.dumps(value)
-
-
-_TOOL_CONFIG_HEADER = """\
-# The tools of the phone-call world, written from its typed methods; to write it again:
-#   python -c 'from lfo.env.worlds.phone import environment as e; print(e.tool_config_yaml(), end="")'
-# The class is the environment that carries the calls out: one object plays one rollout.
-"""

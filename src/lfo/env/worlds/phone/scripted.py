@@ -48,6 +48,3 @@ class ScriptedCalls(PhoneCalls):
 
     def reward(self) -> float:
         return self._reward
-
-    def check(self) -> None:
-        pass  # the reward does not depend on the state
