@@ -48,7 +48,7 @@ from lfo.cli import (
     train,
     watch,
 )
-from lfo.errors import LfoError
+from lfo.errors import LfoError, first_line
 from lfo.streams import flush_stdout, protect_standard_streams
 
 
@@ -150,9 +150,8 @@ def main(commands: typer.Typer = app, name: str = "lfo") -> None:
             _fail("the GPU is out of memory; wait until it is free, or run `lfo plan` to see what fits", 1, debug)
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             _fail(f"cannot write {error.filename or 'the output'}: {error.strerror}", 1, debug)
-        what = (str(error).strip().splitlines() or ["no message"])[0]
         hint = "" if debug else "; run again with --debug for the traceback"
-        _fail(f"unexpected {type(error).__name__}: {what}{hint}", 1, debug)
+        _fail(f"unexpected {type(error).__name__}: {first_line(error)}{hint}", 1, debug)
 
 
 def _fail(sentence: str, code: int, debug: bool) -> NoReturn:
