@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lfo.cli.common import option
 from lfo.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,12 +34,10 @@ A whole tool call in JSON works too: {"name": "search_company", "arguments": {"n
 
 
 def play(
-    task: Annotated[str | None, typer.Option("--task", metavar="ID", help="The id of the task.")] = None,
-    level: Annotated[int | None, typer.Option(help="A task of this level, 1 to 6.")] = None,
-    data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="A folder of lfo generate; the default is the world of seed 0.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="The seed of the drawn task; the default is random.")] = None,
+    task: Annotated[str | None, option("The id of the task.", "ID")] = None,
+    level: Annotated[int | None, option("A task of this level, 1 to 6.")] = None,
+    data: Annotated[Path | None, option("A folder of lfo generate; the default is the world of seed 0.", "DIR")] = None,
+    seed: Annotated[int | None, option("The seed of the drawn task; the default is random.")] = None,
 ) -> None:
     """Play a task yourself: lfo play --level 2"""
     from lfo.env.worlds.phone.environment import PhoneCalls

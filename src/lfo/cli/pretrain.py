@@ -11,35 +11,29 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lfo.cli.common import Device, Json, answer, working
+from lfo.cli.common import Device, Json, answer, flag, option, working
 from lfo.cli.environment import measured_gate, show_gate
 from lfo.cli.practice import practice_bars
 from lfo.errors import UsageError
 
 
 def pretrain(
-    output_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="New folder for the base.")] = None,
+    output_dir: Annotated[Path | None, option("New folder for the base.", "DIR")] = None,
     base: Annotated[
-        str | None, typer.Option(help="Warm up this base instead of building one: a fetched model or a folder.")
+        str | None, option("Warm up this base instead of building one: a fetched model or a folder.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Training steps; the default is that of the recipe.")] = None,
-    conversations: Annotated[int | None, typer.Option(min=1, help="Practice conversations; likewise.")] = None,
+    steps: Annotated[int | None, option("Training steps; the default is that of the recipe.", min=1)] = None,
+    conversations: Annotated[int | None, option("Practice conversations; likewise.", min=1)] = None,
     device: Device = "auto",
-    workers: Annotated[int, typer.Option(min=1, help="Processes that write the corpus.")] = os.cpu_count() or 1,
-    check: Annotated[bool, typer.Option("--check", help="Measure a base instead of building one.")] = False,
-    model: Annotated[str, typer.Option(help="With --check: the base, a folder or tiny.")] = "tiny",
-    tasks: Annotated[
-        int | None, typer.Option(min=1, help="With --check: tasks of each level (64), or of --env (500).")
-    ] = None,
-    law: Annotated[int, typer.Option(min=0, help="With --check: the law that the base must not know.")] = 0,
-    env: Annotated[str | None, typer.Option(help="Practise the tools of this environment.")] = None,
-    env_arg: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="With --env: an argument of the environment.")
-    ] = None,
-    row: Annotated[int | None, typer.Option(min=64, help="With --env: tokens of a rollout.")] = None,
-    reading: Annotated[
-        bool, typer.Option("--reading/--no-reading", help="With --env: practise to act on what replies say.")
-    ] = True,
+    workers: Annotated[int, option("Processes that write the corpus.", min=1)] = os.cpu_count() or 1,
+    check: Annotated[bool, flag("--check", "Measure a base instead of building one.")] = False,
+    model: Annotated[str, option("With --check: the base, a folder or tiny.")] = "tiny",
+    tasks: Annotated[int | None, option("With --check: tasks of each level (64), or of --env (500).", min=1)] = None,
+    law: Annotated[int, option("With --check: the law that the base must not know.", min=0)] = 0,
+    env: Annotated[str | None, option("Practise the tools of this environment.")] = None,
+    env_arg: Annotated[list[str] | None, option("With --env: an argument of the environment.", "NAME=VALUE")] = None,
+    row: Annotated[int | None, option("With --env: tokens of a rollout.", min=64)] = None,
+    reading: Annotated[bool, flag("--reading/--no-reading", "With --env: practise to act on what replies say.")] = True,
     as_json: Json = False,
 ) -> None:
     """Build the embedded base, warm up a base for the shipped environments or for any tools, or check a base.
