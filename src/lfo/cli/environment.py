@@ -85,17 +85,20 @@ def check_env(
     if overrides and run is not None:
         raise UsageError(f"--run takes all settings from {run}; leave out {overrides[0]}")
     with working("checking"):
+        from lfo.agent import saved_config
         from lfo.config import load_config
         from lfo.loading import environment_factory, load_tokenizer
+        from lfo.measure.gate import write_gate
+        from lfo.runs.folder import run_folder
 
-        config = load_config(overrides or []) if run is None else _config_of(run)
+        config = load_config(overrides or []) if run is None else saved_config(run_folder(run))
         make_environment, tokenizer = environment_factory(config), load_tokenizer(config.model)
         result = _checked(config, make_environment, tokenizer, logs, episodes)
     if logs is None and result["ok"] and gate != 0:
         config = practised(config)
         result["gate"] = measured_gate(config, make_environment, tokenizer, gate, as_json)
         if run is not None:
-            _keep_gate(run, result["gate"])
+            write_gate(run_folder(run), result["gate"])
     answer(result, lambda: (_show_replies if logs else _show_any)(config.env, result), as_json=as_json)
     if not result["ok"]:
         raise typer.Exit(1)
@@ -133,20 +136,6 @@ def _checked(
         prompt_length=lambda messages: len(codec().opening(messages).ids),
         room=config.rollout.max_context,
     )
-
-
-def _config_of(run: Path) -> RunConfig:
-    from lfo.agent import saved_config
-    from lfo.runs.folder import run_folder
-
-    return saved_config(run_folder(run))
-
-
-def _keep_gate(run: Path, gate: dict[str, Any]) -> None:
-    from lfo.measure.gate import write_gate
-    from lfo.runs.folder import run_folder
-
-    write_gate(run_folder(run), gate)
 
 
 def measured_gate(

@@ -76,25 +76,15 @@ def _play(environment: PhoneCalls, task: Task, lines: Iterable[str]) -> None:
     history = [f"user: {opening.content}"]
     typer.echo(f"Task {task.id}. Your user says:\n  {opening.content}\nType help for the commands.")
     known: dict[str, str] = {}  # values from the user and the reps, by field
-    for line in lines:
+    for line in filter(None, lines):
         command = line.partition(" ")[0]
-        match command.lower():
-            case "":
-                continue
-            case "help" | "?":
-                typer.echo(HELP)
-                continue
-            case "history":
-                typer.echo("\n".join(history))
-                continue
-            case "fields":
-                typer.echo(", ".join((*FIELDS, REFERENCE)))
-                continue
-            case "quit" | "exit":
-                break
+        if command.lower() in ("quit", "exit"):
+            break
+        texts = {"help": HELP, "?": HELP, "history": "\n".join(history), "fields": ", ".join((*FIELDS, REFERENCE))}
         message = to_message(line, known)
         if message is None:
-            typer.echo(f"There is no command {command!r}; type help for those that exist.")
+            unknown = f"There is no command {command!r}; type help for those that exist."
+            typer.echo(texts.get(command.lower(), unknown))
             continue
         result = environment.step(message)
         history += [f"you: {line}", f"answer: {result.observation}"]

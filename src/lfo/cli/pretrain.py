@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -147,31 +148,35 @@ def _check_syntax(model: str, overrides: list[str], tasks: int, row: int | None,
         room = {} if row is None else {"max_context": row}
         result = check_syntax(model, make_environment, episodes=tasks, device=pick_device(device), **room)
     context = [] if row is None else [f"rollout.max_context={row}"]
-    result["gate"] = _gate([*overrides, *context, f"model={model}", f"device={device}"], as_json)
-
-    def show() -> None:
-        for name in ("base", "random"):
-            each = result[name]
-            typer.echo(
-                f"{name}: success {each['success']:.1%} ({each['low']:.1%}-{each['high']:.1%}), reward "
-                f"{each['reward']:.3g}, {each['n']} rollouts"
-            )
-        typer.echo(f"{result['readable']:.1%} of {result['turns']:,} turns are valid calls.")
-        for problem in result["problems"]:
-            typer.echo(f"BROKEN: {problem}")
-        show_gate(result["gate"])
-
-    answer(result, show, as_json=as_json)
-    if not result["ok"]:
-        raise typer.Exit(1)
+    _answer([*overrides, *context, f"model={model}", f"device={device}"], result, _show_syntax, as_json)
 
 
-def _gate(overrides: list[str], as_json: bool) -> dict[str, Any]:
+def _show_syntax(result: dict[str, Any]) -> None:
+    for name in ("base", "random"):
+        each = result[name]
+        typer.echo(
+            f"{name}: success {each['success']:.1%} ({each['low']:.1%}-{each['high']:.1%}), reward "
+            f"{each['reward']:.3g}, {each['n']} rollouts"
+        )
+    typer.echo(f"{result['readable']:.1%} of {result['turns']:,} turns are valid calls.")
+    for problem in result["problems"]:
+        typer.echo(f"BROKEN: {problem}")
+
+
+def _answer(
+    overrides: list[str], result: dict[str, Any], show: Callable[[dict[str, Any]], None], as_json: bool
+) -> None:
+    """Measure the gate too, answer, and exit with 1 if the base violates a condition."""
     from lfo.config import load_config
     from lfo.loading import environment_factory, load_tokenizer
 
     config = load_config(overrides)
-    return measured_gate(config, environment_factory(config), load_tokenizer(config.model), None, as_json)
+    result["gate"] = measured_gate(config, environment_factory(config), load_tokenizer(config.model), None, as_json)
+    answer(result, lambda: show(result), as_json=as_json)
+    if not as_json:
+        show_gate(result["gate"])
+    if not result["ok"]:
+        raise typer.Exit(1)
 
 
 def _check(model: str, tasks: int, law: int, device: str, as_json: bool) -> None:
@@ -186,10 +191,7 @@ def _check(model: str, tasks: int, law: int, device: str, as_json: bool) -> None
             device=pick_device(device),
             progress=lambda words: status.update(f"checking: {words}"),
         )
-    result["gate"] = _gate([f"model={model}", f"device={device}", f"env_args.law={law}"], as_json)
-    answer(result, lambda: _show(result), as_json=as_json)
-    if not result["ok"]:
-        raise typer.Exit(1)
+    _answer([f"model={model}", f"device={device}", f"env_args.law={law}"], result, _show, as_json)
 
 
 def _show(result: dict[str, Any]) -> None:
@@ -217,4 +219,3 @@ def _show(result: dict[str, Any]) -> None:
     console.print(
         "The base meets all conditions." if result["ok"] else f"{len(result['problems'])} conditions are violated."
     )
-    show_gate(result["gate"])
