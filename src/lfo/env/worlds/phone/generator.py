@@ -26,7 +26,7 @@ from typing import Any
 
 from lfo.atomic import write_folder_atomic
 from lfo.env.worlds.phone.ceiling import mean_ceiling
-from lfo.env.worlds.phone.tasks import LEVEL, LEVELS, SPLITS, Task, TaskStream
+from lfo.env.worlds.phone.tasks import LEVEL, LEVELS, SPLITS, Task, TaskStream, World
 from lfo.env.worlds.phone.world import UNSEEN, Company, company
 from lfo.errors import DataError, UsageError, WorkError
 
@@ -70,15 +70,8 @@ class Options:
 
     def stream(self, split: str, *, levels: Sequence[int] = (), stream_seed: int = 0) -> TaskStream:
         """Return an endless stream of tasks; the files are the start of `stream_seed` 0."""
-        return TaskStream(
-            world=self.seed,
-            split=split,
-            levels=tuple(levels) or self.levels,
-            companies=self.num_companies,
-            unseen_companies=self.num_unseen_companies,
-            stream_seed=stream_seed,
-            law=self.law,
-        )
+        world = World(self.seed, self.num_companies, self.num_unseen_companies, self.law)
+        return world.stream(split, levels=tuple(levels) or self.levels, stream_seed=stream_seed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
