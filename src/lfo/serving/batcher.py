@@ -88,8 +88,7 @@ class Batcher:
         self._waiting: queue.Queue[Job | None] = queue.Queue(WAITING)
         self._thread = threading.Thread(target=self._work, name="batcher", daemon=True)
         self._slots = Slots(speaker.new_slots(slots), slots)
-        self.sampled_tokens = 0  # including drafts, for measurements
-        self.batches = 0
+        self.batches = 0  # for measurements
 
     def __enter__(self) -> Batcher:
         self._thread.start()
@@ -233,11 +232,6 @@ class Batcher:
         if deliberation is not None:
             deliberation.reconsider([episode for episode in episodes if episode.stop is None], 0, key.temperature)
         self.batches += 1
-        sampled = (
-            sum(origin == Origin.SAMPLED for origin in episode.origins) + episode.discarded_tokens
-            for episode in episodes
-        )
-        self.sampled_tokens += sum(sampled)
 
     def _reply(self, ready: Ready, codec: ChatCodec, key: Key) -> Reply:
         """Return the message of an episode for the client, and keep its tokens for the next request."""
