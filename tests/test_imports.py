@@ -22,7 +22,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "checkpoints": frozenset({"errors"}),
     "streams": frozenset({"errors"}),
     "atomic": frozenset({"errors", "checkpoints"}),
-    "env": frozenset({"types", "errors", "statistics", "protocol.hermes", "protocol.schemas"}),
+    "env": frozenset({"types", "errors", "statistics", "atomic", "protocol.hermes", "protocol.schemas"}),
     "config": frozenset({"errors", "settings", "env"}),
     "protocol": frozenset({"types", "errors"}),
     "objectives": frozenset({"types"}),

@@ -15,22 +15,19 @@ from lfo.errors import UsageError
 def serve(
     run: common.Run,
     host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="The address to listen on; 0.0.0.0 allows other machines.")
+        str, common.option("The address to listen on; 0.0.0.0 allows other machines.", "ADDRESS")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    port: Annotated[int, common.option("0 takes a free one.", min=0, max=65535)] = 8000,
     token: Annotated[
-        str | None, typer.Option(envvar="LFO_TOKEN", metavar="TOKEN", help="The API key; the default is a new one.")
+        str | None, common.option("The API key; the default is a new one.", "TOKEN", envvar="LFO_TOKEN")
     ] = None,
     adapter: common.Adapter = "last",
     no_lookahead: common.NoLookahead = False,
     upstream: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="A vLLM server with both LoRAs, instead of our sampler."),
+        str | None, common.option("A vLLM server with both LoRAs, instead of our sampler.", "URL")
     ] = None,
-    upstream_key: Annotated[
-        str, typer.Option(envvar="LFO_UPSTREAM_KEY", metavar="KEY", help="That server's API key.")
-    ] = "",
-    rows: Annotated[int, typer.Option(min=1, help="Conversations in parallel.")] = 64,
+    upstream_key: Annotated[str, common.option("That server's API key.", "KEY", envvar="LFO_UPSTREAM_KEY")] = "",
+    rows: Annotated[int, common.option("Conversations in parallel.", min=1)] = 64,
     device: common.Device = "auto",
 ) -> None:
     """Serve a trained agent with look-ahead to any OpenAI client: lfo serve runs/x

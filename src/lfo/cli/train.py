@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lfo.cli.common import Json
+from lfo.cli.common import Json, flag, option
 from lfo.cli.practice import practised
 from lfo.errors import UsageError
 
@@ -23,10 +23,9 @@ Overrides = Annotated[
 
 def train(
     overrides: Overrides = None,
-    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Continue the run in this folder.")] = None,
+    resume: Annotated[Path | None, option("Continue the run in this folder.", "DIR")] = None,
     print_config: Annotated[
-        bool,
-        typer.Option("--print-config", help="Validate and show the complete config of the engine, without training."),
+        bool, flag("--print-config", "Validate and show the complete config of the engine, without training.")
     ] = False,
     as_json: Json = False,
 ) -> None:

@@ -14,7 +14,7 @@ import functools
 import json
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from verifiers.types import ToolCall as TheirCall  # pyright: ignore[reportMissi
 
 from lfo.env.adapters.foreign import ForeignEnvironment, Reaction, one_tool
 from lfo.env.by_name import find_modules_here, refuse_pythons_own
-from lfo.errors import ConfigError, EnvironmentFailed, UsageError
+from lfo.errors import ConfigError, EnvironmentFailed, first_line
 from lfo.types import Message, ToolCall
 
 HELD_OUT = 5  # without an evaluation set, every fifth row of the dataset is held out
@@ -59,11 +59,8 @@ class LibraryEnvironment(ForeignEnvironment):
     def tools(self) -> list[dict[str, Any]]:
         return self._own_tools or _SAY
 
-    def tasks(self, split: str) -> Sequence[DatasetRow]:
-        splits = _splits(self._library)
-        if split not in splits:
-            raise UsageError(f"{self.spec} has no split {split!r}; it has {', '.join(splits)}")
-        return splits[split]
+    def splits(self) -> Mapping[str, Sequence[DatasetRow]]:
+        return _splits(self._library)
 
     def open(self, task: DatasetRow) -> Sequence[Message]:
         library = self._library
@@ -135,7 +132,7 @@ def _loaded(name: str, options: str) -> Any:
         for each, handler in signals.items():  # the library replaces them
             signal.signal(each, handler)
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error, type(error).__name__)
         raise ConfigError(f"env=verifiers:{name} cannot be loaded: {reason}") from error
     if not isinstance(library, verifiers.MultiTurnEnv):
         kind = type(library).__name__
