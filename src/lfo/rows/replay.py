@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -32,13 +32,15 @@ from safetensors.numpy import load_file, save_file
 from lfo.env.interface import Environment
 from lfo.errors import DataError
 from lfo.play.records import read_rollouts
-from lfo.protocol.world_model import WorldModelCodec, WorldModelExample
+from lfo.protocol.world_model import WorldModelCodec, WorldModelExample, text_of_state, with_other_texts
+from lfo.rows.rewording import reworded, telling_words
 from lfo.types import RolloutGroup
 
 MOST_ENCODERS = 4  # threads that tokenise replies; more would wait for the interpreter lock
 FEW = 2  # a word is a name if it occurs in at most this many states,
 FEW_SHARE = 0.02  # or in at most this share of them,
 MOST_SHARE = 0.25  # but never if it occurs in more than this share: of a handful of states, every word would be one
+TOLD, OTHERS = int(os.environ.get("TOLD", "1")), float(os.environ.get("OTHERS", "0.3"))
 WORD = re.compile(r"[^\W\d_]+|\d+")
 
 
@@ -188,10 +190,12 @@ def weight_of_token(count: int, replies: int, *, wording: float) -> float:
 
 
 class Practice:
-    """Augments drawn examples. `swap_names` is a probability; `wording=1` weights all tokens equally."""
+    """Augments drawn examples. `swap_names` and `reword` are probabilities; `wording=1` weights all tokens equally."""
 
-    def __init__(self, codec: WorldModelCodec, *, swap_names: float, wording: float) -> None:
-        self._codec, self._chance, self._wording = codec, swap_names, wording
+    def __init__(self, codec: WorldModelCodec, *, swap_names: float, wording: float, reword: float = 0.0) -> None:
+        self._codec, self._chance, self._wording, self._reword = codec, swap_names, wording, reword
+        self._telling: frozenset[str] = frozenset()  # words of states, and of replies that go along with them
+        self._told: frozenset[str] = frozenset()
         self._prompts: dict[str, str] = {}  # prompt text of each example, by its key
         # Identifies the examples that the counts below were made from.
         self._counted: tuple[int, int] = (0, 0)
@@ -203,11 +207,11 @@ class Practice:
         self, drawn: Iterable[WorldModelExample], known: Collection[WorldModelExample], seeds: Sequence[int]
     ) -> list[WorldModelExample]:
         """Return the drawn examples, augmented with names and word counts of all `known` examples."""
-        if not self._chance and self._wording == 1:
+        if not self._chance and self._wording == 1 and not self._reword:
             return list(drawn)
         self._count(known)
         rng = np.random.default_rng([*seeds, 1])  # other random numbers than those of the draw
-        return [self._weighted(self._renamed(example, rng)) for example in drawn]
+        return [self._weighted(self._reworded(self._renamed(example, rng), rng)) for example in drawn]
 
     def _count(self, known: Collection[WorldModelExample]) -> None:
         asked = [example for example in known if example.asked]
@@ -223,6 +227,17 @@ class Practice:
             names = names_among(states_with, len(first))
             self._names = {number: [name for name in names if name.isdigit() == number] for number in (False, True)}
 
+        if self._reword:
+            self._telling, self._told = self._telling_words(first)
+
+    def _telling_words(self, examples: Collection[WorldModelExample]) -> tuple[frozenset[str], frozenset[str]]:
+        """Return the words of states that go along with what replies say. Equal states count once: a task that was
+        played eight times is no evidence on its name."""
+        said: dict[str, set[str]] = defaultdict(set)
+        for example in examples:
+            said[text_of_state(self._prompt(example))] |= words(self._codec.reply_text(example))
+        return telling_words([words(state) for state in said], list(said.values()))
+
     def _prompt(self, example: WorldModelExample) -> str:
         if example.key not in self._prompts:
             self._prompts[example.key] = self._codec.prompt_text(example)
@@ -235,10 +250,22 @@ class Practice:
         text = with_swapped_names(self._prompt(example), self._names, spare=repeated, chance=self._chance, rng=rng)
         return self._codec.with_prompt(example, text)
 
+    def _reworded(self, example: WorldModelExample, rng: np.random.Generator) -> WorldModelExample:
+        if not self._reword or rng.random() >= self._reword:
+            return example
+        kept = self._telling | words(self._codec.reply_text(example))
+
+        def stays(piece: str) -> bool:
+            return any(word in kept or word.isdigit() for word in words(piece))
+
+        change = partial(reworded, stays=stays, another=partial(self._codec.any_word, rng), rng=rng)
+        return self._codec.with_prompt(example, with_other_texts(self._codec.prompt_text(example), change))
+
     def _weighted(self, example: WorldModelExample) -> WorldModelExample:
         start = example.reply_start
-        weights = (
-            weight_of_token(self._replies_with[token], self._replies, wording=self._wording)
-            for token in example.tokens[start:]
-        )
+        target = example.tokens[start:]
+        weights = [weight_of_token(self._replies_with[token], self._replies, wording=self._wording) for token in target]
+        if TOLD and self._told:
+            told = self._codec.tokens_of_words(target, self._told)
+            weights = [1.0 if is_told else OTHERS * weight for weight, is_told in zip(weights, told, strict=True)]
         return replace(example, token_weights=(*example.token_weights[:start], *weights))
