@@ -65,8 +65,13 @@ class Question:
     @property
     def key(self) -> Hashable:
         """Equal for two questions exactly if the world model gets the same prompt."""
+        return format_tool_call(self.call), self.place
+
+    @property
+    def place(self) -> Hashable:
+        """Equal for two questions exactly if they are asked in the same state."""
         state = self.state
-        return format_tool_call(self.call), state.task, state.step, state.actions, tuple(state.collected.items())
+        return state.task, state.step, state.actions, tuple(state.collected.items())
 
 
 Predictor = Callable[[Sequence[Question]], Sequence[str]]

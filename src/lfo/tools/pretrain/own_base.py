@@ -23,6 +23,7 @@ from typing import Any
 
 from lfo.atomic import writing
 from lfo.config import RunConfig
+from lfo.config.presets import PRESETS
 from lfo.env.answers import opening_of, tools_of
 from lfo.env.interface import EnvironmentFactory, tasks_of
 from lfo.env.patience import ask
@@ -35,6 +36,8 @@ from lfo.tools.pretrain.syntax import SYNTAX, teach_syntax
 VERSION = 2  # of practice: another one makes other bases
 FOLDER = ".bases"  # beside the runs; hidden, because it holds no runs
 OPENINGS = 8
+ROOM = 2  # times the longest state of practice: requests may be longer, and rollouts have more calls
+REWORD = 0.75  # world_model.reword in an environment of one's own
 
 
 def with_practised_base(
@@ -74,7 +77,23 @@ def with_practised_base(
             )
     used = practice_of(str(folder))
     say(f"model={folder}: the embedded base after {used.get('rollouts', 0):,} rollouts in {used.get('tasks', 0)} tasks")
-    return replace(config, model=str(folder))
+    return fitted(config, str(folder))
+
+
+def fitted(config: RunConfig, folder: str) -> RunConfig:
+    """Return the config with a practised base, and what a world model needs in an environment of its own.
+
+    A state gets room for what is looked up, and requests are worded anew in training. What was set otherwise than in
+    the preset stays.
+    """
+    world, usual, longest = config.world_model, PRESETS["tiny"], practice_of(folder).get("longest_state", 112)
+    changes: dict[str, Any] = {}
+    if world.state_tokens == usual["world_model.state_tokens"]:
+        most = max(world.state_tokens, config.rollout.max_context // 2)
+        changes["state_tokens"] = min(most, max(world.state_tokens, ROOM * longest))
+    if not world.reword and world.swap_names:
+        changes["reword"] = REWORD
+    return replace(config, model=folder, world_model=replace(world, **changes))
 
 
 def knows(tools: Sequence[Mapping[str, Any]]) -> bool:

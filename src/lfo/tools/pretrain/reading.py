@@ -25,7 +25,7 @@ from lfo.env.seeds import stream
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.shown import ShownForm
-from lfo.protocol.world_model import WorldModelCodec, state_of
+from lfo.protocol.world_model import WorldModelCodec, render_state, state_of
 from lfo.tools.pretrain.lessons import Experience, Lesson, Step
 from lfo.tools.pretrain.values import alike, names, resolved, swapped, swapper
 from lfo.types import ToolCall, Turn
@@ -56,6 +56,11 @@ class Reading:
         """Return this many rows; those with more tokens than there is room for are left out."""
         made = [self._row(stream(self.seed, "practice", number)) for number in range(count)]
         return [row for row in made if row is not None and len(row[0]) <= room]
+
+    def longest_state(self) -> int:
+        """Return the tokens of the longest state in which a decisive call was made."""
+        states = [state_of(each.opening, list(map(_turn, each.looked))) for each in self.experience.lessons]
+        return max((len(self.codec.encode(render_state(state))) for state in states), default=0)
 
     def _row(self, random: Random) -> Row | None:
         if self.experience.lessons and random.random() < self.predicted:
