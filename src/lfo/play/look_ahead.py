@@ -70,8 +70,7 @@ class Question:
     @property
     def place(self) -> Hashable:
         """Equal for two questions exactly if they are asked in the same state."""
-        state = self.state
-        return state.task, state.step, state.actions, tuple(state.collected.items())
+        return self.state.task, self.state.step, self.state.actions, tuple(self.state.collected.items())
 
 
 Predictor = Callable[[Sequence[Question]], Sequence[str]]

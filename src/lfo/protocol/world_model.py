@@ -24,14 +24,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from lfo.errors import ConfigError
 from lfo.protocol.chat import ChatCodec
@@ -54,9 +51,6 @@ _MAX_VALUE_CHARS = 200
 _MIN_VALUE_CHARS = 3  # of a value that identifies something; shorter ones occur everywhere
 _LINE_BREAK = "; "  # replaces line breaks of a text in a state
 _CUT = "..."
-WORD = re.compile(r"[^\W\d_]+|\d+")
-_STATE_END = "<|/state|>"
-_TEXTS = re.compile(r"^(Task: |- .*?\): )(?![\[{])(.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,22 +139,6 @@ def render_target(reply: str) -> str:
     return f"{REPLY_OPEN}{reply}{REPLY_CLOSE}"
 
 
-def with_other_texts(prompt: str, change: Callable[[str], str]) -> str:
-    """Return a rendered prompt whose task and observations are changed; the calls stay, and what is JSON.
-
-    >>> prompt = "<|state|>\\nTask: Open it.\\n- look({}): A safe.\\n<|/state|>\\n\\n<|action|>"
-    >>> with_other_texts(prompt, str.upper)
-    '<|state|>\\nTask: OPEN IT.\\n- look({}): A SAFE.\\n<|/state|>\\n\\n<|action|>'
-    """
-    state, end, rest = prompt.partition(_STATE_END)
-    return _TEXTS.sub(lambda found: found[1] + change(found[2]), state) + end + rest
-
-
-def text_of_state(prompt: str) -> str:
-    """Return the task and the observations of a rendered prompt."""
-    return "\n".join(found[2] for found in _TEXTS.finditer(prompt.partition(_STATE_END)[0]))
-
-
 def parse_prediction(text: str) -> str:
     """Return the reply in generated text, up to the first closing tag; both tags may be missing."""
     _, opened, reply = text.partition(REPLY_OPEN)
@@ -193,7 +171,7 @@ class WorldModelCodec:
         self._target_tokens = target_tokens
         self._target_chars = max(_MAX_CHARS, _CHARS_A_TOKEN * target_tokens)
         first = tokenizer.encode("a")[0]  # a base whose tokenizer adds a first token has never seen a text without it
-        self._vocabulary = len(tokenizer)
+        self.vocabulary = len(tokenizer)
         self._start = [first] if first == tokenizer.bos_token_id else []
         smallest = WorldModelState(task=_CUT, step=0, actions=((_CUT, _CUT),), collected={}, earlier=1)
         # 12: the step and the count of earlier actions may need one token for each digit.
@@ -283,6 +261,9 @@ class WorldModelCodec:
         """Return the text before the reply."""
         return self._chat.decode(example.tokens[len(self._start) : example.reply_start])
 
+    def text(self, ids: Sequence[int]) -> str:
+        return self._chat.decode(ids)
+
     def reply_text(self, example: WorldModelExample) -> str:
         return self.decode(example.tokens[example.reply_start :])
 
@@ -291,25 +272,6 @@ class WorldModelCodec:
         prompt, start = (*self._start, *self._chat.encode(text)), example.reply_start
         token_weights = (0.0,) * len(prompt) + example.token_weights[start:]
         return replace(example, tokens=prompt + example.tokens[start:], token_weights=token_weights)
-
-    def tokens_of_words(self, tokens: Sequence[int], wanted: Container[str]) -> list[bool]:
-        """Return for each token whether it has a part of one of these words."""
-        ends = [len(self._chat.decode(tokens[: end + 1])) for end in range(len(tokens))]
-        text = self._chat.decode(tokens)
-        spans = [found.span() for found in WORD.finditer(text) if found[0] in wanted]
-        starts = [0, *ends[:-1]]
-        return [any(one < end and two > start for one, two in spans) for start, end in zip(starts, ends, strict=True)]
-
-    def any_word(self, rng: np.random.Generator) -> str:
-        """Return one to three random pieces of the vocabulary as a word."""
-        chosen = rng.integers(len(self._pieces), size=int(rng.integers(1, 4)))
-        return "".join(self._pieces[index] for index in chosen)
-
-    @cached_property
-    def _pieces(self) -> list[str]:
-        """The lower-case words and parts of words of the vocabulary."""
-        texts = (self._chat.decode([token]).strip() for token in range(self._vocabulary))
-        return sorted({text for text in texts if text.isalpha() and text.islower()}) or ["a"]
 
     def examples_of(self, rollout: Rollout, *, predict: Collection[str] | None) -> list[WorldModelExample]:
         """Return one example for each of `observed_calls`."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -32,16 +32,14 @@ from safetensors.numpy import load_file, save_file
 from lfo.env.interface import Environment
 from lfo.errors import DataError
 from lfo.play.records import read_rollouts
-from lfo.protocol.world_model import WorldModelCodec, WorldModelExample, text_of_state, with_other_texts
-from lfo.rows.rewording import reworded, telling_words
+from lfo.protocol.world_model import WorldModelCodec, WorldModelExample
+from lfo.rows.rewording import WORD, Rewording, words
 from lfo.types import RolloutGroup
 
 MOST_ENCODERS = 4  # threads that tokenise replies; more would wait for the interpreter lock
 FEW = 2  # a word is a name if it occurs in at most this many states,
 FEW_SHARE = 0.02  # or in at most this share of them,
 MOST_SHARE = 0.25  # but never if it occurs in more than this share: of a handful of states, every word would be one
-TOLD, OTHERS = int(os.environ.get("TOLD", "1")), float(os.environ.get("OTHERS", "0.3"))
-WORD = re.compile(r"[^\W\d_]+|\d+")
 
 
 @dataclass(slots=True)
@@ -139,15 +137,6 @@ def logged_replies(
 # --- augmentation ----------------------------------------------------------------------------------------------------
 
 
-def words(text: str) -> set[str]:
-    """Return the distinct words and numbers of a text.
-
-    >>> sorted(words("Cards 555-4396: unlock_card"))
-    ['4396', '555', 'Cards', 'card', 'unlock']
-    """
-    return set(WORD.findall(text))
-
-
 def names_among(counts: Mapping[str, int], states: int, *, share: float = FEW_SHARE) -> list[str]:
     """Return the sorted words that occur in few of the states, at most in this share of them.
 
@@ -193,9 +182,8 @@ class Practice:
     """Augments drawn examples. `swap_names` and `reword` are probabilities; `wording=1` weights all tokens equally."""
 
     def __init__(self, codec: WorldModelCodec, *, swap_names: float, wording: float, reword: float = 0.0) -> None:
-        self._codec, self._chance, self._wording, self._reword = codec, swap_names, wording, reword
-        self._telling: frozenset[str] = frozenset()  # words of states, and of replies that go along with them
-        self._told: frozenset[str] = frozenset()
+        self._codec, self._chance, self._wording = codec, swap_names, wording
+        self._rewording = Rewording(codec, reword) if reword else None
         self._prompts: dict[str, str] = {}  # prompt text of each example, by its key
         # Identifies the examples that the counts below were made from.
         self._counted: tuple[int, int] = (0, 0)
@@ -207,7 +195,7 @@ class Practice:
         self, drawn: Iterable[WorldModelExample], known: Collection[WorldModelExample], seeds: Sequence[int]
     ) -> list[WorldModelExample]:
         """Return the drawn examples, augmented with names and word counts of all `known` examples."""
-        if not self._chance and self._wording == 1 and not self._reword:
+        if not self._chance and self._wording == 1 and self._rewording is None:
             return list(drawn)
         self._count(known)
         rng = np.random.default_rng([*seeds, 1])  # other random numbers than those of the draw
@@ -226,17 +214,8 @@ class Practice:
             states_with = Counter(word for example in first for word in words(self._prompt(example)))
             names = names_among(states_with, len(first))
             self._names = {number: [name for name in names if name.isdigit() == number] for number in (False, True)}
-
-        if self._reword:
-            self._telling, self._told = self._telling_words(first)
-
-    def _telling_words(self, examples: Collection[WorldModelExample]) -> tuple[frozenset[str], frozenset[str]]:
-        """Return the words of states that go along with what replies say. Equal states count once: a task that was
-        played eight times is no evidence on its name."""
-        said: dict[str, set[str]] = defaultdict(set)
-        for example in examples:
-            said[text_of_state(self._prompt(example))] |= words(self._codec.reply_text(example))
-        return telling_words([words(state) for state in said], list(said.values()))
+        if self._rewording is not None:
+            self._rewording.count((self._prompt(each), self._codec.reply_text(each)) for each in first)
 
     def _prompt(self, example: WorldModelExample) -> str:
         if example.key not in self._prompts:
@@ -251,21 +230,12 @@ class Practice:
         return self._codec.with_prompt(example, text)
 
     def _reworded(self, example: WorldModelExample, rng: np.random.Generator) -> WorldModelExample:
-        if not self._reword or rng.random() >= self._reword:
-            return example
-        kept = self._telling | words(self._codec.reply_text(example))
-
-        def stays(piece: str) -> bool:
-            return any(word in kept or word.isdigit() for word in words(piece))
-
-        change = partial(reworded, stays=stays, another=partial(self._codec.any_word, rng), rng=rng)
-        return self._codec.with_prompt(example, with_other_texts(self._codec.prompt_text(example), change))
+        return example if self._rewording is None else self._rewording.of(example, rng)
 
     def _weighted(self, example: WorldModelExample) -> WorldModelExample:
         start = example.reply_start
         target = example.tokens[start:]
         weights = [weight_of_token(self._replies_with[token], self._replies, wording=self._wording) for token in target]
-        if TOLD and self._told:
-            told = self._codec.tokens_of_words(target, self._told)
-            weights = [1.0 if is_told else OTHERS * weight for weight, is_told in zip(weights, told, strict=True)]
+        if self._rewording is not None and self._rewording.finds:
+            weights = self._rewording.weights(target, wording=self._wording)
         return replace(example, token_weights=(*example.token_weights[:start], *weights))
