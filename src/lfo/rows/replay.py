@@ -234,8 +234,8 @@ class Practice:
 
     def _weighted(self, example: WorldModelExample) -> WorldModelExample:
         start = example.reply_start
-        target = example.tokens[start:]
-        weights = [weight_of_token(self._replies_with[token], self._replies, wording=self._wording) for token in target]
-        if self._rewording is not None and self._rewording.finds:
-            weights = self._rewording.weights(target, wording=self._wording)
+        weights = (
+            weight_of_token(self._replies_with[token], self._replies, wording=self._wording)
+            for token in example.tokens[start:]
+        )
         return replace(example, token_weights=(*example.token_weights[:start], *weights))

@@ -8,7 +8,7 @@ the words around are left out, replaced by others, or moved:
     books send erstlin to Norway. is Ada                       one augmented copy
 
 Words that tell something stay: those that go along with what replies say, by counting, and those that the reply
-repeats. Tokens of what is told in this way have the full weight; how a reply is worded is a matter of chance.
+repeats. (More weight on the tokens of what is told made predictions worse: research/LOG.md.)
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property, partial
-from itertools import pairwise
 
 import numpy as np
 
@@ -29,7 +28,6 @@ MOST_WORDS = 400  # words of states, and of replies, that are compared
 MOST_NOISE = 0.6  # share of the other words that change, at most
 MOVED = 0.5  # share of texts whose parts change places
 MOST_PARTS = 4
-QUIET = 0.1  # weight of a reply that tells nothing, such as "Accepted.": in doubt, the world model says what tells more
 WORD = re.compile(r"[^\W\d_]+|\d+")
 _STATE_END = "<|/state|>"
 _TEXTS = re.compile(r"^(Task: |- .*?\): )(?![\[{])(.+)$", re.MULTILINE)  # what is JSON stays
@@ -64,20 +62,6 @@ class Rewording:
 
         change = partial(reworded, stays=stays, another=partial(self._any_word, rng), rng=rng)
         return self._codec.with_prompt(example, with_other_texts(self._codec.prompt_text(example), change))
-
-    @property
-    def finds(self) -> bool:
-        """Whether the replies so far go along with their states."""
-        return bool(self._told)
-
-    def weights(self, target: Sequence[int], *, wording: float) -> list[float]:
-        """Return the weights of the tokens of a reply: 1 for what the state tells."""
-        text, ends = self._codec.text(target), [0]
-        ends += (len(self._codec.text(target[: end + 1])) for end in range(len(target)))
-        spans = [found.span() for found in WORD.finditer(text) if found[0] in self._told]
-        told = [any(first < end and last > start for first, last in spans) for start, end in pairwise(ends)]
-        others = wording if any(told) else QUIET * wording
-        return [1.0 if each else others for each in told]
 
     def _any_word(self, rng: np.random.Generator) -> str:
         chosen = rng.integers(len(self._pieces), size=int(rng.integers(1, 4)))
