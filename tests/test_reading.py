@@ -33,7 +33,7 @@ from lfo.runs.reading import read_run
 from lfo.runs.sample_efficiency import compare
 from lfo.tools.pretrain import exploring, own_base, practice
 from lfo.tools.pretrain.exploring import explore
-from lfo.tools.pretrain.own_base import REWORD, fitted, knows, with_practised_base
+from lfo.tools.pretrain.own_base import fitted, knows, with_practised_base
 from lfo.tools.pretrain.practice import practise
 from lfo.tools.pretrain.reading import Reading, scrambled
 from lfo.tools.pretrain.recipe import PretrainConfig
@@ -407,19 +407,18 @@ def test_the_base_is_made_once_and_found_again(tmp_path: Path, short):
         assert with_practised_base(given, OracleCodes, progress=silent) == given
 
 
-def test_a_practised_base_leaves_room_for_long_states_and_rewords_unless_the_user_chose(tmp_path: Path):
-    (tmp_path / PROVENANCE).write_text(json.dumps({"practice": {"longest_state": 90}}))
+def test_a_practised_base_leaves_room_for_what_is_looked_up_unless_the_user_chose(tmp_path: Path):
+    def room(longest: int, *settings: str) -> int:
+        (tmp_path / PROVENANCE).write_text(json.dumps({"practice": {"longest_state": longest}}))
+        config = fitted(load_config(["env=test_reading:Rooms", *settings]), str(tmp_path))
+        assert config.model == str(tmp_path)
+        return config.world_model.state_tokens
 
-    def world_of(*settings: str):
-        return fitted(load_config(["env=test_reading:Rooms", *settings]), str(tmp_path)).world_model
-
-    tiny = world_of("preset=tiny")
-    assert (tiny.state_tokens, tiny.reword) == (180, REWORD)
-    chosen = world_of("preset=tiny", "world_model.state_tokens=64", "world_model.reword=0.1")
-    assert (chosen.state_tokens, chosen.reword) == (64, 0.1)
-    assert world_of("preset=tiny", "rollout.max_context=300").state_tokens == 150, "half of the context"
-    plain = world_of()
-    assert (plain.state_tokens, plain.reword) == (512, 0.0)
+    assert room(90, "preset=tiny") == 180
+    assert room(40, "preset=tiny") == 112, "never less than in the preset"
+    assert room(90, "preset=tiny", "rollout.max_context=300") == 150, "half of the context"
+    assert room(90, "preset=tiny", "world_model.state_tokens=64") == 64
+    assert room(900) == 512, "the default is no preset"
 
 
 def test_a_run_in_one_go_trains_on_its_own_base_and_charges_the_practice(tmp_path: Path, short, monkeypatch, capsys):

@@ -104,7 +104,6 @@ class WorldModelConfig:
     examples_per_mini_batch: Count = knob(32, "most world-model examples in one update, new and replayed", main=True)
     swap_names: Share = knob(0.0, "chance that a rare word of a state is swapped for another in training")
     wording: Share = knob(1.0, "weight of tokens that every reply contains; tokens that few replies contain weigh 1")
-    reword: Share = knob(0.0, "chance that the request of a state is worded anew in training")
     schedule: str = knob("joint", "when policy and world model learn: see Schedules", pattern=SCHEDULE)
     from_logs: str | None = knob(None, "with `policy.frozen`: a file of rollouts to learn from: see From logs")
 

@@ -171,7 +171,6 @@ class WorldModelCodec:
         self._target_tokens = target_tokens
         self._target_chars = max(_MAX_CHARS, _CHARS_A_TOKEN * target_tokens)
         first = tokenizer.encode("a")[0]  # a base whose tokenizer adds a first token has never seen a text without it
-        self.vocabulary = len(tokenizer)
         self._start = [first] if first == tokenizer.bos_token_id else []
         smallest = WorldModelState(task=_CUT, step=0, actions=((_CUT, _CUT),), collected={}, earlier=1)
         # 12: the step and the count of earlier actions may need one token for each digit.
@@ -260,9 +259,6 @@ class WorldModelCodec:
     def prompt_text(self, example: WorldModelExample) -> str:
         """Return the text before the reply."""
         return self._chat.decode(example.tokens[len(self._start) : example.reply_start])
-
-    def text(self, ids: Sequence[int]) -> str:
-        return self._chat.decode(ids)
 
     def reply_text(self, example: WorldModelExample) -> str:
         return self.decode(example.tokens[example.reply_start :])

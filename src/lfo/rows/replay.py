@@ -33,13 +33,13 @@ from lfo.env.interface import Environment
 from lfo.errors import DataError
 from lfo.play.records import read_rollouts
 from lfo.protocol.world_model import WorldModelCodec, WorldModelExample
-from lfo.rows.rewording import WORD, Rewording, words
 from lfo.types import RolloutGroup
 
 MOST_ENCODERS = 4  # threads that tokenise replies; more would wait for the interpreter lock
 FEW = 2  # a word is a name if it occurs in at most this many states,
 FEW_SHARE = 0.02  # or in at most this share of them,
 MOST_SHARE = 0.25  # but never if it occurs in more than this share: of a handful of states, every word would be one
+WORD = re.compile(r"[^\W\d_]+|\d+")
 
 
 @dataclass(slots=True)
@@ -137,6 +137,15 @@ def logged_replies(
 # --- augmentation ----------------------------------------------------------------------------------------------------
 
 
+def words(text: str) -> set[str]:
+    """Return the distinct words and numbers of a text.
+
+    >>> sorted(words("Cards 555-4396: unlock_card"))
+    ['4396', '555', 'Cards', 'card', 'unlock']
+    """
+    return set(WORD.findall(text))
+
+
 def names_among(counts: Mapping[str, int], states: int, *, share: float = FEW_SHARE) -> list[str]:
     """Return the sorted words that occur in few of the states, at most in this share of them.
 
@@ -179,11 +188,10 @@ def weight_of_token(count: int, replies: int, *, wording: float) -> float:
 
 
 class Practice:
-    """Augments drawn examples. `swap_names` and `reword` are probabilities; `wording=1` weights all tokens equally."""
+    """Augments drawn examples. `swap_names` is a probability; `wording=1` weights all tokens equally."""
 
-    def __init__(self, codec: WorldModelCodec, *, swap_names: float, wording: float, reword: float = 0.0) -> None:
+    def __init__(self, codec: WorldModelCodec, *, swap_names: float, wording: float) -> None:
         self._codec, self._chance, self._wording = codec, swap_names, wording
-        self._rewording = Rewording(codec, reword) if reword else None
         self._prompts: dict[str, str] = {}  # prompt text of each example, by its key
         # Identifies the examples that the counts below were made from.
         self._counted: tuple[int, int] = (0, 0)
@@ -195,11 +203,11 @@ class Practice:
         self, drawn: Iterable[WorldModelExample], known: Collection[WorldModelExample], seeds: Sequence[int]
     ) -> list[WorldModelExample]:
         """Return the drawn examples, augmented with names and word counts of all `known` examples."""
-        if not self._chance and self._wording == 1 and self._rewording is None:
+        if not self._chance and self._wording == 1:
             return list(drawn)
         self._count(known)
         rng = np.random.default_rng([*seeds, 1])  # other random numbers than those of the draw
-        return [self._weighted(self._reworded(self._renamed(example, rng), rng)) for example in drawn]
+        return [self._weighted(self._renamed(example, rng)) for example in drawn]
 
     def _count(self, known: Collection[WorldModelExample]) -> None:
         asked = [example for example in known if example.asked]
@@ -214,8 +222,6 @@ class Practice:
             states_with = Counter(word for example in first for word in words(self._prompt(example)))
             names = names_among(states_with, len(first))
             self._names = {number: [name for name in names if name.isdigit() == number] for number in (False, True)}
-        if self._rewording is not None:
-            self._rewording.count((self._prompt(each), self._codec.reply_text(each)) for each in first)
 
     def _prompt(self, example: WorldModelExample) -> str:
         if example.key not in self._prompts:
@@ -228,9 +234,6 @@ class Practice:
         repeated = words(self._codec.reply_text(example))
         text = with_swapped_names(self._prompt(example), self._names, spare=repeated, chance=self._chance, rng=rng)
         return self._codec.with_prompt(example, text)
-
-    def _reworded(self, example: WorldModelExample, rng: np.random.Generator) -> WorldModelExample:
-        return example if self._rewording is None else self._rewording.of(example, rng)
 
     def _weighted(self, example: WorldModelExample) -> WorldModelExample:
         start = example.reply_start

@@ -124,7 +124,7 @@ class Trainer:
             policy_adapters=self.coupling.policy,
             world_model_adapters=self.coupling.world_model,
             predicted_tools=self.predicted_tools,
-            practice=Practice(self.codec, swap_names=world.swap_names, wording=world.wording, reword=world.reword),
+            practice=Practice(self.codec, swap_names=world.swap_names, wording=world.wording),
             renaming=Renaming(tokenizer, chance=config.internalise.swap_names),
         )
         self.imitates = config.imitates

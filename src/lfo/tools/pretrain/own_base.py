@@ -37,7 +37,6 @@ VERSION = 2  # of practice: another one makes other bases
 FOLDER = ".bases"  # beside the runs; hidden, because it holds no runs
 OPENINGS = 8
 ROOM = 2  # times the longest state of practice: requests may be longer, and rollouts have more calls
-REWORD = 0.75  # world_model.reword in an environment of one's own
 
 
 def with_practised_base(
@@ -81,19 +80,16 @@ def with_practised_base(
 
 
 def fitted(config: RunConfig, folder: str) -> RunConfig:
-    """Return the config with a practised base, and what a world model needs in an environment of its own.
+    """Return the config with a practised base, and room in a state of its world model for what is looked up.
 
-    A state gets room for what is looked up, and requests are worded anew in training. What was set otherwise than in
-    the preset stays.
+    The room of the preset is for phone calls. One that was set otherwise stays. Older bases do not say how long states
+    are: they get twice that room.
     """
-    world, usual, longest = config.world_model, PRESETS["tiny"], practice_of(folder).get("longest_state", 112)
-    changes: dict[str, Any] = {}
-    if world.state_tokens == usual["world_model.state_tokens"]:
-        most = max(world.state_tokens, config.rollout.max_context // 2)
-        changes["state_tokens"] = min(most, max(world.state_tokens, ROOM * longest))
-    if not world.reword and world.swap_names:
-        changes["reword"] = REWORD
-    return replace(config, model=folder, world_model=replace(world, **changes))
+    world = config.world_model
+    if world.state_tokens != PRESETS["tiny"]["world_model.state_tokens"]:
+        return replace(config, model=folder)
+    wanted = min(ROOM * practice_of(folder).get("longest_state", world.state_tokens), config.rollout.max_context // 2)
+    return replace(config, model=folder, world_model=replace(world, state_tokens=max(world.state_tokens, wanted)))
 
 
 def knows(tools: Sequence[Mapping[str, Any]]) -> bool:
