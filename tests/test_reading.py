@@ -38,6 +38,7 @@ from lfo.tools.pretrain.practice import practise
 from lfo.tools.pretrain.reading import Reading, scrambled
 from lfo.tools.pretrain.recipe import PretrainConfig
 from lfo.tools.pretrain.syntax import teach_syntax
+from lfo.tools.pretrain.values import reworded
 from lfo.types import Message
 
 SMALL = PretrainConfig(conversations=8, row=512, batch=4, steps=4, learning_rate=1e-3, warmup=1)
@@ -297,6 +298,30 @@ def test_rows_teach_no_law():
     assert len(dates) > 30, "made-up dates, not four"
 
 
+def test_a_reworded_request_keeps_its_names_and_little_else():
+    text, seen = "Please close the ticket of Ada Adams, order R6814, today.", set()
+    for number in range(60):
+        made = reworded(text, {"Ada", "Adams", "R6814"}.__contains__, Random(number))
+        assert "Ada Adams," in made, "one name"
+        assert "R6814," in made
+        seen.add(made)
+    assert any("ticket" not in made for made in seen)
+    assert any(made.index("R6814") < made.index("Ada") for made in seen)
+    assert any(set(made.split()) - set(text.split()) for made in seen)
+    assert len(seen) > 40
+    assert reworded("", str.isdigit, Random(0)) == ""
+
+
+def test_only_requests_with_a_look_up_are_reworded(monkeypatch):
+    def rows(world, share: float) -> list[str]:
+        monkeypatch.setattr("lfo.tools.pretrain.reading.REWORDED", share)
+        return rows_of(world, 24)
+
+    assert rows(Orders, 1.0) != rows(Orders, 0.0)
+    with_none = rows(Hall, 0.0)
+    assert rows(Hall, 1.0) == with_none
+
+
 def test_a_scrambled_lesson_changes_reply_and_call_alike():
     experience = found(Hall)
     for number, lesson in enumerate(experience.explained[:8]):
@@ -463,6 +488,7 @@ from lfo.tools.pretrain import snapshots, recipe
 recipe.SNAPSHOT_STEPS = 2
 from test_reading import Rooms, SMALL, silent
 from lfo.tools.pretrain.syntax import teach_syntax
+from lfo.tools.pretrain.values import reworded
 def progress(phase, done, of, words):
     print(phase, done, flush=True)
 teach_syntax("tiny", Rooms, replace(SMALL, steps=60), Path({str(tmp_path)!r}) / sys.argv[1], device="cpu",

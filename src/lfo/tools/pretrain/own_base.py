@@ -33,7 +33,7 @@ from lfo.model.catalog import PROVENANCE, practice_of
 from lfo.tools.pretrain.recipe import Progress
 from lfo.tools.pretrain.syntax import SYNTAX, teach_syntax
 
-VERSION = 2  # of practice: another one makes other bases
+VERSION = 3  # of practice: another one makes other bases
 FOLDER = ".bases"  # beside the runs; hidden, because it holds no runs
 OPENINGS = 8
 ROOM = 2  # times the longest state of practice: requests may be longer, and rollouts have more calls
@@ -82,13 +82,12 @@ def with_practised_base(
 def fitted(config: RunConfig, folder: str) -> RunConfig:
     """Return the config with a practised base, and room in a state of its world model for what is looked up.
 
-    The room of the preset is for phone calls. One that was set otherwise stays. Older bases do not say how long states
-    are: they get twice that room.
+    The room of the preset is for phone calls. One that was set otherwise stays.
     """
     world = config.world_model
     if world.state_tokens != PRESETS["tiny"]["world_model.state_tokens"]:
         return replace(config, model=folder)
-    wanted = min(ROOM * practice_of(folder).get("longest_state", world.state_tokens), config.rollout.max_context // 2)
+    wanted = min(ROOM * practice_of(folder).get("longest_state", 0), config.rollout.max_context // 2)
     return replace(config, model=folder, world_model=replace(world, state_tokens=max(world.state_tokens, wanted)))
 
 
