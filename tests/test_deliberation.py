@@ -708,6 +708,16 @@ def test_real_calls_that_the_group_imagined_in_the_same_state_are_marked_and_no_
     assert marks(second, other, same) == [[False, False, False], [False, True], [False, False]]
 
 
+def test_where_nobody_names_the_calls_other_arguments_are_asked_about_too():
+    dreamer, same = play(A, B, most=1).rollout, play(A, A, turns=2, blind=True).rollout
+    other, gone = play(C, A, turns=2, blind=True).rollout, play(D, D).rollout
+    marked = mark_imagined(RolloutGroup(task_id="chore", rollouts=(dreamer, same, other)), any_arguments=True)
+    marks = [[turn.asked for turn in rollout.turns] for rollout in marked.rollouts]
+    assert marks == [[False, True], [True, False], [True, False]], "in the state of the imagined call only"
+    alone = mark_imagined(RolloutGroup(task_id="chore", rollouts=(gone, other)), any_arguments=True)
+    assert not any(turn.asked for rollout in alone.rollouts for turn in rollout.turns), "what was taken back"
+
+
 def test_where_nothing_asked_was_heard_the_first_calls_are_marked_for_a_memory():
     first = play(B, A, turns=2, blind=True).rollout
     gone = play(D, D).rollout  # imagined, taken back and made

@@ -64,8 +64,12 @@ class Question:
     @property
     def key(self) -> Hashable:
         """Equal for two questions exactly if the world model gets the same prompt."""
-        state = self.state
-        return format_tool_call(self.call), state.task, state.step, state.actions, tuple(state.collected.items())
+        return format_tool_call(self.call), self.place
+
+    @property
+    def place(self) -> Hashable:
+        """Equal for two questions exactly if they are asked in the same state."""
+        return self.state.task, self.state.step, self.state.actions, tuple(self.state.collected.items())
 
 
 Predictor = Callable[[Sequence[Question]], Sequence[str]]

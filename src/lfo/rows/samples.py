@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from lfo.config import RunConfig
 from lfo.objectives.advantages import group_advantages
-from lfo.play.look_ahead import asked_at, imagined
+from lfo.play.look_ahead import Question, asked_at, imagined
 from lfo.play.runner import ENVIRONMENT_FAILURES
 from lfo.protocol.world_model import WorldModelExample
 from lfo.rows.replay import Practice, ReplayBuffer
@@ -54,18 +54,23 @@ def acted_by_policy(rollout: Rollout) -> bool:
     return rollout.stop not in ENVIRONMENT_FAILURES and not rollout.untrained
 
 
-def mark_imagined(group: RolloutGroup) -> RolloutGroup:
+def mark_imagined(group: RolloutGroup, *, any_arguments: bool = False) -> RolloutGroup:
     """Mark real calls as `asked` if some rollout of the group has imagined the same call in the same state.
 
     Only imagined calls that stayed in a rollout count. With those that were taken back, mostly filled-in calls, one run
-    learned far slower (LOG 26).
+    learned far slower (LOG 26). `any_arguments`: a call of the same tool is the same. No two calls with a free text are
+    equal; with a handful of asked calls, each mini-batch would repeat them (LOG 58).
     """
-    drafted = {question.key for rollout in group.rollouts for question, _ in imagined(rollout)}
+
+    def key_of(question: Question) -> Hashable:
+        return (question.call.name, question.place) if any_arguments else question.key
+
+    drafted = {key_of(question) for rollout in group.rollouts for question, _ in imagined(rollout)}
 
     def marked(rollout: Rollout) -> Rollout:
         turns = [
             replace(turn, asked=True)
-            if turn.call is not None and not turn.predicted and asked_at(rollout, index).key in drafted
+            if turn.call is not None and not turn.predicted and key_of(asked_at(rollout, index)) in drafted
             else turn
             for index, turn in enumerate(rollout.turns)
         ]

@@ -269,7 +269,8 @@ class Trainer:
         ]
         if self.config.lookahead != "policy":
             return groups
-        groups = list(map(mark_imagined, groups))
+        found = self.backend.ending_tools is not None  # nobody has said which calls are asked about
+        groups = [mark_imagined(group, any_arguments=found) for group in groups]
         if self.backend.reply_store is None:
             return groups
         tools = self.predicted_tools if self.backend.ending_tools is None else self.backend.ending_tools
