@@ -1,4 +1,4 @@
-"""Whether a practised base has learned an environment's rules, which it should not: it should act only on what it reads.
+"""Whether a practised base has learned the rules of an environment. It should not: it should act on what it reads.
 
     OMP_NUM_THREADS=1 PYTHONPATH=tests research/no_law.py runs/own-worlds/kiln/.bases/Kiln-1a2b3c4d worlds.kiln:Kiln
 
