@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from lfo.errors import ConfigError
 from lfo.protocol.chat import ChatCodec
+from lfo.protocol.fitting import largest_fit
 from lfo.types import Message, ReplyFacts, Rollout, ToolCall, Turn
 
 if TYPE_CHECKING:
@@ -218,7 +219,7 @@ class WorldModelCodec:
             if self._size(state) <= self._state_tokens:
                 break
             keep = partial(shrink, state)
-            state = keep(_most(size(state), lambda n, keep=keep: self._size(keep(n)), self._state_tokens))
+            state = keep(largest_fit(size(state), lambda n, keep=keep: self._size(keep(n)), self._state_tokens))
         return state
 
     def _exceeds(self, state: WorldModelState) -> bool:
@@ -232,11 +233,10 @@ class WorldModelCodec:
 
     def _with_newest_actions(self, state: WorldModelState) -> WorldModelState:
         """Return the state with as many actions as fit, at least the newest one."""
-        newest, most = _FEW_ACTIONS, len(state.actions)
-        keep = partial(_keep_newest_actions, state)
-        while newest < most and self._size(keep(newest)) <= self._state_tokens:
+        newest, keep = _FEW_ACTIONS, partial(_keep_newest_actions, state)
+        while newest < len(state.actions) and self._size(keep(newest)) <= self._state_tokens:
             newest *= 2
-        return keep(_most(min(newest, most), lambda n: self._size(keep(n)), self._state_tokens))
+        return keep(largest_fit(min(newest, len(state.actions)), lambda n: self._size(keep(n)), self._state_tokens))
 
     def prompt_ids(self, state: WorldModelState, call: ToolCall) -> list[int]:
         """Return the ids of `render_prompt`, with a compressed state; a call that is too long is cut."""
@@ -257,7 +257,7 @@ class WorldModelCodec:
 
     def _prompt_ids(self, state: WorldModelState, call: ToolCall, body: str) -> list[int]:
         if len(self._encode(body)) > CALL_TOKENS:
-            body = _cut(body, _most(len(body), lambda n: len(self._encode(body[:n])), CALL_TOKENS))
+            body = _cut(body, largest_fit(len(body), lambda n: len(self._encode(body[:n])), CALL_TOKENS))
         return self._start + self._encode(_prompt(self.compress(state, call), body))
 
     def forget(self) -> None:
@@ -382,28 +382,6 @@ _SHRINKS: tuple[tuple[Callable[[WorldModelState], int], Callable[[WorldModelStat
     (lambda state: len(state.actions[-1][0]) if state.actions else 0, _cut_newest_call),
     (lambda state: len(state.collected), _keep_newest_collected),
 )
-
-
-def _most(limit: int, tokens: Callable[[int], int], budget: int) -> int:
-    """Return the largest size up to `limit` that needs at most `budget` tokens, up to one token.
-
-    Alternates interpolation, because tokens mostly grow linearly with text, with bisection, because they need not.
-    """
-    low, high = 0, limit
-    used, over = tokens(low), tokens(high)
-    if over <= budget:
-        return high
-    halve = False
-    while high - low > 1 and used < budget:
-        guess = (low + high) // 2 if halve else low + (high - low) * (budget - used) // (over - used)
-        guess = min(max(guess, low + 1), high - 1)
-        count = tokens(guess)
-        if count <= budget:
-            low, used = guess, count
-        else:
-            high, over = guess, count
-        halve = not halve
-    return low
 
 
 def _cut(text: str, length: int) -> str:
