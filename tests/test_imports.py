@@ -59,8 +59,8 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     ),
     "train": frozenset(
         {
-            *("types", "errors", "config", "checkpoints", "streams", "env", "protocol", "objectives", "play", "rows"),
-            *("algorithms", "backend", "runs", "measure"),
+            *("types", "errors", "config", "checkpoints", "atomic", "streams", "env", "protocol", "objectives"),
+            *("play", "rows", "algorithms", "backend", "runs", "measure"),
         }
     ),
     "engines": frozenset(

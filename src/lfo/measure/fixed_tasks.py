@@ -22,6 +22,7 @@ from lfo.play.runner import RunnerConfig, refuse_dead_environment
 from lfo.statistics import paired_difference
 from lfo.types import Rollout, RolloutGroup
 
+FEW = 32  # tasks that are played in one batch, with look-ahead and without
 SAMPLE_ROLLOUTS = 4  # of each split, saved for people to read
 
 
@@ -55,14 +56,10 @@ def evaluate_splits(
     for split in splits:
         what = f"tasks of {name_of(make_environment)}"
         tasks = asks(lambda split=split: tasks_of(make_environment(), split)[: config.eval.tasks], what)
-        requests = [RolloutRequest(task=task, seeds=(0,), look_ahead=False) for task in tasks]
-        player = "base" if sighted and config.looks_ahead_untrained else "policy"
-        looking = [replace(request, look_ahead=sighted, player=player) for request in requests]
-        rollouts = roll_out(looking, temperature=0.0)
+        rollouts, alone = _played(config, tasks, sighted, roll_out)
         refuse_dead_environment(rollouts)
         metrics = rollout_metrics(rollouts) | draft_metrics(rollouts)
         if config.looks_ahead:
-            alone = roll_out(requests, temperature=0.0) if sighted else rollouts
             metrics["success_blind"] = fmean(rollout.reward for rollout in alone)
         if sighted:
             metrics["drafts_informative"] = informative_drafts(config, make_environment, rollouts)
@@ -71,6 +68,30 @@ def evaluate_splits(
         row |= {f"eval/{split}/{name}": value for name, value in metrics.items()}
         records += [{"split": split, **rollout_record(rollout)} for rollout in rollouts[:SAMPLE_ROLLOUTS]]
     return row, records
+
+
+def _played(
+    config: RunConfig, tasks: Sequence[Any], sighted: bool, roll_out: Callable[..., list[Rollout]]
+) -> tuple[list[Rollout], list[Rollout]]:
+    """Return a greedy rollout of each task with look-ahead, if `sighted`, and one without, which is the same if not.
+
+    Both run in one batch, where rows with equal tokens are computed once: the two rollouts of a task are the same until
+    the first prediction. Many tasks run in two batches, so that no more rows need memory at once than there are tasks.
+    """
+    alone = [RolloutRequest(task=task, seeds=(0,), look_ahead=False) for task in tasks]
+    if not sighted:
+        played = roll_out(alone, temperature=0.0)
+        return played, played
+    player = "base" if config.looks_ahead_untrained else "policy"
+    middle = len(tasks) // 2 if len(tasks) > FEW else 0
+    looking: list[Rollout] = []
+    blind: list[Rollout] = []
+    for part in filter(None, (alone[:middle], alone[middle:])):
+        both = [*(replace(request, look_ahead=True, player=player) for request in part), *part]
+        played = roll_out(both, temperature=0.0)
+        looking += played[: len(part)]
+        blind += played[len(part) :]
+    return looking, blind
 
 
 def informative_drafts(

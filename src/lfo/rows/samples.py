@@ -227,7 +227,7 @@ class MiniBatches:
         world, seeds = self.config.world_model, (self.config.seed, step, index)
         buffer = self.replay if world.replay else ReplayBuffer({each.key: each for each in new})
         drawn = buffer.draw(world.examples_per_mini_batch, seeds, asked_first=world.replay and self.config.looks_ahead)
-        return self.examples(self.practice.of(drawn, buffer.examples.values(), seeds))
+        return self.examples(self.practice.of(drawn, buffer, seeds))
 
     def _imitation_samples(self, step: int) -> list[list[TrainingSample]]:
         seeds = (self.config.seed, step)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -48,6 +49,7 @@ from lfo.rows.successes import Renaming, SuccessBuffer
 from lfo.runs.data import continued_data, describe_data
 from lfo.runs.folder import RunDirectory
 from lfo.runs.trends import evaluated_tasks, far_below
+from lfo.train.kept_evaluation import Evaluation, KeptEvaluation
 from lfo.train.tracking import Progress, open_trackers
 from lfo.types import Rollout, RolloutGroup, Situation, StepPlan, TrainingSample
 
@@ -132,6 +134,7 @@ class Trainer:
         if world.from_logs:
             logged = logged_replies(world.from_logs, self.environment, self.codec, predict=self.predicted_tools)
             self.mini_batches.replay = logged
+        self.kept: KeptEvaluation | None = None  # where the first evaluation may be found instead of measured
         self.examination: Examination | None = None
         if world.weight and world.predict != "none" and world.input == "state":
             self.examination = Examination(config, make_environment, self.codec, backend, self.coupling.world_model)
@@ -158,7 +161,7 @@ class Trainer:
             with open_trackers(config, run.path, first_step=first_row) as track:
                 if config.eval.every and first_row == 0:
                     # The untrained policy is the first point of every curve.
-                    row = {"step": 0, "tasks_seen": 0, **self.evaluate(run)}
+                    row = {"step": 0, "tasks_seen": 0, **self.evaluate(run, kept=self.kept)}
                     run.append_metrics(row)
                     track(row)
                 for step in range(state.step, config.steps):
@@ -349,23 +352,35 @@ class Trainer:
 
     # --- evaluation --------------------------------------------------------------------------------------------
 
-    def evaluate(self, run: RunDirectory | None = None, splits: Sequence[str] | None = None) -> dict[str, Any]:
+    def evaluate(
+        self,
+        run: RunDirectory | None = None,
+        splits: Sequence[str] | None = None,
+        *,
+        kept: KeptEvaluation | None = None,
+    ) -> dict[str, Any]:
         """Measure greedy success on the fixed tasks of each split, with look-ahead unless the last step has ended it,
-        and the world model on the held-out calls."""
+        and the world model on the held-out calls; or find that in `kept`."""
         started = time.monotonic()
-        splits = self.config.eval.splits if splits is None else splits
-        ahead = self.plan(max(0, self.state.step - 1)).looks_ahead
-        play = self.backend.roll_out
-        row, rollouts = evaluate_splits(self.config, self.make_environment, splits, play, look_ahead=ahead)
-        predictions: list[dict[str, Any]] = []
-        if self.examination is not None and ahead:
-            metrics, predictions = self.examination.run()
-            row |= metrics
+        measure = partial(self._measured, self.config.eval.splits if splits is None else splits)
+        # Which tools look-ahead may imagine depends on the first tasks of this run, if it has to find them out.
+        kept = kept if self.backend.ending_tools is None else None
+        row, rollouts, predictions = measure() if kept is None else kept.of(measure)
         if run is not None:
             run.write_samples("rollouts", self.state.step, rollouts)
             if predictions:
                 run.write_samples("predictions", self.state.step, predictions)
         return {**row, "seconds/eval": time.monotonic() - started}
+
+    def _measured(self, splits: Sequence[str]) -> Evaluation:
+        """Return metrics, and rollouts and predictions to read."""
+        ahead = self.plan(max(0, self.state.step - 1)).looks_ahead
+        play = self.backend.roll_out
+        row, rollouts = evaluate_splits(self.config, self.make_environment, splits, play, look_ahead=ahead)
+        if self.examination is None or not ahead:
+            return row, rollouts, []
+        metrics, predictions = self.examination.run()
+        return row | metrics, rollouts, predictions
 
     @property
     def _judged_by(self) -> str:
