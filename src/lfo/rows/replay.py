@@ -44,24 +44,36 @@ WORD = re.compile(r"[^\W\d_]+|\d+")
 
 @dataclass(slots=True)
 class ReplayBuffer:
-    """Every distinct reply received so far. Environments are stationary, so old replies stay true.
+    """Every distinct reply received so far. Most environments are stationary, so old replies stay true; where the rules
+    have changed (`lfo.runs.rule_change`), those that were not heard since are forgotten.
 
     A draw depends only on the buffer and the seeds, so a resumed run draws the same examples.
     """
 
     examples: dict[str, WorldModelExample] = field(default_factory=dict)
+    heard: dict[str, int] = field(default_factory=dict)  # the step in which each was received last
 
     def __len__(self) -> int:
         return len(self.examples)
 
-    def add(self, examples: Iterable[WorldModelExample]) -> int:
+    def add(self, examples: Iterable[WorldModelExample], step: int = 0) -> int:
         """Add new examples and return their number. `asked` is never unset: a rollout that saw the predicted reply may
         make the same call later without asking."""
         before = len(self.examples)
         for example in examples:
             if example.asked or example.key not in self.examples:
                 self.examples[example.key] = example
+            self.heard[example.key] = step
         return len(self.examples) - before
+
+    def forget(self, before: int) -> None:
+        """Drop the examples that were received last before this step."""
+        self.heard = {key: step for key, step in self.heard.items() if step >= before}
+        self.examples = {key: example for key, example in self.examples.items() if key in self.heard}
+
+    def aged(self) -> ReplayBuffer:
+        """Return the buffer as it is before the first step of another run."""
+        return ReplayBuffer(dict(self.examples), dict.fromkeys(self.examples, -1))
 
     def draw(self, count: int, seeds: Sequence[int], *, asked_first: bool = False) -> list[WorldModelExample]:
         """Return at most `count` different examples, all with the same probability.
@@ -83,6 +95,7 @@ class ReplayBuffer:
             "tokens": np.array([token for each in examples for token in each.tokens], dtype=np.int32),
             "weights": np.array([weight for each in examples for weight in each.token_weights], dtype=np.uint8),
             "asked": np.array([each.asked for each in examples], dtype=np.uint8),
+            "heard": np.array([self.heard.get(each.key, 0) for each in examples], dtype=np.int32),
             "keys": np.frombuffer(b"".join(bytes.fromhex(each.key) for each in examples), dtype=np.uint8),
         }
         save_file(arrays, path)
@@ -93,6 +106,7 @@ class ReplayBuffer:
         buffer = cls()
         ends = np.cumsum(arrays["lengths"])
         size = len(arrays["keys"]) // max(1, len(ends))
+        heard = arrays.get("heard", np.zeros(len(ends), dtype=np.int32))  # older runs have none
         for index, end in enumerate(ends):
             start = end - arrays["lengths"][index]
             key = arrays["keys"][index * size : (index + 1) * size].tobytes().hex()
@@ -101,6 +115,7 @@ class ReplayBuffer:
             buffer.examples[key] = WorldModelExample(
                 tokens=tokens, token_weights=weights, key=key, asked=bool(arrays["asked"][index])
             )
+            buffer.heard[key] = int(heard[index])
         return buffer
 
 

@@ -1,0 +1,91 @@
+"""What a run does when the rules of its environment change: it notices, says so, and forgets what it heard before.
+
+A run that starts from another one (`init_from`) in the same environment goes on with what that run has heard.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lfo.checkpoints import is_checkpoint, newest_checkpoint, reading, refuse_damage
+from lfo.config import RunConfig, from_yaml
+from lfo.env.interface import Environment
+from lfo.errors import EnvironmentFailed
+from lfo.play.fresh import right_in
+from lfo.play.memory_first import MemoryFirst
+from lfo.play.reply_store import FILE as MEMORY_FILE
+from lfo.play.reply_store import ReplyStore
+from lfo.rows.replay import ReplayBuffer
+from lfo.rows.samples import MiniBatches
+from lfo.runs.folder import run_folder
+from lfo.runs.rule_change import NOTICED, Watch
+from lfo.types import RolloutGroup
+
+REPLAY_FILE, STATE_FILE = "replay.safetensors", "state.json"  # of a checkpoint
+FORGOTTEN = "what was heard before is forgotten"
+Store = ReplyStore | MemoryFirst
+
+
+def heed(
+    watch: Watch,
+    groups: Sequence[RolloutGroup],
+    step: int,
+    *,
+    judge: Environment,
+    asks: Callable[[Callable[[], list[float]]], list[float]],
+) -> dict[str, Any]:
+    """Compare the predictions of a step with what was really heard; return the metrics, with an alarm if one rings."""
+    try:
+        right = [each for group in groups for each in asks(lambda group=group: right_in(judge, group))]
+    except EnvironmentFailed:  # it cannot describe a reply: there is nothing to compare
+        return {}
+    if not right:
+        return {}
+    noticed = watch.hear(step=step, replies=len(right), right=sum(right))
+    figures = {"fresh_replies": len(right), "fresh_right": sum(right) / len(right), "fresh_doubt": watch.doubt}
+    if noticed is None:
+        return figures
+    return {**figures, NOTICED: asdict(noticed), "warnings": [f"{noticed.words}; {FORGOTTEN}"]}
+
+
+def forget(mini_batches: MiniBatches, store: Store | None, before: int) -> None:
+    """Forget replies and successes of before a step, so that none contradicts what holds since."""
+    mini_batches.replay.forget(before)
+    mini_batches.successes.forget(before)
+    if store is not None:
+        store.forget(before)
+
+
+def go_on_from(config: RunConfig, mini_batches: MiniBatches, store: Store | None) -> Watch:
+    """Take over what the run `init_from` has heard, if it is a run in the same environment; return its watch."""
+    folder = _checkpoint_to_go_on_from(config)
+    if folder is None:
+        return Watch()
+    if config.world_model.from_logs is None and config.world_model.replay:
+        with reading(folder / REPLAY_FILE) as file:
+            mini_batches.replay = ReplayBuffer.load(file).aged()
+    if store is not None and (folder / MEMORY_FILE).is_file():
+        store.load(folder / MEMORY_FILE)
+        store.age()
+    with reading(folder / STATE_FILE) as file:
+        watch = Watch(**json.loads(file.read_text(encoding="utf-8")).get("watch", {}))
+    watch.settle()
+    return watch
+
+
+def _checkpoint_to_go_on_from(config: RunConfig) -> Path | None:
+    path = Path(config.init_from or "")
+    saved = run_folder(path) / "config.yaml"
+    if not config.init_from or not saved.is_file():
+        return None
+    folder = path if is_checkpoint(path) else newest_checkpoint(path)
+    if folder is None or not (folder / REPLAY_FILE).is_file():
+        return None
+    refuse_damage(folder)
+    before = from_yaml(saved, known_only=True)
+    same = (before.env, before.model, before.lookahead_source) == (config.env, config.model, config.lookahead_source)
+    return folder if same and before.world_model.predict == config.world_model.predict else None
