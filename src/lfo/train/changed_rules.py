@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from lfo.checkpoints import is_checkpoint, newest_checkpoint, reading, refuse_damage
@@ -40,13 +41,14 @@ def heed(
 ) -> dict[str, Any]:
     """Compare the predictions of a step with what was really heard; return the metrics, with an alarm if one rings."""
     try:
-        right = [each for group in groups for each in asks(lambda group=group: right_in(judge, group))]
+        tested = [asks(lambda group=group: right_in(judge, group)) for group in groups]
     except EnvironmentFailed:  # it cannot describe a reply: there is nothing to compare
         return {}
+    right = [fmean(each) for each in tested if each]
     if not right:
         return {}
-    noticed = watch.hear(step=step, replies=len(right), right=sum(right))
-    figures = {"fresh_replies": len(right), "fresh_right": sum(right) / len(right), "fresh_doubt": watch.doubt}
+    noticed = watch.hear(step=step, tasks=len(right), right=sum(right))
+    figures = {"fresh_tasks": len(right), "fresh_right": fmean(right), "fresh_doubt": watch.doubt}
     if noticed is None:
         return figures
     return {**figures, NOTICED: asdict(noticed), "warnings": [f"{noticed.words}; {FORGOTTEN}"]}
