@@ -16,7 +16,7 @@ from lfo.play.look_ahead import asked_at
 from lfo.types import Rollout, RolloutGroup
 
 
-def tested_predictions(group: RolloutGroup) -> Iterator[tuple[str, list[str]]]:
+def predictions_met(group: RolloutGroup) -> Iterator[tuple[str, list[str]]]:
     """Yield each prediction in a group whose call was also made in the same state, with the real replies to it."""
     said: dict[Hashable, str] = {}
     for rollout in group.rollouts:
@@ -62,5 +62,5 @@ def right_in(judge: Environment, group: RolloutGroup) -> list[float]:
     """Return how right each tested prediction of a group was."""
     return [
         fmean(agreement(judge, predicted, actual) for actual in replies)
-        for predicted, replies in tested_predictions(group)
+        for predicted, replies in predictions_met(group)
     ]

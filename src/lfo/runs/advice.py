@@ -100,7 +100,7 @@ def _rules_changed(run: Trends) -> Trouble | None:
     return Trouble(
         name="rules changed",
         figure=f"at step {step} {noticed.words}",
-        knob="what was heard before is forgotten, so look-ahead recovers by itself; if steps run out before that, go on "
+        knob="what was heard before is forgotten, so look-ahead recovers by itself; if steps run out first, go on "
         "with lfo train --from RUN policy.frozen=true (docs/TRAINING.md, When the rules change)",
     )
 

@@ -33,7 +33,7 @@ NOTICED = "rules_changed"  # the entry of a row of metrics at an alarm
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Noticed:
-    """`Noticed(since=60, before=0.8, now=0.1, tasks=20)`: in 20 tasks since step 60 a tenth of predictions was right."""
+    """`Noticed(since=60, before=0.8, now=0.1, tasks=20)`: in 20 tasks since step 60 a tenth was right."""
 
     since: int
     before: float

@@ -28,6 +28,7 @@ from lfo.play.look_ahead import Deliberation
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import without_calls
 from lfo.serving.conversations import Answered, Context, Conversations, packed
+from lfo.serving.fresh import Listener
 from lfo.serving.speaker import Speaker, SpeakingSlots
 from lfo.serving.upstream import Failed
 from lfo.serving.wire import ChatRequest, RefusedRequest, Reply, message_of, read_message
@@ -81,6 +82,7 @@ class Batcher:
                 "serve it with --no-lookahead"
             )
         self._speaker, self._count = speaker, slots
+        self.listener = Listener(self._lookahead, speaker.make_environment())
         self._default_tools = _name_of(speaker.make_environment().tools())
         self._codecs: OrderedDict[str, ChatCodec] = OrderedDict({self._default_tools: speaker.codec})
         self._conversations = Conversations()
@@ -174,6 +176,7 @@ class Batcher:
             for each in ready:
                 with _failing(each.job):
                     each.job.answer.set_result(self._reply(each, codec, key))
+            self.listener.hear([each.context for each in ready])
 
     def _codec(self, key: Key, request: ChatRequest) -> ChatCodec:
         if key.tools not in self._codecs:
