@@ -2,7 +2,7 @@
 
 import json
 import random
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -10,16 +10,22 @@ import pytest
 from lfo.config import load_config
 from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.play.fresh import agreement, predictions_met, right_in, shared_words
+from lfo.play.look_ahead import LookAhead
 from lfo.play.memory_first import MemoryFirst
 from lfo.play.reply_store import ReplyStore
 from lfo.protocol.world_model import ObservedCall, WorldModelExample, WorldModelState
 from lfo.rows.replay import ReplayBuffer
+from lfo.rows.samples import MiniBatches
 from lfo.rows.successes import Success, SuccessBuffer
 from lfo.runs.advice import advise
+from lfo.runs.folder import read_metrics
 from lfo.runs.rule_change import PAST, RARE, Noticed, Watch, noticed_in
+from lfo.serving.conversations import Context
+from lfo.serving.fresh import Listener
 from lfo.statistics import wilson
 from lfo.train import changed_rules
 from lfo.types import Message, Rollout, RolloutGroup, StopReason, ToolCall, Turn
+from small_runs import small_config, small_trainer
 
 
 def usual(tasks: float = 100, right: float = 80) -> Watch:
@@ -34,7 +40,7 @@ def test_doubt_by_hand():
     p = wilson(0.8, 100)[0]
     assert watch.expected == pytest.approx(0.7112, abs=1e-4) == p
     assert watch.hear(step=3, tasks=4, right=1) is None
-    assert watch.doubt == pytest.approx(0.5 * ((1 - p / 2) / (1 - p)) ** 3) == pytest.approx(5.526, abs=1e-3)
+    assert watch.doubt == pytest.approx(0.5 * ((1 - p / 2) / (1 - p)) ** 3) == pytest.approx(5.553, abs=1e-3)
     assert watch.usual == [[100, 80.0]]  # while there is doubt, the past stays as it was
     watch.hear(step=4, tasks=3, right=3)
     assert (watch.doubt, watch.doubted) == (1.0, [])
@@ -255,8 +261,8 @@ def test_successes_by_old_rules_are_not_imitated(tmp_path: Path):
 
 
 def test_a_step_says_so_once():
-    sighted = rollout(turn(CALL, "I need your account number.", predicted=True))
-    heard = group(sighted, rollout(turn(CALL, "I need your member number.")))
+    sighted = rollout(turn(CALL, "For security purposes, I need your account number.", predicted=True))
+    heard = group(sighted, rollout(turn(CALL, "For security purposes, I need your member number.")))
     watch, world = usual(), PhoneCalls()
     rows = [changed_rules.heed(watch, [heard] * 8, step, judge=world, asks=lambda call: call()) for step in (5, 6, 7)]
     assert [row["fresh_right"] for row in rows] == [0, 0, 0]
@@ -268,6 +274,50 @@ def test_a_step_says_so_once():
     ]
     assert rows[1]["warnings"][0].endswith("what was heard before is forgotten")
     assert changed_rules.heed(watch, [group(sighted)], 8, judge=world, asks=lambda call: call()) == {}
+
+
+SMALL_RUN = ("levels=1", "steps=1", "rollout.max_turns=3")
+
+
+def test_a_run_goes_on_with_what_another_has_heard(tmp_path: Path):
+    before = small_trainer(*SMALL_RUN, f"output_dir={tmp_path / 'old'}")
+    before.fit()
+    assert before.mini_batches.replay
+    checkpoint = Path(before.config.output_dir) / "checkpoints" / "step-000001"
+    state = json.loads((checkpoint / "state.json").read_text())
+    assert state["watch"] == asdict(before.state.watch)
+
+    def heard(*settings: str) -> MiniBatches:
+        config = small_config(*SMALL_RUN, *settings)
+        batches = replace(before.mini_batches, replay=ReplayBuffer())
+        changed_rules.go_on_from(config, batches, None)
+        return batches
+
+    taken = heard(f"init_from={tmp_path / 'old'}", "env_args.law=1").replay
+    assert taken.examples == before.mini_batches.replay.examples
+    assert set(taken.heard.values()) == {-1}
+    # The adapters alone, another environment, and no run at all: nothing was heard.
+    for settings in (
+        [f"init_from={tmp_path / 'old' / 'adapters'}"],
+        [f"init_from={tmp_path / 'old'}", "env=oracle-codes"],
+    ):
+        assert not heard(*settings).replay
+    assert not heard().replay
+
+
+def test_an_alarm_in_a_run_makes_it_forget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    trainer = small_trainer(*SMALL_RUN, "steps=2", f"output_dir={tmp_path / 'run'}")
+    trainer.mini_batches.replay.add([example("a")], step=-1)
+    trainer.state.watch = usual()
+    wrong = [[0.0] * 3 for _ in range(16)]
+    monkeypatch.setattr(changed_rules, "right_in", lambda judge, group: wrong.pop())
+    monkeypatch.setattr("lfo.train.loop.go_on_from", lambda *_: Watch(usual=[[1000, 999.0]]))
+    trainer.fit()
+    rows = read_metrics(tmp_path / "run")
+    rang = [row["step"] for row in rows if "rules_changed" in row]
+    assert rang == [2]
+    assert "a" * 64 not in trainer.mini_batches.replay.examples
+    assert any("stopped being right" in words for words in rows[-1]["warnings"])
 
 
 def test_advice_names_the_alarm_until_predictions_are_right_again():
@@ -282,3 +332,35 @@ def test_advice_names_the_alarm_until_predictions_are_right_again():
     recovered = [*rows, *({"step": step, "fresh_right": 0.75} for step in (9, 10, 11))]
     assert advise(recovered, config) == []
     assert noticed_in([{"step": 1, "rules_changed": "yes"}, {"step": 2, "rules_changed": {"since": 1}}]) == []
+
+
+# --- a served agent ---
+
+
+def test_a_served_agent_compares_what_its_clients_hear(caplog: pytest.LogCaptureFixture):
+    asked = []
+
+    def predictor(questions):
+        asked.extend(question.call for question in questions)
+        return ["For security purposes, I need your account number."] * len(questions)
+
+    def context(reply: str, call: ToolCall = CALL) -> Context:
+        opening = (Message(role="user", content="I need a copy."),)
+        return Context(opening=opening, tokens=(), turns=(turn(call, reply),), transcript=opening)
+
+    listener = Listener(LookAhead(predictor=predictor, tools={"make_phone_call"}), PhoneCalls())
+    right, wrong = (context(f"For security purposes, I need your {name} number.") for name in ("account", "member"))
+    listener.hear([right] * 100)
+    listener.hear([context("Acme Bank", ToolCall(name="search_company", arguments={}))])  # nobody would imagine that
+    assert listener.figures().split("\n")[:2] == ["lfo_fresh_replies_total 100", "lfo_fresh_right_total 100"]
+    assert asked == [CALL] * 100
+    for _ in range(4):
+        listener.hear([wrong])
+    assert "lfo_rules_changed_total 1" in listener.figures()
+    assert "100% before; the rules have probably changed" in caplog.text
+
+
+def test_a_served_agent_without_look_ahead_compares_nothing():
+    listener = Listener(None, PhoneCalls())
+    listener.hear([])
+    assert "lfo_fresh_replies_total 0" in listener.figures()

@@ -67,7 +67,7 @@ class Watch:
         if not tasks:
             return None
         p = self.expected
-        self.doubt = max(1.0, self.doubt) * 0.5**right * ((1 - p / 2) / (1 - p)) ** (tasks - right)
+        self.doubt *= 0.5**right * ((1 - p / 2) / (1 - p)) ** (tasks - right)
         self.doubted.append([step, tasks, right])
         if self.doubt >= RARE:
             return self._alarm()
