@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Parts of research/change.sh: an `lfo train` that never forgets, logs of an agent under other rules, what is left of
-the old rules, and the tables.
+"""Parts of research/change.sh: an `lfo train` that takes over old replies, logs of an agent under other rules, what is
+left of the old rules, and the tables.
 
-    research/change.py train ...                        `lfo train`, but nothing is forgotten when the rules change
+    research/change.py train ...                        `lfo train` with the replies of a base under other rules;
+                                                        FORGETS=no: nothing is forgotten at the alarm
     research/change.py logs RUN OUT --tasks 320 env_args.law=1     one rollout of each task, as a served agent plays
     research/change.py old RUN BASE                     success of a recovered run by the rules of its base
     research/change.py table FOLDER                     what each arm needed, and when the alarm rang
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import sys
 from collections import defaultdict
 from itertools import pairwise
@@ -29,12 +31,14 @@ SHARE, ROW = 0.9, "eval/val/success"
 TASKS = 100
 
 
-def never_forgetting() -> NoReturn:
-    """Run `lfo` with the alarm, but without what follows from it."""
+def carrying() -> NoReturn:
+    """Run `lfo` so that a run takes over what its base has heard under other rules; with FORGETS=no for good."""
     from lfo.cli import main
-    from lfo.train import loop
+    from lfo.train import changed_rules, loop
 
-    loop.forget = lambda *_: None
+    changed_rules.same_world = lambda *_: True
+    if os.environ.get("FORGETS") == "no":
+        loop.forget = lambda *_: None
     main()
     sys.exit()
 
@@ -168,7 +172,7 @@ def wolf(folders: list[Path]) -> None:
 
 def main() -> None:
     if sys.argv[1:2] == ["train"]:
-        never_forgetting()
+        carrying()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     logs = commands.add_parser("logs")

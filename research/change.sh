@@ -3,7 +3,7 @@
 # the old success? Phone calls (level 2, law 0 -> LAW; plain RL on level 6, where it learns at all) and oracle-codes (other codes).
 #   research/change.sh                                 phone calls, law 0 -> 1: every arm but `rl`, seeds 0 to 2, one run at a time
 #   WORLD=oracle research/change.sh                    oracle-codes, seed 0 of the world -> seed 1
-#   LAW=2 ARMS='alone|fresh' SEEDS=0 research/change.sh 2
+#   LAW=2 ARMS='alone|logs' SEEDS=0 research/change.sh 2
 #   WORLD=level6 ARMS='base|rl|alone' research/change.sh
 #   WORLD=quiet SEEDS='0 1 ... 19' research/change.sh  runs in which nothing changes: how often does the alarm cry wolf?
 #   research/change.py table research/results/change   the tables, from kept runs (runs/change while it goes on)
@@ -37,14 +37,14 @@ base() {  # KIND SEED settings...
   keep "$RUNS/$BASES/$kind-$seed"
 }
 recover() {  # ARM KIND SEED HOW settings...: go on from the base of a kind under the other law, with tasks that it has not seen
-  local arm=$1 kind=$2 seed=$3 how=$4 name=$1-$3 from=$RUNS/$BASES/$2-$3 lfo=$LFO; shift 4
+  local arm=$1 kind=$2 seed=$3 how=$4 name=$1-$3 from=$RUNS/$BASES/$2-$3 lfo=$LFO forgets=yes; shift 4
   case $how in
-    carried) ;;                       # with what the base has heard; an alarm lets it forget
-    emptied) from=$from/adapters ;;   # the weights alone
-    never) lfo=research/change.py ;;  # with what the base has heard, which is never forgotten
-    none) from=none ;;                # from nothing
+    product) ;;                                    # the weights, as `lfo train --from`
+    carried) lfo=research/change.py ;;             # and what the base has heard; an alarm lets it forget
+    never) lfo=research/change.py forgets=no ;;    # and it is never forgotten
+    none) from=none ;;                             # from nothing
   esac
-  LFO=$lfo FOLDER=$RUNS/$RECOVERED COMMON="$SETTINGS $CHANGED eval.every=4 steps=$steps seed=$((seed + 100)) init_from=$from" \
+  FORGETS=$forgets LFO=$lfo FOLDER=$RUNS/$RECOVERED COMMON="$SETTINGS $CHANGED eval.every=4 steps=$steps seed=$((seed + 100)) init_from=$from" \
     research/train_once.sh "$name" "$@"
   [ -f "$RUNS/$RECOVERED/$name/old_rules.json" ] || "$PYTHON" research/change.py old "$RUNS/$RECOVERED/$name" "$RUNS/$BASES/$kind-$seed"
   keep "$RUNS/$RECOVERED/$name"
@@ -55,28 +55,28 @@ one() {
   local imitate="algo=internalise"
   case $arm in
     base) base dual "$seed" ;;
-    alone|fresh|never|whole|logs) base dual "$seed" ;;
+    alone|carried|never|whole|logs) base dual "$seed" ;;
     memory*) base memory "$seed" $memory ;;
     internalised) base internalise "$seed" $imitate "steps=${IMITATED:-160}" eval.every=20 ;;
     rl) base rl "$seed" $rl "steps=${REINFORCED:-120}" ;;
   esac
   case $arm in
-    alone) recover alone dual "$seed" carried $frozen ;;
-    fresh) recover fresh dual "$seed" emptied $frozen ;;
+    alone) recover alone dual "$seed" product $frozen ;;
+    carried) recover carried dual "$seed" carried $frozen ;;
     never) recover never dual "$seed" never $frozen ;;
-    whole) recover whole dual "$seed" carried ;;
+    whole) recover whole dual "$seed" product ;;
     scratch) base dual "$seed"; recover scratch dual "$seed" none "steps=$trained" ;;
     logs)
       local logs=$RUNS/$RECOVERED/logs-$seed.jsonl
       mkdir -p "$RUNS/$RECOVERED"
       # shellcheck disable=SC2086
       [ -f "$logs" ] || "$PYTHON" research/change.py logs "$RUNS/$BASES/dual-$seed" "$logs" --tasks "${LOGGED:-320}" "seed=$((seed + 100))" $CHANGED
-      recover logs dual "$seed" emptied $frozen "world_model.from_logs=$logs" ;;
-    memory-kept) recover memory-kept memory "$seed" carried $memory ;;
+      recover logs dual "$seed" product $frozen "world_model.from_logs=$logs" ;;
+    memory-carried) recover memory-carried memory "$seed" carried $memory ;;
     memory-never) recover memory-never memory "$seed" never $memory ;;
-    memory-emptied) recover memory-emptied memory "$seed" emptied $memory ;;
-    internalised) recover internalised internalise "$seed" carried $imitate "steps=${IMITATED:-160}" eval.every=10 ;;
-    rl) recover rl rl "$seed" emptied $rl "steps=${REINFORCED:-120}" eval.every=5 ;;
+    memory-emptied) recover memory-emptied memory "$seed" product $memory ;;
+    internalised) recover internalised internalise "$seed" product $imitate "steps=${IMITATED:-160}" eval.every=10 ;;
+    rl) recover rl rl "$seed" product $rl "steps=${REINFORCED:-120}" eval.every=5 ;;
     base) ;;
     quiet)  # as the base of phone calls, without evaluation
       FOLDER=$RUNS/quiet COMMON="$SETTINGS eval.every=0 steps=$trained seed=$seed" research/train_once.sh "quiet-$seed"
@@ -85,7 +85,7 @@ one() {
   esac
 }
 if [ "${1:-}" = one ]; then one "$2" "$3"; exit; fi
-all="fresh alone logs never whole scratch memory-emptied memory-kept memory-never internalised"
+all="alone logs carried never whole scratch memory-emptied memory-carried memory-never internalised"
 [ "$world" = quiet ] && all=quiet
 for seed in ${SEEDS:-0 1 2}; do
   for arm in $all rl base; do

@@ -293,16 +293,14 @@ def test_a_run_goes_on_with_what_another_has_heard(tmp_path: Path):
         changed_rules.go_on_from(config, batches, None)
         return batches
 
-    taken = heard(f"init_from={tmp_path / 'old'}", "env_args.law=1").replay
+    taken = heard(f"init_from={tmp_path / 'old'}").replay
     assert taken.examples == before.mini_batches.replay.examples
     assert set(taken.heard.values()) == {-1}
-    # The adapters alone, another environment, and no run at all: nothing was heard.
-    for settings in (
-        [f"init_from={tmp_path / 'old' / 'adapters'}"],
-        [f"init_from={tmp_path / 'old'}", "env=oracle-codes"],
-    ):
-        assert not heard(*settings).replay
-    assert not heard().replay
+    # The adapters alone, another law, another environment, and no run at all: nothing was heard.
+    old = tmp_path / "old"
+    others = [f"{old / 'adapters'}"], [f"{old}", "env_args.law=1"], [f"{old}", "env=oracle-codes"], ["none"]
+    for start, *settings in others:
+        assert not heard(f"init_from={start}", *settings).replay
 
 
 def test_an_alarm_in_a_run_makes_it_forget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

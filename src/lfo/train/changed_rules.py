@@ -1,6 +1,6 @@
 """What a run does when the rules of its environment change: it notices, says so, and forgets what it heard before.
 
-A run that starts from another one (`init_from`) in the same environment goes on with what that run has heard.
+A run that starts from another one (`init_from`) in the same world goes on with what that run has heard.
 """
 
 from __future__ import annotations
@@ -63,20 +63,29 @@ def forget(mini_batches: MiniBatches, store: Store | None, before: int) -> None:
 
 
 def go_on_from(config: RunConfig, mini_batches: MiniBatches, store: Store | None) -> Watch:
-    """Take over what the run `init_from` has heard, if it is a run in the same environment; return its watch."""
+    """Take over what the run `init_from` has heard, if it is a run in the same world; return its watch.
+
+    If only `env_args` differ, the world may be another one: then its watch alone is taken over.
+    """
     folder = _checkpoint_to_go_on_from(config)
     if folder is None:
         return Watch()
-    if config.world_model.from_logs is None and config.world_model.replay:
-        with reading(folder / REPLAY_FILE) as file:
-            mini_batches.replay = ReplayBuffer.load(file).aged()
-    if store is not None and (folder / MEMORY_FILE).is_file():
-        store.load(folder / MEMORY_FILE)
-        store.age()
+    if same_world(config, folder):
+        if config.world_model.from_logs is None and config.world_model.replay:
+            with reading(folder / REPLAY_FILE) as file:
+                mini_batches.replay = ReplayBuffer.load(file).aged()
+        if store is not None and (folder / MEMORY_FILE).is_file():
+            store.load(folder / MEMORY_FILE)
+            store.age()
     with reading(folder / STATE_FILE) as file:
         watch = Watch(**json.loads(file.read_text(encoding="utf-8")).get("watch", {}))
     watch.settle()
     return watch
+
+
+def same_world(config: RunConfig, checkpoint: Path) -> bool:
+    """Whether the run of a checkpoint had the environment of this config, with the same arguments."""
+    return from_yaml(run_folder(checkpoint) / "config.yaml", known_only=True).env_args == config.env_args
 
 
 def _checkpoint_to_go_on_from(config: RunConfig) -> Path | None:
