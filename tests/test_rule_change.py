@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lfo.config import load_config
+from lfo import engines
+from lfo.cli.serve import learnt_from
+from lfo.config import load_config, to_yaml
 from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.play.fresh import agreement, predictions_met, right_in, shared_words
 from lfo.play.look_ahead import LookAhead
@@ -362,3 +364,18 @@ def test_a_served_agent_without_look_ahead_compares_nothing():
     listener = Listener(None, PhoneCalls())
     listener.hear([])
     assert "lfo_fresh_replies_total 0" in listener.figures()
+
+
+def test_a_log_becomes_a_served_agent_in_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    trained = []
+    monkeypatch.setattr(engines, "train", trained.append)
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "config.yaml").write_text(
+        to_yaml(load_config(["preset=tiny", "seed=4", "eval.final_splits=test_unseen_rules"]))
+    )
+    new = learnt_from(tmp_path / "old", tmp_path / "calls.jsonl", tmp_path / "new", steps=20)
+    (config,) = trained
+    assert (new, config.output_dir) == (tmp_path / "new", str(tmp_path / "new"))
+    assert (config.seed, config.steps, config.policy.frozen, config.eval.every) == (4, 20, True, 0)
+    assert config.init_from == str(tmp_path / "old")
+    assert config.world_model.from_logs == str(tmp_path / "calls.jsonl")

@@ -56,7 +56,7 @@ def serve(
     if logs is not None:
         if upstream is not None or output_dir is None:
             raise UsageError("--logs needs --output-dir, where the run goes that learns from them, and no --upstream")
-        run, adapter = _learnt(run, logs, output_dir, steps), "last"
+        run, adapter = learnt_from(run, logs, output_dir, steps), "last"
     if upstream is None:
         agent = common.open_agent(run, adapter=adapter, device=device)
         from lfo.serving.speaker import local_speaker
@@ -86,7 +86,7 @@ def serve(
         make_server(app).run(sockets=[socket])
 
 
-def _learnt(run: Path, logs: Path, output_dir: Path, steps: int) -> Path:
+def learnt_from(run: Path, logs: Path, output_dir: Path, steps: int) -> Path:
     """Train the world model of a run on logs, in a run of its own; return that run."""
     from lfo import engines
     from lfo.config import load_config
@@ -99,7 +99,7 @@ def _learnt(run: Path, logs: Path, output_dir: Path, steps: int) -> Path:
         "output_dir": output_dir,
         "steps": steps,
         "eval.every": 0,  # no environment is played
-        "eval.final_splits": "none",
+        "eval.final_splits": "[]",
     }
     engines.train(load_config([f"{name}={value}" for name, value in settings.items()], run=run_folder(run)))
     return output_dir
