@@ -20,7 +20,7 @@ import sys
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, NoReturn
 
 from lfo.config import RunConfig, from_yaml, load_config
@@ -157,17 +157,22 @@ def _quiet(runs: list[Path]) -> None:
 
 
 def wolf(folders: list[Path]) -> None:
-    """Give the test the success of sighted rollouts, eight tasks a step, in place of predictions."""
+    """Give the test the success of sighted rollouts, eight tasks a step, in place of predictions; then let it fall."""
     runs = steps = 0
+    late: list[int] = []
     for path in sorted({file.parent for folder in folders for file in folder.rglob("metrics.jsonl*")}):
         rows = [row for row in read_metrics(path) if isinstance(row.get("success_sighted"), float)]
-        runs, watch = runs + bool(rows), Watch()
+        runs, steps, watch, alarms = runs + bool(rows), steps + len(rows), Watch(), 0
         for row in rows:
-            steps += 1
             right = 8 * min(1.0, max(0.0, row["success_sighted"]))
             if (noticed := watch.hear(step=row["step"], tasks=8, right=right)) is not None:
+                alarms += 1
                 print(f"{path}, step {row['step']}: {dataclasses.asdict(noticed)}")
+        if not alarms and rows and fmean(row["success_sighted"] for row in rows[-5:]) > 0.6:
+            late.append(next(step for step in range(1, 1000) if watch.hear(step=step, tasks=8, right=0.25) is not None))
     print(f"{runs} runs, {steps} steps")
+    if late:
+        print(f"a fall to 3 %, in {len(late)} of them: noticed after {median(late):g} steps, {max(late)} at most")
 
 
 def main() -> None:

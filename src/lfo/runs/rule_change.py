@@ -14,6 +14,7 @@ The alarm rings at a doubt of `RARE`. While predictions stay right with the shar
 average once in `RARE` steps or later (Lorden's bound), whatever p is. p is cautious: the lower end of the Wilson
 interval over the last `PAST` tasks before the doubt arose. So an agent that has learned nothing raises no alarm, and
 predictions that fall from 80 to 60 % raise none either: the alarm is for rules that changed, not for a bad day.
+`research/change.py wolf` tries it on kept runs: one alarm in 309 runs, in one whose policy collapsed.
 
     p = 0.72: a right task halves the doubt, a wrong one multiplies it by 2.29; twelve wrong ones in a row ring
 """
@@ -27,7 +28,7 @@ from lfo.runs.costs import MetricsRows
 from lfo.statistics import wilson
 
 RARE = 10_000  # steps between two false alarms, on average at least
-PAST = 128  # tasks that say what is usual
+PAST = 64  # tasks that say what is usual: eight steps, so that the first steps of learning do not count for long
 NOTICED = "rules_changed"  # the entry of a row of metrics at an alarm
 
 
