@@ -354,7 +354,7 @@ def test_a_served_agent_compares_what_its_clients_hear(caplog: pytest.LogCapture
     listener.hear([context("Acme Bank", ToolCall(name="search_company", arguments={}))])  # nobody would imagine that
     assert listener.figures().split("\n")[:2] == ["lfo_fresh_replies_total 100", "lfo_fresh_right_total 100"]
     assert asked == [CALL] * 100
-    for _ in range(4):
+    for _ in range(5):
         listener.hear([wrong])
     assert "lfo_rules_changed_total 1" in listener.figures()
     assert "100% before; the rules have probably changed" in caplog.text
