@@ -55,7 +55,7 @@ class Server(NamedTuple):
 @pytest.fixture(scope="module")
 def server(agent: Agent) -> Iterator[Server]:
     with Batcher(local_speaker(agent)) as batcher, listen("127.0.0.1", 0) as bound:
-        serving = make_server(make_app(batcher.submit, model=MODEL, token=TOKEN))
+        serving = make_server(make_app(batcher.submit, model=MODEL, token=TOKEN, figures=batcher.listener.figures))
         thread = threading.Thread(target=serving.run, kwargs={"sockets": [bound]})
         thread.start()
         url = f"http://127.0.0.1:{bound.getsockname()[1]}/v1"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import secrets
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -29,15 +30,30 @@ def serve(
     upstream_key: Annotated[str, common.option("That server's API key.", "KEY", envvar="LFO_UPSTREAM_KEY")] = "",
     rows: Annotated[int, common.option("Conversations in parallel.", min=1)] = 64,
     device: common.Device = "auto",
+    logs: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="First learn the replies in these rollouts, in the new run --output-dir."),
+    ] = None,
+    output_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="With --logs: the folder of the new run.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="With --logs: steps of eight updates.")] = 20,
 ) -> None:
     """Serve a trained agent with look-ahead to any OpenAI client: lfo serve runs/x
 
     Tools, tool calls and streaming work as in OpenAI's chat completions. If the
     client names no tools, the agent uses those of its training.
+
+    Where the rules have changed, a log of the agent is enough to learn the new
+    ones: lfo serve runs/x --logs calls.jsonl --output-dir runs/y
     """
     for package in ("starlette", "uvicorn"):
         if importlib.util.find_spec(package) is None:
             raise UsageError(f"lfo serve needs {package}: pip install 'learn-from-observation[serve]'")
+    if logs is not None:
+        if upstream is not None or output_dir is None:
+            raise UsageError("--logs needs --output-dir, where the run goes that learns from them, and no --upstream")
+        run, adapter = learnt_from(run, logs, output_dir, steps), "last"
     if upstream is None:
         agent = common.open_agent(run, adapter=adapter, device=device)
         from lfo.serving.speaker import local_speaker
@@ -58,13 +74,32 @@ def serve(
 
     model, token = run.resolve().name, token or secrets.token_urlsafe(24)
     with listen(host, port) as socket, Batcher(speaker, lookahead=not no_lookahead, slots=rows) as batcher:
-        app = make_app(batcher.submit, model=model, token=token)
+        app = make_app(batcher.submit, model=model, token=token, figures=batcher.listener.figures)
         looks = "with look-ahead" if speaker.lookahead is not None and not no_lookahead else "without look-ahead"
         typer.echo(f"Serving {model}, {weights}, {looks}. Ctrl-C ends it. In the client's shell:")
         typer.echo(
             f"  export OPENAI_BASE_URL=http://{_reached_at(host)}:{socket.getsockname()[1]}/v1 OPENAI_API_KEY={token}"
         )
         make_server(app).run(sockets=[socket])
+
+
+def learnt_from(run: Path, logs: Path, output_dir: Path, steps: int) -> Path:
+    """Train the world model of a run on logs, in a run of its own; return that run."""
+    from lfo import engines
+    from lfo.config import load_config
+    from lfo.runs.folder import run_folder
+
+    settings = {
+        "init_from": run,  # its settings too
+        "policy.frozen": "true",
+        "world_model.from_logs": logs,
+        "output_dir": output_dir,
+        "steps": steps,
+        "eval.every": 0,  # no environment is played
+        "eval.final_splits": "[]",
+    }
+    engines.train(load_config([f"{name}={value}" for name, value in settings.items()], run=run_folder(run)))
+    return output_dir
 
 
 def _reached_at(host: str) -> str:

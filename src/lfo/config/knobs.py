@@ -187,7 +187,9 @@ class RunConfig:
     steps: Count = knob(100, "steps to train", main=True)
     seed: int = knob(0, "of all random numbers of the run", main=True, beside=True, ge=0, le=2**32 - 1)
     output_dir: str = knob("runs/latest", "the run's folder", main=True, beside=True)
-    init_from: str | None = knob(None, "a run whose adapters this one starts from, or a PEFT LoRA for the policy")
+    init_from: str | None = knob(
+        None, "a run that this one goes on from: When the rules change; or a PEFT LoRA for the policy"
+    )
     device: Literal["auto", "cpu", "cuda"] = knob("auto", "where to train", beside=True)
     micro_batch_tokens: Count = knob(
         16_384, "in one forward and backward: fewer take less memory", main=True, beside=True

@@ -66,6 +66,7 @@ TRAINING = {
     "turns": ("turns per rollout", "number"),
     "drafts": ("imagined calls per rollout", "number"),
     "drafts_kept": ("imagined calls that were kept", "share"),
+    "fresh_right": ("predictions right beside what was heard", "share"),
     "eval/val/drafts_informative": ("rollouts with informative calls, val", "share"),
     "tokens_per_second": ("sampled tokens per second", "number"),
 }

@@ -45,12 +45,14 @@ WORD = re.compile(r"[^\W\d_]+|\d+")
 
 @dataclass(slots=True)
 class ReplayBuffer:
-    """Every distinct reply received so far. Environments are stationary, so old replies stay true.
+    """Every distinct reply received so far. Most environments are stationary, so old replies stay true; where the rules
+    have changed (`lfo.runs.rule_change`), those that were not heard since are forgotten.
 
     A draw depends only on the buffer and the seeds, so a resumed run draws the same examples.
     """
 
     examples: dict[str, WorldModelExample] = field(default_factory=dict)
+    heard: dict[str, int] = field(default_factory=dict)  # the step in which each was received last
     # Each example when it came and, if that was later, when it was first asked: who counts reads only what is new.
     news: list[WorldModelExample] = field(init=False, repr=False, compare=False)
     _keys: list[str] = field(init=False, repr=False, compare=False)
@@ -58,18 +60,21 @@ class ReplayBuffer:
     _asked: bytearray = field(init=False, repr=False, compare=False)  # of each key
 
     def __post_init__(self) -> None:
-        given, self.examples = self.examples, {}
+        given, heard = self.examples, self.heard
+        self.examples, self.heard = {}, {}
         self.news, self._keys, self._places, self._asked = [], [], {}, bytearray()
         self.add(given.values())
+        self.heard |= heard
 
     def __len__(self) -> int:
         return len(self.examples)
 
-    def add(self, examples: Iterable[WorldModelExample]) -> int:
+    def add(self, examples: Iterable[WorldModelExample], step: int = 0) -> int:
         """Add new examples and return their number. `asked` is never unset: a rollout that saw the predicted reply may
         make the same call later without asking."""
         before = len(self.examples)
         for example in examples:
+            self.heard[example.key] = step
             known = self.examples.get(example.key)
             if known is None:
                 self._places[example.key] = len(self._keys)
@@ -81,6 +86,15 @@ class ReplayBuffer:
             self._asked[self._places[example.key]] = example.asked
             self.news.append(example)
         return len(self.examples) - before
+
+    def without(self, before: int) -> ReplayBuffer:
+        """Return a buffer without the examples that were received last before this step."""
+        heard = {key: step for key, step in self.heard.items() if step >= before}
+        return ReplayBuffer({key: example for key, example in self.examples.items() if key in heard}, heard)
+
+    def aged(self) -> ReplayBuffer:
+        """Return the buffer as it is before the first step of another run."""
+        return ReplayBuffer(dict(self.examples), dict.fromkeys(self.examples, -1))
 
     def draw(self, count: int, seeds: Sequence[int], *, asked_first: bool = False) -> list[WorldModelExample]:
         """Return at most `count` different examples, all with the same probability.
@@ -102,6 +116,7 @@ class ReplayBuffer:
             "tokens": np.array([token for each in examples for token in each.tokens], dtype=np.int32),
             "weights": np.array([weight for each in examples for weight in each.token_weights], dtype=np.uint8),
             "asked": np.array([each.asked for each in examples], dtype=np.uint8),
+            "heard": np.array([self.heard.get(each.key, 0) for each in examples], dtype=np.int32),
             "keys": np.frombuffer(b"".join(bytes.fromhex(each.key) for each in examples), dtype=np.uint8),
         }
         save_file(arrays, path)
@@ -112,13 +127,15 @@ class ReplayBuffer:
         buffer = cls()
         ends = np.cumsum(arrays["lengths"])
         size = len(arrays["keys"]) // max(1, len(ends))
+        heard = arrays.get("heard", np.zeros(len(ends), dtype=np.int32))  # older runs have none
         for index, end in enumerate(ends):
             start = end - arrays["lengths"][index]
             key = arrays["keys"][index * size : (index + 1) * size].tobytes().hex()
             tokens = tuple(map(int, arrays["tokens"][start:end]))
             weights = tuple(map(float, arrays["weights"][start:end]))
             asked = bool(arrays["asked"][index])
-            buffer.add([WorldModelExample(tokens=tokens, token_weights=weights, key=key, asked=asked)])
+            example = WorldModelExample(tokens=tokens, token_weights=weights, key=key, asked=asked)
+            buffer.add([example], int(heard[index]))
         return buffer
 
 

@@ -170,11 +170,11 @@ class MiniBatches:
     def count(self) -> int:
         return self.config.rollout.prompts // self.config.rollout.mini_batch_prompts
 
-    def store_successes(self, rollouts: Sequence[Rollout]) -> None:
+    def store_successes(self, rollouts: Sequence[Rollout], step: int = 0) -> None:
         """Store the rollouts that the policy should imitate."""
-        self.successes.add(rollouts)
+        self.successes.add(rollouts, step)
         if self.config.internalise.teacher == "hindsight":
-            self.successes.add_in_hindsight(rollouts, self.predicted_tools)
+            self.successes.add_in_hindsight(rollouts, self.predicted_tools, step)
 
     def of_step(
         self,

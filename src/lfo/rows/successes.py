@@ -111,24 +111,31 @@ class SuccessBuffer:
     """The newest success of each task. A draw depends only on the buffer and the seeds."""
 
     successes: dict[str, Success] = field(default_factory=dict)
+    made: dict[str, int] = field(default_factory=dict)  # the step of each
 
-    def add(self, rollouts: Iterable[Rollout]) -> None:
+    def add(self, rollouts: Iterable[Rollout], step: int = 0) -> None:
         """Store successful rollouts, except those in which a call was made for the policy."""
         for rollout in rollouts:
             if rollout.succeeded:
-                self._keep(rollout)
+                self._keep(rollout, step)
 
-    def add_in_hindsight(self, rollouts: Iterable[Rollout], tools: Collection[str] | None) -> None:
+    def add_in_hindsight(self, rollouts: Iterable[Rollout], tools: Collection[str] | None, step: int = 0) -> None:
         """Store failed rollouts in hindsight, for tasks without a stored success."""
         for rollout in rollouts:
             better = in_hindsight(rollout, tools)
             if better is not None and rollout.task_id not in self.successes:
-                self._keep(better)
+                self._keep(better, step)
 
-    def _keep(self, rollout: Rollout) -> None:
+    def _keep(self, rollout: Rollout, step: int) -> None:
         success = without_shown(rollout)
         if success.tokens:
             self.successes[rollout.task_id] = success
+            self.made[rollout.task_id] = step
+
+    def forget(self, before: int) -> None:
+        """Drop the successes of before this step: by other rules they may be none."""
+        self.made = {task: step for task, step in self.made.items() if step >= before}
+        self.successes = {task: success for task, success in self.successes.items() if task in self.made}
 
     def draw(self, count: int, seeds: Sequence[int]) -> list[Success]:
         """Return at most `count` different successes."""
@@ -143,6 +150,7 @@ class SuccessBuffer:
             "lengths": np.array([len(each.tokens) for each in successes], dtype=np.int64),
             "tokens": np.array([token for each in successes for token in each.tokens], dtype=np.int32),
             "sampled": np.array([sampled for each in successes for sampled in each.sampled], dtype=np.uint8),
+            "made": np.array([self.made.get(task, 0) for task in self.successes], dtype=np.int32),
             "name_lengths": np.array([len(name) for name in names], dtype=np.int64),
             "names": np.frombuffer(b"".join(names), dtype=np.uint8),
         }
@@ -151,14 +159,16 @@ class SuccessBuffer:
     @classmethod
     def load(cls, path: Path) -> SuccessBuffer:
         arrays = load_file(path)
-        names = _split(arrays["names"], arrays["name_lengths"])
+        names = [name.tobytes().decode() for name in _split(arrays["names"], arrays["name_lengths"])]
+        made = arrays.get("made", np.zeros(len(names), dtype=np.int32))  # older runs have none
         tokens = _split(arrays["tokens"], arrays["lengths"])
         sampled = _split(arrays["sampled"], arrays["lengths"])
         return cls(
             {
-                name.tobytes().decode(): Success(tokens=tuple(map(int, ids)), sampled=tuple(map(bool, where)))
+                name: Success(tokens=tuple(map(int, ids)), sampled=tuple(map(bool, where)))
                 for name, ids, where in zip(names, tokens, sampled, strict=True)
-            }
+            },
+            dict(zip(names, map(int, made), strict=True)),
         )
 
 

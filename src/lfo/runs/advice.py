@@ -20,6 +20,7 @@ from lfo.config.couplings import coupling_of
 from lfo.play.runner import ENVIRONMENT_FAILURES
 from lfo.runs.correlation import ACCURACY_KEYS, LOOKAHEAD, VAL
 from lfo.runs.costs import MetricsRows
+from lfo.runs.rule_change import noticed_in
 from lfo.runs.trends import FAR, GAIN, LATELY, MOST_RATIO, Trends, evaluated_tasks, far_below, numbers
 from lfo.types import StopReason
 
@@ -45,6 +46,7 @@ LOW_RATE = 3e-5  # LoRA hardly learns below
 BROKEN = 0.05  # share of rollouts in which the environment failed
 # Share of rollouts that end in a turn without an end. Of 394 kept runs 12 have more, and none of them solves its tasks.
 ENDLESS = 0.2
+RECOVERED = 0.9  # of the share of right predictions before the rules changed
 FEW_DRAFTS = 0.05  # imagined calls per rollout with look-ahead: fewer are as good as none
 FEW_KEPT = 0.1  # share of imagined calls that were kept: below, predictions hardly ever change the calls
 # Sampled rollouts of every kept run have more than half of the success of greedy ones; those of small instruct models
@@ -63,10 +65,11 @@ class Trouble:
 
 
 def advise(rows: MetricsRows, config: RunConfig, gate: Mapping[str, Any] | None = None) -> list[Trouble]:
-    """Return all problems in the rows, causes before consequences; a short run can only have a failed `gate`."""
+    """Return all problems in the rows, causes before consequences; a short run can only have a failed `gate` and rules
+    that have changed."""
     training = [row for row in rows if row["step"] > 0]
     run = Trends(rows=rows, training=training, config=config, gate=gate)
-    names = _LOOKS if len(training) >= MIN_STEPS else ("gate failed",)
+    names = _LOOKS if len(training) >= MIN_STEPS else ("gate failed", "rules changed")
     found = {name: trouble for name in names if (trouble := _LOOKS[name](run)) is not None}
     told = [name for name in found if found.keys().isdisjoint(_EXPLAINED_BY.get(name, ()))]
     return [replace(found[name], name=name) for name in told]
@@ -81,6 +84,21 @@ def _gate_failed(run: Trends) -> Trouble | None:
     return Trouble(
         figure=run.gate["verdict"],
         knob="take a base that acts on what it reads, or train without look-ahead (lookahead=off); docs/YOUR_MODEL.md",
+    )
+
+
+def _rules_changed(run: Trends) -> Trouble | None:
+    alarms = noticed_in(run.rows)
+    if not alarms:
+        return None
+    step, noticed = alarms[-1]
+    since = numbers([row for row in run.training if row["step"] > step], "fresh_right")[-LATELY:]
+    if len(since) == LATELY and fmean(since) >= RECOVERED * noticed.before:
+        return None
+    return Trouble(
+        figure=f"at step {step} {noticed.words}",
+        knob="what was heard before is forgotten, so look-ahead recovers by itself; if steps run out first, go on "
+        "with lfo train --from RUN policy.frozen=true (docs/TRAINING.md, When the rules change)",
     )
 
 
@@ -343,6 +361,7 @@ def _gradient_imbalance(run: Trends) -> Trouble | None:
 
 _LOOKS: Mapping[str, Callable[[Trends], Trouble | None]] = {
     "gate failed": _gate_failed,
+    "rules changed": _rules_changed,
     "environment errors": _environment_fails,
     "endless turns": _endless_turns,
     "nothing to learn from": _nothing_to_learn_from,
@@ -370,9 +389,9 @@ _EXPLAINED_BY: Mapping[str, set[str]] = {
     "val never rises": {
         *("gate failed", "environment errors", "endless turns", "nothing to learn from", "entropy collapse"),
         *("world model not learning", "weight too high", "imagines nothing", "takes back what it imagines"),
-        "success lost",
+        *("success lost", "rules changed"),
     },
-    "success lost": {"environment errors", "endless turns", "entropy collapse", "weight too high"},
+    "success lost": {"rules changed", "environment errors", "endless turns", "entropy collapse", "weight too high"},
     "gradient imbalance": {"nothing to learn from", "success lost"},
 }
 

@@ -29,6 +29,7 @@ from lfo.play.look_ahead import Deliberation
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import without_calls
 from lfo.serving.conversations import Answered, Context, Conversations, packed
+from lfo.serving.fresh import Listener
 from lfo.serving.speaker import Speaker, SpeakingSlots
 from lfo.serving.upstream import Failed
 from lfo.serving.wire import ChatRequest, RefusedRequest, Reply, message_of, read_message
@@ -82,6 +83,7 @@ class Batcher:
                 "serve it with --no-lookahead"
             )
         self._speaker, self._count = speaker, slots
+        self.listener = Listener(self._lookahead, speaker.make_environment())
         self._default_tools = _name_of(speaker.make_environment().tools())
         self._codec = lru_cache(maxsize=CODECS)(self._make_codec)
         self._conversations = Conversations()
@@ -174,6 +176,7 @@ class Batcher:
             for each in ready:
                 with _failing(each.job):
                     each.job.answer.set_result(self._reply(each, codec, key))
+            self.listener.hear([each.context for each in ready])
 
     def _make_codec(self, tools: str) -> ChatCodec:
         if tools == self._default_tools:

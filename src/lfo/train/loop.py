@@ -13,7 +13,8 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -48,7 +49,9 @@ from lfo.rows.samples import MiniBatches, acted_by_policy, mark_first_calls, mar
 from lfo.rows.successes import Renaming, SuccessBuffer
 from lfo.runs.data import continued_data, describe_data
 from lfo.runs.folder import RunDirectory
+from lfo.runs.rule_change import NOTICED, Watch
 from lfo.runs.trends import evaluated_tasks, far_below
+from lfo.train.changed_rules import REPLAY_FILE, STATE_FILE, forget, go_on_from, heed
 from lfo.train.kept_evaluation import Evaluation, KeptEvaluation
 from lfo.train.tracking import Progress, open_trackers
 from lfo.types import Rollout, RolloutGroup, Situation, StepPlan, TrainingSample
@@ -56,7 +59,7 @@ from lfo.types import Rollout, RolloutGroup, Situation, StepPlan, TrainingSample
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-REPLAY_FILE, SUCCESSES_FILE, STATE_FILE = "replay.safetensors", "successes.safetensors", "state.json"
+SUCCESSES_FILE = "successes.safetensors"
 SUCCESS_LOST = "success on val is far below its best, whose checkpoint is kept; if it stays there, run lfo advise"
 
 
@@ -71,6 +74,7 @@ class State:
     rollouts: int = 0  # this and the next two: the cost of the run so far, besides tasks
     sampled_tokens: int = 0
     seconds: float = 0.0
+    watch: Watch = field(default_factory=Watch)  # over the predictions: are they still right?
 
 
 class Clock:
@@ -154,6 +158,8 @@ class Trainer:
                 checkpoint, first_row = run.rewind()
                 if checkpoint is not None:
                     self.load(checkpoint)
+            if state.step == 0:
+                state.watch = go_on_from(config, self.mini_batches, self.backend.reply_store)
             run.write_data(continued_data(run.path, describe_data(config, self.make_environment)))
             if self.backend.ending_tools is not None and state.step == 0:  # also if killed after the row of step 0
                 drawn = self.asks(lambda: draw_tasks(config, self.environment, 0, 0))
@@ -184,7 +190,7 @@ class Trainer:
     @contextmanager
     def _saving_what_was_learned(self, run: RunDirectory) -> Iterator[None]:
         """Write a checkpoint of the last full step if the environment fails; the error then says how to continue."""
-        before = dataclasses.replace(self.state)
+        before = dataclasses.replace(self.state, watch=deepcopy(self.state.watch))
         try:
             yield
         except (EnvironmentFailed, UsageError) as error:
@@ -204,13 +210,19 @@ class Trainer:
         with clock("rollout"):
             collected = self.collect(plan)
         with clock("examples"):
-            examples = self.store_replies(collected.groups) if plan.listens else []
+            judge, asks = self.environment, self.asks
+            fresh = heed(self.state.watch, collected.groups, step, judge=judge, asks=asks)  # before they are learned
+            examples = self.store_replies(collected.groups, step) if plan.listens else []
+            if NOTICED in fresh:
+                forget(self.mini_batches, self.backend.reply_store, fresh[NOTICED]["since"])
         plan = self.plan(step)  # again: a success of this step may be the one that imitation was waiting for
         with clock("update"):
             learnt = self.learn(plan, self.samples(plan, collected, examples))
         with clock("sync"):
             self.backend.sync(step + 1)
         row, watched = self.rollout_metrics(plan, collected), mean_of_each(learnt)
+        heard = [*row.get("warnings", ()), *fresh.get("warnings", ())]
+        row |= {**fresh, **({"warnings": heard} if heard else {})}
         self.state.rollouts += len(collected.rollouts)
         self.state.sampled_tokens += row["sampled_tokens"]
         self.state.seconds += sum(clock.seconds.values())
@@ -301,20 +313,21 @@ class Trainer:
 
     # --- learning ----------------------------------------------------------------------------------------------
 
-    def store_replies(self, groups: Sequence[RolloutGroup]) -> list[list[WorldModelExample]]:
+    def store_replies(self, groups: Sequence[RolloutGroup], step: int = 0) -> list[list[WorldModelExample]]:
         """Store what later steps need of these rollouts; return the distinct world-model examples of each group."""
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         if self.imitates:
-            self.mini_batches.store_successes(rollouts)
-        for observer in (self.backend.reply_store, self.backend.ending_tools):
-            if observer is not None:
-                observer.observe(rollouts)
+            self.mini_batches.store_successes(rollouts, step)
+        if self.backend.reply_store is not None:
+            self.backend.reply_store.observe(rollouts, step)
+        if self.backend.ending_tools is not None:
+            self.backend.ending_tools.observe(rollouts)
         if not self.state.weight or self.config.world_model.input == "inline":
             return [[] for _ in groups]
         found = examples_of_groups(groups, self.codec, predict=self.predicted_tools)
         if self.config.world_model.replay:
             for examples in found:
-                self.mini_batches.replay.add(examples)
+                self.mini_batches.replay.add(examples, step)
         return found
 
     def samples(
@@ -423,7 +436,7 @@ class Trainer:
                 self.mini_batches.successes = SuccessBuffer.load(file)
         with reading(checkpoint.path / STATE_FILE) as file:
             for name, value in json.loads(file.read_text(encoding="utf-8")).items():
-                setattr(self.state, name, value)
+                setattr(self.state, name, Watch(**value) if name == "watch" else value)
 
     def _summary(self, run: RunDirectory) -> dict[str, Any]:
         best = run.best_checkpoint()
