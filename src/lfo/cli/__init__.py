@@ -41,6 +41,7 @@ from lfo.cli import (
     play,
     pretrain,
     probe,
+    record,
     report,
     rollouts,
     run,
@@ -108,6 +109,7 @@ app.command("inspect")(inspect.inspect)
 app.command("probe")(probe.probe)
 app.command("export")(export.export)
 app.command("serve")(serve.serve)
+app.command("record")(record.record)
 app.command("generate")(environment.generate)
 app.command("check-env")(environment.check_env)
 app.command("play")(play.play)

@@ -127,12 +127,15 @@ def listen(host: str, port: int) -> socket.socket:
         raise UsageError(f"cannot listen on {host} port {port}: {reason}; choose another --port or --host") from error
 
 
-def make_server(app: ASGIApp) -> uvicorn.Server:
+def make_server(app: ASGIApp, *, passes_through: bool = False) -> uvicorn.Server:
+    """Return a server; one that passes answers through adds no headers, and tells the app when it starts and ends."""
     config = uvicorn.Config(
         app,
+        server_header=not passes_through,
+        date_header=not passes_through,
         log_level="warning",
         access_log=False,
-        lifespan="off",
+        lifespan="on" if passes_through else "off",
         http=Connection,
         ws="none",
         limit_concurrency=most_connections(),

@@ -1,0 +1,267 @@
+"""Recording a running agent: the real client, the real proxy, a model server with canned answers."""
+
+import asyncio
+import contextlib
+import json
+import os
+import queue
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import openai
+import pytest
+
+from canned import Canned
+from lfo.env.log_folder import numbered_records
+from lfo.play.records import read_rollouts
+from lfo.serving.app import listen, make_server
+from lfo.serving.log_writer import LogWriter
+from lfo.serving.proxy import Proxy
+from lfo.serving.recording import Recorder
+from lfo.types import ToolCall
+
+KEY = "sk-of-the-client"
+TOOLS: Any = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+
+
+class Upstream(NamedTuple):
+    url: str
+    canned: Canned
+
+
+@contextlib.contextmanager
+def upstream() -> Iterator[Upstream]:
+    canned, ports, end = Canned(), queue.Queue[int](), threading.Event()
+
+    async def serve() -> None:
+        server = await asyncio.start_server(canned.serve, "127.0.0.1", 0)
+        ports.put(server.sockets[0].getsockname()[1])
+        await asyncio.get_running_loop().run_in_executor(None, end.wait)
+        server.close()
+        for writer in canned.writers:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    yield Upstream(f"http://127.0.0.1:{ports.get(timeout=10)}", canned)
+    end.set()
+    thread.join()
+
+
+@contextlib.contextmanager
+def recording(url: str, folder: Path, *, idle: float = 600, **options: Any) -> Iterator[str]:
+    """The address of a proxy in front of `url`."""
+    with (
+        listen("127.0.0.1", 0) as bound,
+        Recorder(folder, idle=idle, **{"most_bytes": 10**6, **options}) as recorder,
+    ):
+        serving = make_server(Proxy(url, recorder), passes_through=True)
+        thread = threading.Thread(target=serving.run, kwargs={"sockets": [bound]})
+        thread.start()
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+        serving.should_exit = True
+        thread.join()
+
+
+def ask(url: str, messages: list[Any], *, stream: bool = False, **options: Any) -> Any:
+    """The message of the assistant, as a client sends it back, and the id of its completion."""
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as client:
+        given = client.chat.completions.create(model="m", messages=messages, tools=TOOLS, stream=stream, **options)
+        if not stream:
+            return given.choices[0].message.model_dump(exclude_none=True), given.id
+        message: dict[str, Any] = {"role": "assistant", "content": ""}
+        number = ""
+        for chunk in given:
+            number, delta = chunk.id, chunk.choices[0].delta
+            message["content"] += delta.content or ""
+            for part in delta.tool_calls or ():
+                calls = message.setdefault("tool_calls", [])
+                if part.id:
+                    calls.append({"id": part.id, "type": "function", "function": part.function.model_dump()})
+                else:
+                    calls[0]["function"]["arguments"] += part.function.arguments
+        return message, number
+
+
+def converse(url: str, task: str, **options: Any) -> tuple[list[Any], str]:
+    """A whole conversation: a call, its reply, a text."""
+    messages: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": task}]
+    message, _ = ask(url, messages, **options)
+    reply = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": f"Reply to {task}."}
+    messages += [message, reply]
+    message, number = ask(url, messages, **options)
+    return [*messages, message], number
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_conversation_is_recorded_as_one_rollout_that_can_be_read(tmp_path: Path, stream: bool):
+    with upstream() as server, recording(server.url, tmp_path) as url:
+        messages, _ = converse(url, "open it", stream=stream)
+    (rollout,) = read_rollouts(tmp_path, None)
+    assert [(each.role, each.content) for each in rollout.opening] == [("system", "Be brief."), ("user", "open it")]
+    first, last = rollout.turns
+    arguments = json.loads(messages[2]["tool_calls"][0]["function"]["arguments"])
+    assert (first.call, first.observation) == (ToolCall(name="look", arguments=arguments), "Reply to open it.")
+    assert (last.call, last.action, last.observation) == (None, messages[-1]["content"], "")
+    (record,) = (each.record for each in numbered_records(tmp_path))
+    assert (record["tools"], record["model"], record["reward"]) == (TOOLS, "m", None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_bytes_are_those_of_the_upstream(tmp_path: Path, stream: bool):
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "ü"}], "stream": stream})
+    requests = [
+        ("POST", "/v1/chat/completions", body),
+        ("POST", "/v1/chat/completions", "{"),
+        ("GET", "/v1/x?a=%2Fb", ""),
+    ]
+    with upstream() as server, recording(server.url, tmp_path) as url:
+        for method, path, content in requests:
+            direct, passed = (httpx.request(method, each + path, content=content) for each in (server.url, url))
+            assert passed.content == direct.content
+            assert passed.status_code == direct.status_code
+            heads = [
+                {name: value for name, value in each.headers.items() if name != "connection"}
+                for each in (direct, passed)
+            ]
+            assert heads[0] == heads[1]
+        assert server.canned.heads[-1].startswith("GET /v1/x?a=%2Fb HTTP/1.1")
+
+
+def test_headers_for_the_recorder_go_no_further_and_the_clients_key_does(tmp_path: Path):
+    headers = {"x-lfo-conversation": "mine", "x-lfo-outcome": "1", "Authorization": f"Bearer {KEY}", "x-other": "2"}
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    with upstream() as server, recording(server.url, tmp_path) as url:
+        httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers)
+        (head,) = server.canned.heads
+    assert KEY in head
+    assert "x-lfo" not in head.lower()
+    assert "x-other: 2" in head
+    (rollout,) = read_rollouts(tmp_path, None)
+    assert (rollout.task_id, rollout.reward, rollout.info["outcome_known"]) == ("mine", 1.0, True)
+
+
+def test_what_must_not_be_written_is_not_written_and_the_call_is_still_one(tmp_path: Path):
+    card = "4111 1111 1111 1111"
+    with upstream() as server, recording(server.url, tmp_path, hide=[re.compile(r"\b\d(?: ?\d){15}\b")]) as url:
+        call = {"name": "pay", "arguments": json.dumps({"card": card, "number": 4111111111111111, "n": 2})}
+        messages = [
+            {"role": "user", "content": f"Pay with {card}, my key is {KEY}."},
+            {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": call}]},
+            {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": f"{card} is refused."}]},
+        ]
+        ask(url, messages)
+    text = "".join(path.read_text() for path in tmp_path.iterdir())
+    assert not re.search("4111|" + KEY, text)
+    (rollout,) = read_rollouts(tmp_path, None)
+    assert rollout.turns[0].call == ToolCall(name="pay", arguments={"card": "[hidden]", "number": "[hidden]", "n": 2})
+    assert rollout.turns[0].observation == "[hidden] is refused."
+
+
+def test_outcomes_come_afterwards_before_or_after_the_conversation_is_written(tmp_path: Path):
+    with upstream() as server, recording(server.url, tmp_path) as url:
+        _, early = converse(url, "one")
+        reply = [{"role": "user", "content": "Thanks."}]
+        assert httpx.post(f"{url}/lfo/outcome", json={"id": early, "reward": 1, "messages": reply}).status_code == 200
+        (rollout,) = read_rollouts(tmp_path, None)
+        assert (rollout.reward, rollout.turns[-1].observation) == (1.0, "Thanks.")
+        assert httpx.post(f"{url}/lfo/outcome", json={"id": early, "reward": 0.5}).json() == {"recorded": True}
+        (rollout,) = read_rollouts(tmp_path, None)
+        assert rollout.reward == 0.5
+        for wrong, status in (
+            ({"id": "x", "reward": 1}, 404),
+            ({"reward": 1}, 400),
+            ({"id": early, "reward": "1"}, 400),
+        ):
+            assert httpx.post(f"{url}/lfo/outcome", json=wrong).status_code == status
+        assert httpx.get(f"{url}/lfo/status").json()["written"] == 1
+
+
+def test_a_function_tells_outcomes_and_its_failure_loses_nothing(tmp_path: Path, caplog):
+    def outcome(messages: Any) -> float | None:
+        task = messages[1]["content"]
+        return {"good": 1.0, "unknown": None}[task]
+
+    with upstream() as server, recording(server.url, tmp_path, outcome=outcome) as url:
+        for task in ("good", "unknown", "bad"):
+            converse(url, task)
+    found = {each.opening[1].content: each for each in read_rollouts(tmp_path, None)}
+    assert {task: (each.reward, each.info["outcome_known"]) for task, each in found.items()} == {
+        "good": (1.0, True),
+        "unknown": (0.0, False),
+        "bad": (0.0, False),
+    }
+    assert "KeyError: 'bad'" in caplog.text
+
+
+def test_a_conversation_that_goes_on_after_it_was_written_counts_once(tmp_path: Path):
+    with upstream() as server, recording(server.url, tmp_path, idle=0.1) as url:
+        messages, _ = converse(url, "go on")
+        while httpx.get(f"{url}/lfo/status").json()["open"]:
+            pass
+        ask(url, [*messages, {"role": "user", "content": "And now?"}])
+    assert len([line for path in tmp_path.iterdir() for line in path.read_text().splitlines()]) == 2
+    (rollout,) = read_rollouts(tmp_path, None)
+    assert [turn.observation for turn in rollout.turns] == ["Reply to go on.", "And now?", ""]
+
+
+def test_conversations_with_the_same_words_stay_apart(tmp_path: Path):
+    """The canned server answers equal requests equally, as a greedy one does."""
+    with upstream() as server, recording(server.url, tmp_path) as url:
+        first, _ = converse(url, "same")
+        second, _ = converse(url, "same")
+        for messages, word in ((first, "one"), (second, "two"), (first, "three")):
+            ask(url, [*messages, {"role": "user", "content": word}])
+    said = sorted(each.turns[1].observation for each in read_rollouts(tmp_path, None))
+    assert said == ["one", "three", "two"]
+
+
+def test_files_rotate_and_an_unfinished_last_line_is_ignored(tmp_path: Path):
+    with upstream() as server, recording(server.url, tmp_path, most_bytes=1500) as url:
+        for task in "abcdef":
+            converse(url, task)
+    files = sorted(tmp_path.iterdir())
+    assert len(files) > 1
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    with files[-1].open("a") as last:
+        last.write('{"opening": [')
+    assert sorted(each.opening[1].content for each in read_rollouts(tmp_path, None)) == [*"abcdef"]
+
+
+def test_a_full_disk_is_no_error_and_lines_wait_for_room(tmp_path: Path, monkeypatch, caplog):
+    real, full = os.write, [True]
+
+    def write(descriptor: int, data: bytes) -> int:
+        if full[0]:
+            real(descriptor, data[:5])
+            full[0] = None  # the rest does not fit
+            return 5
+        if full[0] is None:
+            full[0] = True
+            raise OSError(28, "No space left on device")
+        return real(descriptor, data)
+
+    writer = LogWriter(tmp_path, most_bytes=10**6)
+    monkeypatch.setattr(os, "write", write)
+    for number in range(3):
+        writer.write({"opening": [], "turns": [], "task_id": str(number)})
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b""]
+    assert "No space left" in caplog.text
+    full[0] = False
+    writer.write({"opening": [], "turns": [], "task_id": "3"})
+    writer.close()
+    assert [each.task_id for each in read_rollouts(tmp_path, None)] == ["0", "1", "2", "3"]
+    assert (writer.written, writer.lost) == (4, 0)
+
+
+def test_an_upstream_that_is_not_there_is_one_sentence(tmp_path: Path):
+    with recording("http://127.0.0.1:9", tmp_path) as url:
+        answer = httpx.post(f"{url}/v1/chat/completions", content=b"{}")
+    assert answer.status_code == 502
+    assert answer.json()["error"]["message"].startswith("http://127.0.0.1:9 cannot be reached: ")
