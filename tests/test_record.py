@@ -16,13 +16,18 @@ import openai
 import pytest
 
 from canned import Canned
+from lfo.config import load_config
+from lfo.engines import create_trainer
 from lfo.env.log_folder import numbered_records
+from lfo.errors import UsageError
+from lfo.loading import environment_factory
 from lfo.play.records import read_rollouts
 from lfo.serving.app import listen, make_server
 from lfo.serving.log_writer import LogWriter
 from lfo.serving.proxy import Proxy
 from lfo.serving.recording import Recorder
 from lfo.types import ToolCall
+from small_runs import small_config, tokenizer
 
 KEY = "sk-of-the-client"
 TOOLS: Any = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
@@ -265,3 +270,48 @@ def test_an_upstream_that_is_not_there_is_one_sentence(tmp_path: Path):
         answer = httpx.post(f"{url}/v1/chat/completions", content=b"{}")
     assert answer.status_code == 502
     assert answer.json()["error"]["message"].startswith("http://127.0.0.1:9 cannot be reached: ")
+
+
+# --- what the logs are for -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    folder = tmp_path / "logs"
+    with upstream() as server, recording(server.url, folder) as url:
+        for task in ("one", "two"):
+            converse(url, task)
+    return folder
+
+
+def test_logs_are_an_environment_for_those_who_have_no_other(logs: Path):
+    config = load_config([f"env=logs:{logs}"])
+    environment = environment_factory(config)()
+    assert environment.tools() == TOOLS
+    task = environment.tasks("train")[0]
+    recorded = next(each for each in read_rollouts(logs, environment) if each.task_id == task.id)
+    assert environment.reset(task) == list(recorded.opening)
+    assert environment.step(recorded.turns[0].action).observation == recorded.turns[0].observation
+    with pytest.raises(UsageError, match=r"set eval\.every=0"):
+        environment.tasks("val")
+
+
+def test_a_resumed_run_learns_what_was_recorded_meanwhile(logs: Path, tmp_path: Path):
+    overrides = [
+        "policy.frozen=true",
+        f"world_model.from_logs={logs}",
+        "lookahead=off",
+        f"output_dir={tmp_path / 'run'}",
+    ]
+
+    def trainer(*more: str) -> Any:
+        config = small_config(*overrides, f"env=logs:{logs}", "practice=off", "checkpoint_every=1", *more)
+        return create_trainer(config, environment_factory(config), tokenizer())
+
+    trainer("steps=1").fit()
+    record = {**numbered_records(logs)[0].record, "conversation": "new"}
+    record["turns"][0]["observation"] = "Something new."
+    (logs / "rollouts-99999999-1-0001.jsonl").write_text(json.dumps(record) + "\n")
+    later = trainer("steps=2")
+    later.fit(resume=True)
+    assert len(later.mini_batches.replay) == 3

@@ -12,7 +12,9 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Awaitable, Callable, Mapping
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -57,16 +59,23 @@ class Proxy:
     def __init__(self, url: str, recorder: Recorder | None, *, key: str = "", answerer: Answerer | None = None) -> None:
         self.base = base_of(url)
         self._recorder, self._key, self._answerer = recorder, key, answerer
-        self._made: httpx.AsyncClient | None = None
+        self._idle: list[httpx.AsyncClient] = []
+        self._trust: ssl.SSLContext | None = None
+        self._url = httpx.URL(self.base)
 
-    @property
-    def client(self) -> httpx.AsyncClient:
-        """The connections to the upstream; made in the loop that uses them."""
-        if self._made is None:
-            timeout = httpx.Timeout(None, connect=CONNECTING)
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
-            self._made = httpx.AsyncClient(timeout=timeout, limits=limits)
-        return self._made
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[httpx.AsyncClient]:
+        """Lend a client with one connection: a pool of httpx looks at all its connections for every request."""
+        client = self._idle.pop() if self._idle else self._new_client()
+        try:
+            yield client
+        finally:
+            self._idle.append(client)
+
+    def _new_client(self) -> httpx.AsyncClient:
+        self._trust = self._trust or httpx.create_ssl_context()
+        timeout = httpx.Timeout(None, connect=CONNECTING)
+        return httpx.AsyncClient(timeout=timeout, limits=httpx.Limits(max_connections=1), verify=self._trust)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -81,8 +90,8 @@ class Proxy:
         await receive()
         await send({"type": "lifespan.startup.complete"})
         await receive()
-        if self._made is not None:
-            await self._made.aclose()
+        for client in self._idle:
+            await client.aclose()
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,45 +111,54 @@ class Proxy:
 
     async def _pass(self, scope: Scope, body: bytes, send: Send) -> None:
         headers = self._headers(scope["headers"])
-        is_chat = scope["method"] == "POST" and scope["path"].endswith(CHAT)
-        if is_chat and self._answerer is not None:
+        if self._answerer is not None and self._is_chat(scope):
             given = await self._answerer(body, headers)
             if given is not None:
                 await _send_given(send, given)
                 if given.status == 200:
                     self._record(scope, body, given.body, given.streamed, "")
                 return
-        answer = await self.ask(scope["method"], _target(scope), headers, body)
+        async with self.asked(scope["method"], _target(scope), headers, body) as answer:
+            await self._pass_on(scope, body, answer, send)
+
+    async def _pass_on(self, scope: Scope, body: bytes, answer: httpx.Response, send: Send) -> None:
+        recorded = answer.status_code == 200 and self._is_chat(scope) and self._recorder is not None
+        parts, size = [], 0
+        head = {"status": answer.status_code, "headers": _own_headers(answer.headers.raw)}
+        await send({"type": "http.response.start", **head})
         try:
-            kept = _own_headers(answer.headers.raw)
-            await send({"type": "http.response.start", "status": answer.status_code, "headers": kept})
-            parts: list[bytes] | None = [] if is_chat and answer.status_code == 200 and self._recorder else None
-            size = 0
             async for part in answer.aiter_raw():
                 await send({"type": "http.response.body", "body": part, "more_body": True})
                 size += len(part)
-                if parts is not None:
-                    parts = _added(parts, part, size)
+                if recorded and size <= MOST_RECORDED:
+                    parts.append(part)
         except httpx.HTTPError:
             return  # the connection to the client ends unfinished too, as it would without us
-        finally:
-            await answer.aclose()
-        if parts is not None:
+        if recorded and size <= MOST_RECORDED:
             streamed = answer.headers.get("content-type", "").startswith("text/event-stream")
             self._record(scope, body, b"".join(parts), streamed, answer.headers.get("content-encoding", ""))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def ask(self, method: str, target: bytes, headers: Headers, body: bytes) -> httpx.Response:
-        """Send a request to the upstream; its answer has not been read."""
-        try:
-            url = httpx.URL(self.base).copy_with(raw_path=httpx.URL(self.base).raw_path.rstrip(b"/") + target)
-            request = httpx.Request(method, url, headers=headers, content=body)
-            return await self.client.send(request, stream=True)
-        except (httpx.InvalidURL, UnicodeError, ValueError):
-            raise RefusedRequest("the path of this request is not a path of an address") from None
-        except httpx.HTTPError as error:
-            sentence = f"{self.base} cannot be reached: {error or type(error).__name__}"
-            raise RefusedRequest(sentence, code="upstream_unreachable", status=502) from None
+    @staticmethod
+    def _is_chat(scope: Scope) -> bool:
+        return scope["method"] == "POST" and scope["path"].endswith(CHAT)
+
+    @asynccontextmanager
+    async def asked(self, method: str, target: bytes, headers: Headers, body: bytes) -> AsyncIterator[httpx.Response]:
+        """Send a request to the upstream and yield its answer, whose body has not been read."""
+        async with self._connection() as client:
+            try:
+                url = self._url.copy_with(raw_path=self._url.raw_path.rstrip(b"/") + target)
+                answer = await client.send(httpx.Request(method, url, headers=headers, content=body), stream=True)
+            except (httpx.InvalidURL, UnicodeError, ValueError):
+                raise RefusedRequest("the path of this request is not a path of an address") from None
+            except httpx.HTTPError as error:
+                sentence = f"{self.base} cannot be reached: {error or type(error).__name__}"
+                raise RefusedRequest(sentence, code="upstream_unreachable", status=502) from None
+            try:
+                yield answer
+            finally:
+                await answer.aclose()
 
     def _headers(self, given: Headers) -> Headers:
         """Return the headers for the upstream."""
@@ -217,13 +235,6 @@ def base_of(url: str) -> str:
 def _target(scope: Scope) -> bytes:
     query = scope.get("query_string") or b""
     return (scope.get("raw_path") or scope["path"].encode()) + (b"?" + query if query else b"")
-
-
-def _added(parts: list[bytes], part: bytes, size: int) -> list[bytes] | None:
-    if size > MOST_RECORDED:
-        return None
-    parts.append(part)
-    return parts
 
 
 def _own_headers(given: Headers) -> Headers:

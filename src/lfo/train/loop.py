@@ -401,7 +401,9 @@ class Trainer:
         self.backend.load(checkpoint.path)
         self.backend.sync(checkpoint.step)
         with reading(checkpoint.path / REPLAY_FILE) as file:
+            logged = self.mini_batches.replay.examples.values()  # from logs, which may have grown since
             self.mini_batches.replay = ReplayBuffer.load(file)
+            self.mini_batches.replay.add(logged)
         if self.imitates:
             with reading(checkpoint.path / SUCCESSES_FILE) as file:
                 self.mini_batches.successes = SuccessBuffer.load(file)

@@ -7,6 +7,7 @@ and the run's `env_args`. This module imports none of them, so that a config can
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ ADAPTERS: Mapping[str, str] = {
     "verifiers": "verifiers_env",
     "verl": "verl_project",
     "scienceworld": "scienceworld_task",
+    "logs": "logged",  # of no library: what `lfo record` has written
 }
 
 
@@ -41,9 +43,21 @@ def adapter_class(env: str) -> Any:
         return importlib.import_module(f"{__name__}.{ADAPTERS[word]}").LibraryEnvironment
     except ImportError as error:
         missing = (error.name or word).partition(".")[0]
+        if _is_installed(missing):
+            raise ConfigError(
+                f"env={env}: the installed {missing} cannot be used ({error}); the versions that can: pip install "
+                f"'learn-from-observation[{word}]'"
+            ) from error
         raise ConfigError(
             f"env={env} needs {missing}, which is not installed: pip install 'learn-from-observation[{word}]'"
         ) from error
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):  # None stands for it in sys.modules
+        return False
 
 
 def refuse_code_elsewhere(env: str, env_args: Mapping[str, Any], remedy: str = "") -> None:
