@@ -1,6 +1,6 @@
 """A model server with canned answers, for what stands in front of one: plain asyncio, so that it costs little.
 
-    python tests/canned.py PORT [SECONDS]        seconds that an answer takes
+    python tests/canned.py PORT [SECONDS [SPREAD]]      an answer takes SECONDS, give or take that share
 
 The answer depends on the messages only: the first is a call of `look`, after a reply of the tool comes a text.
 """
@@ -59,8 +59,8 @@ def events_of(answer: dict[str, Any]) -> list[bytes]:
 
 
 class Canned:
-    def __init__(self, seconds: float = 0.0) -> None:
-        self.seconds = seconds
+    def __init__(self, seconds: float = 0.0, spread: float = 0.0) -> None:
+        self.seconds, self.spread = seconds, spread
         self.heads: list[str] = []
         self.writers: list[asyncio.StreamWriter] = []
 
@@ -85,25 +85,30 @@ class Canned:
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
             parts = events_of(answer)
             for part in parts:
-                await asyncio.sleep(self.seconds / len(parts))
+                await asyncio.sleep(self.duration(answer) / len(parts))
                 writer.write(b"%x\r\n%b\r\n" % (len(part), part))
                 await writer.drain()
             writer.write(b"0\r\n\r\n")
         else:
-            await asyncio.sleep(self.seconds)
+            await asyncio.sleep(self.duration(answer))
             self.whole(writer, 200, json.dumps(answer).encode())
         await writer.drain()
+
+    def duration(self, answer: dict[str, Any]) -> float:
+        """The same for equal requests."""
+        drawn = int(answer["id"].removeprefix("chatcmpl-")[:6], 16) / 16**6
+        return self.seconds * (1 + self.spread * (2 * drawn - 1))
 
     def whole(self, writer: asyncio.StreamWriter, status: int, body: bytes) -> None:
         head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\nx-own: yes\r\n"
         writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
 
 
-async def main(port: int, seconds: float) -> None:
-    server = await asyncio.start_server(Canned(seconds).serve, "127.0.0.1", port, limit=2**24, backlog=512)
+async def main(port: int, seconds: float = 0.0, spread: float = 0.0) -> None:
+    server = await asyncio.start_server(Canned(seconds, spread).serve, "127.0.0.1", port, limit=2**24, backlog=512)
     async with server:
         await server.serve_forever()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 0.0))
+    asyncio.run(main(int(sys.argv[1]), *map(float, sys.argv[2:])))

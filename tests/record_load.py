@@ -1,6 +1,6 @@
 """`lfo record` under load, in front of canned answers: what it costs, and what is left after kill -9.
 
-    python tests/record_load.py [SECONDS]        seconds that an answer of the canned server takes, default 0.5
+    python tests/record_load.py [SECONDS [SPREAD]]      an answer takes SECONDS (0.5), give or take that share (0.5)
 
 64 conversations at once, directly and through the proxy in turn; then 200 malformed requests, then kill -9 while 64
 conversations are open. A plain asyncio client, because the `openai` client costs more than what is measured.
@@ -106,9 +106,9 @@ def started(folder: Path, upstream: int) -> tuple[subprocess.Popen[str], int]:
     return process, int(found[1])
 
 
-def main(seconds: float) -> None:
+def main(seconds: float = 0.5, spread: float = 0.5) -> None:
     port = free_port()
-    canned = subprocess.Popen([sys.executable, str(HERE / "canned.py"), str(port), str(seconds)])
+    canned = subprocess.Popen([sys.executable, str(HERE / "canned.py"), str(port), str(seconds), str(spread)])
     with tempfile.TemporaryDirectory() as folder:
         logs = Path(folder)
         process, proxied = started(logs, port)
@@ -154,4 +154,4 @@ def free_port() -> int:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]) if len(sys.argv) > 1 else 0.5)
+    main(*map(float, sys.argv[1:]))
