@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import secrets
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lfo.cli import common
+from lfo.cli.serve_in_words import ADAPTERS, models_of, serve_in_words
 from lfo.errors import UsageError
 
 
@@ -25,11 +27,14 @@ def serve(
     no_lookahead: common.NoLookahead = False,
     upstream: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="A vLLM server with both LoRAs, instead of our sampler."),
+        typer.Option(metavar="URL", help="Any chat server to stand before, or vLLM with both LoRAs."),
     ] = None,
     upstream_key: Annotated[
         str, typer.Option(envvar="LFO_UPSTREAM_KEY", metavar="KEY", help="That server's API key.")
     ] = "",
+    recorded: Annotated[
+        Path | None, typer.Option("--record", metavar="DIR", help="With --upstream: go on recording into this folder.")
+    ] = None,
     rows: Annotated[int, typer.Option(min=1, help="Conversations in parallel.")] = 64,
     device: common.Device = "auto",
 ) -> None:
@@ -41,6 +46,14 @@ def serve(
     for package in ("starlette", "uvicorn"):
         if importlib.util.find_spec(package) is None:
             raise UsageError(f"lfo serve needs {package}: pip install 'learn-from-observation[serve]'")
+    if upstream is not None and (own_models := models_of(upstream, upstream_key)).isdisjoint(ADAPTERS):
+        shown = sorted(own_models)[:3]
+        serve_in_words(
+            run, upstream, upstream_key, shown, host, port, token, adapter, not no_lookahead, recorded, device
+        )
+        return
+    if recorded is not None:
+        raise UsageError("--record needs --upstream with any chat server; others are recorded by lfo record")
     if upstream is None:
         agent = common.open_agent(run, adapter=adapter, device=device)
         from lfo.serving.speaker import local_speaker

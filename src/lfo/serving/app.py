@@ -63,10 +63,10 @@ def make_app(submit: Submit, *, model: str, token: str) -> ASGIApp:
 
     routes = [Route("/v1/chat/completions", chat, methods=["POST"]), Route("/v1/models", models, methods=["GET"])]
     handlers = {LfoError: refused, ClientDisconnect: gone, 404: not_found, 405: not_found}
-    return _Guarded(Starlette(routes=routes, exception_handlers=handlers), token)
+    return Guarded(Starlette(routes=routes, exception_handlers=handlers), token)
 
 
-class _Guarded:
+class Guarded:
     """Returns 403 on every path without the token."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:

@@ -54,7 +54,7 @@ class Book:
 
     def heard(self, messages: Chat, answer: Mapping[str, Any], *, now: float, size: int) -> OpenConversation:
         """Add an answered request to its conversation and return that."""
-        digests = _digests([*messages, answer])
+        digests = digests_of([*messages, answer])
         ends = [digests[at] for at in reversed(range(len(messages))) if messages[at].get("role") == "assistant"]
         found = next((self._by_end[end][-1] for end in ends if end in self._by_end), None)
         if found is None:
@@ -107,7 +107,7 @@ class Book:
             yield self.close(oldest)
 
 
-def _digests(messages: Chat) -> list[str]:
+def digests_of(messages: Chat) -> list[str]:
     """Return for each message the digest of the conversation up to it."""
     digest, found = hashlib.blake2b(digest_size=16), []
     for message in messages:

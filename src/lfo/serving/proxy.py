@@ -16,7 +16,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -28,6 +28,7 @@ MOST_RECORDED = 64_000_000  # bytes of an answer; a larger one is passed through
 PATIENCE = 60.0  # seconds for a client to send its request
 CONNECTING = 10.0  # seconds until the upstream must accept a connection
 CHAT = "/chat/completions"
+JSON, EVENTS = b"application/json", b"text/event-stream"
 CONVERSATION, OUTCOME = "x-lfo-conversation", "x-lfo-outcome"
 # Of one connection, not of the message (RFC 9110), and what the sender of the next one sets itself.
 _HOP_BY_HOP = frozenset(
@@ -36,27 +37,33 @@ _HOP_BY_HOP = frozenset(
         *("transfer-encoding", "upgrade", "host", "expect", "content-length"),
     }
 )
+_OF_BODY = (b"content-length", b"content-encoding")
 _CODINGS = ("gzip", "deflate", "identity")  # of answers, that the recorder can read
 
 Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
-# (body of a chat request, headers for the upstream) -> the body of our answer; None: pass the request through
-Answerer = Callable[[bytes, Headers], Awaitable["Given | None"]]
 
 
-class Given:
-    """An answer that is not just passed through."""
+class Given(NamedTuple):
+    """An answer as a whole."""
 
-    def __init__(self, body: bytes, *, streamed: bool = False, status: int = 200) -> None:
-        self.body, self.streamed, self.status = body, streamed, status
+    status: int
+    headers: Headers
+    body: bytes
+
+
+Ask = Callable[[Any], Awaitable[Given]]  # a chat request -> the upstream's answer
+Answerer = Callable[[bytes, Ask], Awaitable[Given | None]]  # the body of a chat request -> our answer, if we have one
 
 
 class Proxy:
-    """An ASGI application. `key`: the upstream's, instead of the client's."""
+    """An ASGI application. `key`: the upstream's, or "" for none; None: the client's own is passed on."""
 
-    def __init__(self, url: str, recorder: Recorder | None, *, key: str = "", answerer: Answerer | None = None) -> None:
+    def __init__(
+        self, url: str, recorder: Recorder | None, *, key: str | None = None, answerer: Answerer | None = None
+    ) -> None:
         self.base = base_of(url)
         self._recorder, self._key, self._answerer = recorder, key, answerer
         self._idle: list[httpx.AsyncClient] = []
@@ -112,14 +119,23 @@ class Proxy:
     async def _pass(self, scope: Scope, body: bytes, send: Send) -> None:
         headers = self._headers(scope["headers"])
         if self._answerer is not None and self._is_chat(scope):
-            given = await self._answerer(body, headers)
+            given = await self._answerer(body, partial(self._ask, scope, headers))
             if given is not None:
                 await _send_given(send, given)
                 if given.status == 200:
-                    self._record(scope, body, given.body, given.streamed, "")
+                    streamed = dict(given.headers)[b"content-type"] == EVENTS
+                    self._record(scope, body, given.body, streamed, "")
                 return
         async with self.asked(scope["method"], _target(scope), headers, body) as answer:
             await self._pass_on(scope, body, answer, send)
+
+    async def _ask(self, scope: Scope, headers: Headers, wanted: Any) -> Given:
+        """Return the upstream's answer to another chat request with the same headers."""
+        plain = [each for each in headers if each[0] != b"accept-encoding"]
+        async with self.asked("POST", _target(scope), plain, json.dumps(wanted).encode()) as answer:
+            body = await answer.aread()
+            kept = [each for each in _own_headers(answer.headers.raw) if each[0] not in _OF_BODY]
+            return Given(answer.status_code, kept, body)
 
     async def _pass_on(self, scope: Scope, body: bytes, answer: httpx.Response, send: Send) -> None:
         recorded = answer.status_code == 200 and self._is_chat(scope) and self._recorder is not None
@@ -168,7 +184,7 @@ class Proxy:
         for name, value in given:
             if name.decode("latin-1") in _HOP_BY_HOP or name in ours or name in named:
                 continue
-            if name == b"authorization" and self._key:
+            if name == b"authorization" and self._key is not None:
                 continue
             if name == b"accept-encoding" and self._recorder is not None:
                 wanted = value.decode("latin-1").lower()
@@ -270,11 +286,10 @@ async def _body(receive: Receive) -> bytes:
 
 
 async def _send_given(send: Send, given: Given) -> None:
-    kind = b"text/event-stream" if given.streamed else b"application/json"
-    headers = [(b"content-type", kind), (b"content-length", str(len(given.body)).encode())]
+    headers = [*given.headers, (b"content-length", str(len(given.body)).encode())]
     await send({"type": "http.response.start", "status": given.status, "headers": headers})
     await send({"type": "http.response.body", "body": given.body, "more_body": False})
 
 
 async def _send_json(send: Send, value: Any, status: int = 200) -> None:
-    await _send_given(send, Given(json.dumps(value).encode(), status=status))
+    await _send_given(send, Given(status, [(b"content-type", JSON)], json.dumps(value).encode()))

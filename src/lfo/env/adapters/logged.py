@@ -69,7 +69,7 @@ class LibraryEnvironment:
 @cache  # a run reads its logs once here, and once where it learns from them
 def _records_of(name: str) -> list[Record]:
     found = [each.record for each in numbered_records(Path(name))]
-    usable = [record for record in found if isinstance(record, dict) and _is_conversation(record)]
+    usable: list[Record] = [record for record in found if isinstance(record, dict) and _is_conversation(record)]
     if not usable:
         raise UsageError(f"logs:{name} contains no conversation")
     return usable
