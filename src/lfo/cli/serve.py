@@ -46,6 +46,8 @@ def serve(
     for package in ("starlette", "uvicorn"):
         if importlib.util.find_spec(package) is None:
             raise UsageError(f"lfo serve needs {package}: pip install 'learn-from-observation[serve]'")
+    if upstream is not None and adapter == "none":
+        raise UsageError("--adapter none serves the untrained base, and --upstream has adapters; choose best or last")
     if upstream is not None and (own_models := models_of(upstream, upstream_key)).isdisjoint(ADAPTERS):
         shown = sorted(own_models)[:3]
         serve_in_words(
@@ -59,8 +61,6 @@ def serve(
         from lfo.serving.speaker import local_speaker
 
         speaker, weights = local_speaker(agent), common.weights_in_words(agent)
-    elif adapter == "none":
-        raise UsageError("--adapter none serves the untrained base, and --upstream has adapters; choose best or last")
     else:
         with common.working(f"Loading {common.visible(str(run))}"):
             from lfo.serving.speaker import upstream_speaker
