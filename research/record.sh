@@ -34,7 +34,7 @@ for seed in ${SEEDS:-0 1}; do
   folder=runs/record/seed-$seed; logs=$folder/logs; mkdir -p "$folder"
   first=$((7500 + 10 * seed)); bare=$first; recording=$((first + 1)); looking=$((first + 2)); other=$((first + 3))
   if [ ! -d "$folder/bare" ]; then  # a run only because `lfo serve` wants one: its weights are not used
-    "$LFO" train preset=tiny levels=2 steps=1 rollout.prompts=1 rollout.group_size=2 eval.every=0 output_dir="$folder/bare"
+    "$LFO" train preset=tiny levels=2 algo=dapo steps=1 rollout.prompts=1 rollout.group_size=2 eval.every=0 output_dir="$folder/bare"
   fi
   serve "$bare" "$LFO" serve "$folder/bare" --adapter none --no-lookahead --port "$bare"
   [ -f "$folder/rows.jsonl" ] || measured alone 0 "$bare"

@@ -25,6 +25,9 @@ ADAPTERS: Mapping[str, str] = {
     "logs": "logged",  # of no library: what `lfo record` has written
 }
 
+# Where a library has changed so much that another version of it needs another module.
+OTHER_VERSIONS: Mapping[str, str] = {"verifiers": "verifiers_v1"}
+
 
 def adapter_word(env: str) -> str | None:
     """Return the reserved word before the colon, or None if there is none.
@@ -40,17 +43,24 @@ def adapter_class(env: str) -> Any:
     """Return the class of a name such as `textarena:FrozenLake-v0`; its library is imported only here."""
     word = env.partition(":")[0]
     try:
-        return importlib.import_module(f"{__name__}.{ADAPTERS[word]}").LibraryEnvironment
+        return _class_in(ADAPTERS[word])
     except ImportError as error:
-        missing = (error.name or word).partition(".")[0]
-        if _is_installed(missing):
-            raise ConfigError(
-                f"env={env}: the installed {missing} cannot be used ({error}); the versions that can: pip install "
-                f"'learn-from-observation[{word}]'"
-            ) from error
+        missing, reason = (error.name or word).partition(".")[0], error
+    if not _is_installed(missing):
         raise ConfigError(
             f"env={env} needs {missing}, which is not installed: pip install 'learn-from-observation[{word}]'"
+        ) from reason
+    try:
+        return _class_in(OTHER_VERSIONS.get(word, ADAPTERS[word]))
+    except ImportError as error:
+        raise ConfigError(
+            f"env={env}: the installed version of {missing} cannot be used ({error}); one that can: pip install "
+            f"'learn-from-observation[{word}]'"
         ) from error
+
+
+def _class_in(module: str) -> Any:
+    return importlib.import_module(f"{__name__}.{module}").LibraryEnvironment
 
 
 def _is_installed(package: str) -> bool:
