@@ -103,7 +103,7 @@ def test_another_version_of_a_library_is_not_called_missing(tmp_path: Path, monk
         monkeypatch.delitem(sys.modules, name)
     for module in ("verifiers_env", "verifiers_v1"):
         monkeypatch.delitem(sys.modules, f"lfo.env.adapters.{module}", raising=False)
-    with pytest.raises(ConfigError, match="the installed version of verifiers cannot be used .*verifiers") as error:
+    with pytest.raises(ConfigError, match="the installed version of verifiers cannot be used") as error:
         adapter_class("verifiers:anything")
     assert "not installed" not in str(error.value)
     assert isinstance(sys.modules["verifiers"], ModuleType)
