@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -64,7 +65,8 @@ def record(
         proxy = Proxy(base_of(upstream), recorder)
         typer.echo(f"Recording to {output} what {proxy.base} answers. Ctrl-C ends it. In the agent's shell:")
         typer.echo(f"  export OPENAI_BASE_URL=http://{reached_at(host)}:{socket.getsockname()[1]}/v1")
-        make_server(proxy, passes_through=True).run(sockets=[socket])
+        with suppress(KeyboardInterrupt):  # this is how it ends
+            make_server(proxy, passes_through=True).run(sockets=[socket])
     _say_what_was_written(recorder.status, output)
 
 
