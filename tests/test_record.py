@@ -6,6 +6,7 @@ import json
 import os
 import queue
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,11 +17,13 @@ import openai
 import pytest
 
 from canned import Canned
+from lfo.cli import main
 from lfo.config import load_config
 from lfo.engines import create_trainer
 from lfo.env.log_folder import numbered_records
 from lfo.errors import UsageError
 from lfo.loading import environment_factory
+from lfo.play.chat_logs import chat_rollout
 from lfo.play.records import read_rollouts
 from lfo.serving.app import listen, make_server
 from lfo.serving.log_writer import LogWriter
@@ -315,3 +318,63 @@ def test_a_resumed_run_learns_what_was_recorded_meanwhile(logs: Path, tmp_path: 
     later = trainer("steps=2")
     later.fit(resume=True)
     assert len(later.mini_batches.replay) == 3
+
+
+def test_conversations_of_a_file_are_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": '{"at": "red"}'}}
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "A safe."},
+        {"role": "assistant", "content": "A safe."},
+    ]
+    chats = tmp_path / "chats.jsonl"
+    lines = [{"messages": messages, "tools": TOOLS, "reward": 1, "id": "first"}, messages]
+    chats.write_text("\n".join(map(json.dumps, lines)))
+    command = ["lfo", "record", "--import", str(chats), "--output", str(tmp_path / "logs")]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as exit:
+        main()
+    assert exit.value.code == 0
+    assert "2 conversations in " in capsys.readouterr().out
+    one, other = read_rollouts(tmp_path / "logs", None)
+    assert (one.task_id, one.reward, other.info["outcome_known"]) == ("first", 1.0, False)
+    assert [each.role for each in one.opening] == ["system", "user"]
+    assert one.turns[0].observation == other.turns[0].observation == "A safe."
+    chats.write_text('{"messages": [1]}')
+    with pytest.raises(SystemExit) as exit:
+        main()
+    assert exit.value.code == 2
+    assert f"{chats}, line 1: needs messages" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "name either the server to stand before"),
+        (["--upstream", "http://x", "--hide", "("], "is no regular expression"),
+        (["--upstream", "http://x", "--outcome", "no_such_module:f"], "no_such_module"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments: list[str], sentence: str, tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["lfo", "record", *arguments, "--port", "0", "--output", str(tmp_path)])
+    with pytest.raises(SystemExit) as exit:
+        main()
+    assert exit.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_several_calls_in_a_message_are_several_turns_and_broken_ones_stay_as_they_are():
+    calls = [
+        {"id": "a", "function": {"name": "look", "arguments": "{}"}},
+        {"id": "b", "function": {"name": "look", "arguments": '{"at": NaN}'}},
+        {"id": "c", "function": {"name": "look", "arguments": '{"at"'}},
+    ]
+    replies = [{"role": "tool", "tool_call_id": each, "content": f"reply {each}"} for each in "bca"]
+    messages: list[Any] = [{"role": "assistant", "content": "So:", "tool_calls": calls}, *replies]
+    rollout = chat_rollout([{"role": "user", "content": "x"}, *messages, {"role": "user", "content": "And?"}])
+    assert [turn.observation for turn in rollout.turns] == ["reply a", "reply b", "reply c", "And?"]
+    assert [turn.call and turn.call.arguments for turn in rollout.turns] == [{}, None, None, None]
+    assert rollout.turns[0].action.startswith("So:\n<tool_call>")
+    assert '{"at"' in rollout.turns[2].action
