@@ -38,10 +38,15 @@ def test_failing_calls_that_others_made_before_are_warned_about_and_right_ones_a
 
 @pytest.mark.parametrize("known", [True, False])
 def test_the_last_call_of_a_lost_conversation_failed(known: bool):
-    lost = [replace(conversation("A", given=False), info={"outcome_known": known}) for _ in range(10)]
+    look = (format_tool_call(ToolCall(name="look", arguments={})), "A, a company.")
+    opening = [Message(role="user", content="Call company A.")]
+    call = (format_tool_call(ToolCall(name="phone", arguments={"company": "A"})), ASKS.format("pin"))
+    one = rollout_from_texts(None, task_id="", opening=opening, exchanges=[look, call])
+    lost = [replace(one, info={"outcome_known": known})] * 10
     later = forewarning(lost)
     assert later is not None
     assert later["tools"]["phone"]["failed"] == (3 if known else 0)
+    assert later["tools"]["look"]["failed"] == 0
     assert later["outcomes_known"] == (10 if known else 0)
 
 

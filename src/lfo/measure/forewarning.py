@@ -5,8 +5,8 @@ each later call the reply to the most similar earlier call is recalled, as look-
 the call is made.
 
 Nobody has said which calls failed, so this is judged by what followed: the agent made the same call again at once with
-other arguments, or it was the last call of its tool in a conversation whose outcome is below 1. A call was warned about
-if most earlier calls with the recalled reply failed too.
+other arguments, or it was the last call of a conversation whose outcome is below 1. A call was warned about if most
+earlier calls with the recalled reply failed too.
 """
 
 from __future__ import annotations
@@ -101,4 +101,4 @@ def _failed(turn: Turn, after: Sequence[Turn], lost: bool) -> bool:
     following = after[0].call if after else None
     if following is not None and following.name == turn.call.name:
         return following != turn.call
-    return lost and all(each.call is None or each.call.name != turn.call.name for each in after)
+    return lost and all(each.call is None for each in after)
