@@ -23,7 +23,9 @@ from lfo.serving.following import FollowingWorldModel
 from lfo.serving.in_words import InWords
 from lfo.serving.proxy import Proxy
 from lfo.serving.recording import Recorder
+from serving_load import malformed
 from small_runs import small_config, tokenizer
+from test_record import upstream
 
 TOKEN, KEY = "the token", "the key of the upstream"
 NUMBER = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
@@ -210,6 +212,21 @@ def test_an_upstream_that_acts_on_the_mark_only_is_told_with_the_mark(tmp_path: 
         answer = server.client.chat.completions.create(model="m", messages=OPENING, tools=TOOLS)
         assert codes(answer.choices[0].message) == ["222"]
         assert server.asked[1]["messages"][-1]["content"] == "(expected) The code is 222."
+
+
+def test_malformed_requests_get_no_error_of_ours(caplog: pytest.LogCaptureFixture):
+    answerer = InWords(lambda batch: ["It says 222."] * len(batch), tools=None)
+    with upstream() as server, listen("127.0.0.1", 0) as bound:
+        serving = make_server(Proxy(server.url, None, answerer=answerer), passes_through=True)
+        thread = threading.Thread(target=serving.run, kwargs={"sockets": [bound]})
+        thread.start()
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}/v1/chat/completions"
+        with httpx.Client() as client:
+            statuses = {client.post(url, content=malformed(seed, "m")).status_code for seed in range(200)}
+        serving.should_exit = True
+        thread.join()
+    assert statuses == {200, 400}
+    assert "without look-ahead" not in caplog.text
 
 
 def test_a_new_checkpoint_is_taken_without_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

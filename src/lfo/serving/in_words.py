@@ -284,8 +284,9 @@ def _wanted(body: bytes) -> dict[str, Any] | None:
     free = wanted.get("tool_choice") in (None, "auto", "required")
     if not free or not _are_objects(messages) or not _are_objects(tools) or not tools:
         return None
-    named = all(isinstance(tool.get("function"), dict) and "name" in tool["function"] for tool in tools)
-    return wanted if named else None
+    functions = [tool.get("function") for tool in tools]
+    named = all(isinstance(each, dict) and isinstance(each.get("name"), str) for each in functions)
+    return wanted if named and isinstance(wanted.get("model"), str) else None
 
 
 def _are_objects(value: Any) -> bool:

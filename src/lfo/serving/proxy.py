@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -22,6 +23,8 @@ import httpx
 
 from lfo.serving.recording import Passed, Recorder, Told
 from lfo.serving.wire import RefusedRequest
+
+logger = logging.getLogger(__name__)
 
 MAX_BODY = 64_000_000  # bytes of a request: images are in it
 MOST_RECORDED = 64_000_000  # bytes of an answer; a larger one is passed through only
@@ -119,7 +122,13 @@ class Proxy:
     async def _pass(self, scope: Scope, body: bytes, send: Send) -> None:
         headers = self._headers(scope["headers"])
         if self._answerer is not None and self._is_chat(scope):
-            given = await self._answerer(body, partial(self._ask, scope, headers))
+            try:
+                given = await self._answerer(body, partial(self._ask, scope, headers))
+            except RefusedRequest:
+                raise
+            except Exception:  # whatever a client has sent: the upstream answers it by itself
+                logger.exception("a request is passed through without look-ahead")
+                given = None
             if given is not None:
                 await _send_given(send, given)
                 if given.status == 200:
