@@ -11,6 +11,7 @@ earlier calls with the recalled reply failed too.
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ from typing import Any
 
 from lfo.measure.predictability import word_f1
 from lfo.play.reply_store import ReplyStore
-from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import ObservedCall, state_of
 from lfo.types import Rollout, Turn
 
@@ -71,7 +71,11 @@ def _tool(earlier: Sequence[JudgedCall], later: Sequence[JudgedCall]) -> tuple[d
         "false_alarms": sum(warning and not each.failed for warning, each in zip(warned, later, strict=True)),
     }
     examples = [
-        {"call": format_tool_call(each.observed.call), "expected": reply, "actual": each.observed.reply}
+        {
+            "call": f"{each.observed.call.name} {json.dumps(dict(each.observed.call.arguments), ensure_ascii=False)}",
+            "expected": reply,
+            "actual": each.observed.reply,
+        }
         for warning, each, reply in zip(warned, later, recalled, strict=True)
         if warning and each.failed
     ]
