@@ -54,7 +54,8 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     ),
     "serving": frozenset(
         {
-            *("types", "errors", "config", "env", "protocol", "play", "runs", "loading", "base_form", "agent"),
+            *("types", "errors", "config", "checkpoints", "env", "protocol", "play", "runs", "loading", "base_form"),
+            "agent",
         },
     ),
     "train": frozenset(
@@ -99,7 +100,7 @@ LIVES_IN: Mapping[str, tuple[str, ...]] = {
     "gymnasium": ("lfo.env.gym", "lfo.env.adapters.gymnasium_env"),
     "textarena": ("lfo.env.adapters.textarena_game",),
     "openenv": ("lfo.env.adapters.openenv_server",),
-    "verifiers": ("lfo.env.adapters.verifiers_env", "lfo.env.for_verifiers"),
+    "verifiers": ("lfo.env.adapters.verifiers_env", "lfo.env.adapters.verifiers_v1", "lfo.env.for_verifiers"),
     "scienceworld": ("lfo.env.adapters.scienceworld_task",),
 }
 # (module, what it imports inside a function), with the reason.

@@ -68,7 +68,7 @@ def _remembered_interrupts() -> Iterator[list[int]]:
 # In the order of `lfo --help`: each is the function of the name of its module, or the one named behind it.
 COMMANDS = """
     init train train.config demo compare advise ablate report watch evaluate run rollouts inspect probe export serve
-    environment.generate environment.check_env play pretrain plan
+    record environment.generate environment.check_env play pretrain plan
 """
 NAMES = {"evaluate": "eval"}  # of commands that are not named like their functions
 # Of a command whose options are read elsewhere.

@@ -64,7 +64,7 @@ def check_env(
     ] = None,
     episodes: Annotated[int, option("Rollouts of each player.", min=1)] = 20,
     logs: Annotated[
-        Path | None, option("Recorded rollouts, to measure how predictable the replies are.", "FILE")
+        Path | None, option("Recorded rollouts, to measure how predictable the replies are.", "PATH")
     ] = None,
     run: Annotated[
         Path | None, option("Check environment and base of this run, and keep the gate in its folder.", "RUN")
@@ -113,6 +113,7 @@ def _checked(
 ) -> dict[str, Any]:
     from lfo.env.answers import tools_of
     from lfo.measure.environment_check import check_environment
+    from lfo.measure.forewarning import forewarning
     from lfo.measure.predictability import predictability
     from lfo.play.records import read_rollouts
     from lfo.protocol.chat import ChatCodec
@@ -125,7 +126,9 @@ def _checked(
         return ChatCodec(tokenizer, tools_of(make_environment()), thinking=config.rollout.thinking)
 
     if logs is not None:
-        return {"ok": True, **predictability(read_rollouts(logs, make_environment()), length_of=length_of)}
+        rollouts = read_rollouts(logs, make_environment())
+        later = forewarning(rollouts)
+        return {"ok": True, **predictability(rollouts, length_of=length_of), **({"later": later} if later else {})}
     return check_environment(
         make_environment,
         episodes=episodes,
@@ -211,6 +214,27 @@ def _show_replies(env: str, result: dict[str, Any]) -> None:
         counts = (f"{row[key]:,}" for key in ("replies", "distinct"))
         table.add_row(visible(name), *counts, *shares, f"{row['length']:g}", row["verdict"])
     console.print(table)
+    if "later" in result:
+        _show_later(console, result["later"])
     names = ",".join(result["worth_predicting"])
     words = f"Train with world_model.predict={names}" if names else "No tool's replies are worth predicting yet."
     console.print(words, markup=False, soft_wrap=True)
+
+
+def _show_later(console: Console, later: dict[str, Any]) -> None:
+    """Show what the earlier conversations say about the later ones."""
+    title = f"the last {later['later']} conversations, foretold from the {later['earlier']} before"
+    table = Table("tool", "calls", "memory", "frequency", "failed", "warned", "false alarms", title=title)
+    for name, row in later["tools"].items():
+        shares = (f"{row[key]:.0%}" for key in ("by_memory", "by_frequency"))
+        table.add_row(visible(name), f"{row['calls']:,}", *shares, *(f"{row[key]:,}" for key in _COUNTS))
+    console.print(table)
+    for each in later["examples"]:
+        for word in ("call", "expected", "actual"):
+            console.print(f"{word:>8}  {visible(each[word])[:_SHOWN]}", markup=False, soft_wrap=True)
+    known = f"Outcomes are known of {later['outcomes_known']} of {later['earlier'] + later['later']} conversations."
+    console.print(known, markup=False, soft_wrap=True)
+
+
+_COUNTS = ("failed", "warned", "false_alarms")
+_SHOWN = 300  # characters of an example

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from lfo.cli import common
+from lfo.cli.serve_in_words import ADAPTERS, models_of, serve_in_words
 from lfo.errors import UsageError
 
 
@@ -25,9 +26,12 @@ def serve(
     adapter: common.Adapter = "last",
     no_lookahead: common.NoLookahead = False,
     upstream: Annotated[
-        str | None, common.option("A vLLM server with both LoRAs, instead of our sampler.", "URL")
+        str | None, common.option("Any chat server to stand before, or vLLM with both LoRAs.", "URL")
     ] = None,
     upstream_key: Annotated[str, common.option("That server's API key.", "KEY", envvar="LFO_UPSTREAM_KEY")] = "",
+    recorded: Annotated[
+        Path | None, typer.Option("--record", metavar="DIR", help="With --upstream: go on recording into this folder.")
+    ] = None,
     rows: Annotated[int, common.option("Conversations in parallel.", min=1)] = 64,
     device: common.Device = "auto",
     logs: Annotated[
@@ -54,13 +58,21 @@ def serve(
         if upstream is not None or output_dir is None:
             raise UsageError("--logs needs --output-dir, where the run goes that learns from them, and no --upstream")
         run, adapter = learnt_from(run, logs, output_dir, steps), "last"
+    if upstream is not None and adapter == "none":
+        raise UsageError("--adapter none serves the untrained base, and --upstream has adapters; choose best or last")
+    if upstream is not None and (own_models := models_of(upstream, upstream_key)).isdisjoint(ADAPTERS):
+        shown = sorted(own_models)[:3]
+        serve_in_words(
+            run, upstream, upstream_key, shown, host, port, token, adapter, not no_lookahead, recorded, device
+        )
+        return
+    if recorded is not None:
+        raise UsageError("--record needs --upstream with any chat server; others are recorded by lfo record")
     if upstream is None:
         agent = common.open_agent(run, adapter=adapter, device=device)
         from lfo.serving.speaker import local_speaker
 
         speaker, weights = local_speaker(agent), common.weights_in_words(agent)
-    elif adapter == "none":
-        raise UsageError("--adapter none serves the untrained base, and --upstream has adapters; choose best or last")
     else:
         with common.working(f"Loading {common.visible(str(run))}"):
             from lfo.serving.speaker import upstream_speaker

@@ -31,7 +31,7 @@ from lfo.env.patience import name_of
 from lfo.errors import EnvironmentFailed
 from lfo.play.episode import Episode, Mark, SamplerSlots, sample
 from lfo.protocol.chat import ChatCodec
-from lfo.protocol.hermes import OPENING, format_tool_call, read_tool_call
+from lfo.protocol.hermes import OPENING, Tools, format_tool_call, read_tool_call
 from lfo.protocol.schemas import listed_words, misfit, words_of
 from lfo.protocol.shown import MARK, ShownForm
 from lfo.protocol.world_model import WorldModelState, state_of
@@ -234,23 +234,8 @@ class Deliberation:
         return self._lookahead.tools is None or call.name in self._lookahead.tools
 
     def _uses_prediction(self, episode: Episode, call: ToolCall) -> bool:
-        """Whether a call uses what the episode has imagined, so that it is made for real instead of imagined again.
-
-        This holds after a real turn that followed the predicted reply, until the next real call of such a tool, and if
-        the call contains a word that first occurred in a predicted reply.
-        """
-        imagined = [index for index, turn in enumerate(episode.turns) if turn.predicted and not turn.checked]
-        if not imagined:
-            return False
-        since = [turn for turn in episode.turns[imagined[-1] + 1 :] if not turn.checked]
-        if since:
-            return not any(turn.call is not None and self._may_imagine(turn.call) for turn in since)
         real = [message.content for message in episode.transcript if not message.predicted]
-        drafted = [turn.action for turn in episode.turns if turn.predicted]
-        predicted = [turn.observation for turn in episode.turns if turn.predicted and not turn.checked]
-        # A reply that lists every allowed value says nothing about which of them is right.
-        said = {word for reply in predicted for word in words_of(reply) - listed_words(reply, self._codec.tools)}
-        return not (said - words_of(*real, *drafted)).isdisjoint(words_of(format_tool_call(call)))
+        return uses_prediction(episode.turns, real, call, may_imagine=self._may_imagine, tools=self._codec.tools)
 
     def _call(self, speech: Speech | None) -> ToolCall | None:
         """Return the call of a message with exactly one call, else None; several calls are never imagined."""
@@ -334,6 +319,27 @@ class Deliberation:
             asking = [episode for episode, _ in questions if episode.stop is None]
 
 
+def uses_prediction(
+    turns: Sequence[Turn], real: Sequence[str], call: ToolCall, *, may_imagine: Callable[[ToolCall], bool], tools: Tools
+) -> bool:
+    """Whether a call uses what was imagined, so that it is made for real instead of imagined again.
+
+    This holds after a real turn that followed the predicted reply, until the next real call of such a tool, and if the
+    call contains a word that first occurred in a predicted reply. `real` are the texts of all real messages.
+    """
+    imagined = [index for index, turn in enumerate(turns) if turn.predicted and not turn.checked]
+    if not imagined:
+        return False
+    since = [turn for turn in turns[imagined[-1] + 1 :] if not turn.checked]
+    if since:
+        return not any(turn.call is not None and may_imagine(turn.call) for turn in since)
+    drafted = [turn.action for turn in turns if turn.predicted]
+    predicted = [turn.observation for turn in turns if turn.predicted and not turn.checked]
+    # A reply that lists every allowed value says nothing about which of them is right.
+    said = {word for reply in predicted for word in words_of(reply) - listed_words(reply, tools)}
+    return not (said - words_of(*real, *drafted)).isdisjoint(words_of(format_tool_call(call)))
+
+
 def _without_tags(text: str) -> list[str]:
     """
     >>> _without_tags("<tool_response>\\nNo such  tool.\\n</tool_response>")
@@ -347,8 +353,7 @@ def show_exchange(
 ) -> bool:
     """Append an exchange that did not happen in this rollout to an episode; return False if there is no room.
 
-    Feedback has the form of a predicted reply: this rollout would receive it, but has not received it.
-    """
+    Feedback has the form of a predicted reply: this rollout would receive it, but has not received it."""
     call = read_tool_call(action)
     piece = codec.imagined(action, form.text(reply), form)
     start = episode.write(piece)

@@ -9,7 +9,6 @@ world model can be trained on it, a policy cannot.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lfo.env.interface import Environment, describe_with
+from lfo.env.log_folder import numbered_records
 from lfo.errors import DataError
 from lfo.play.look_ahead import is_asked
 from lfo.protocol.hermes import read_tool_call
@@ -58,21 +58,16 @@ def in_order(rollout: Rollout) -> list[Turn]:
 
 
 def read_rollouts(path: str | Path, environment: Environment | None) -> list[Rollout]:
-    """Read rollouts, one JSON object for each line.
+    """Read rollouts, one JSON object for each line of a file, or those in a folder of `lfo record`.
 
     `environment` describes the replies and names the asked calls. Without it, replies are described as the file says.
     """
-    try:
-        lines = Path(path).read_bytes().split(b"\n")
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
     rollouts = []
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                rollouts.append(_from_record(_parse(line), environment))
-            except ValueError as error:
-                raise DataError(f"{path}, line {number}: {error}") from None
+    for file, number, record in numbered_records(Path(path)):
+        try:
+            rollouts.append(_from_record(record, environment))
+        except ValueError as error:
+            raise DataError(f"{file}, line {number}: {error}") from None
     return rollouts
 
 
@@ -125,13 +120,6 @@ def _turn(environment: Environment | None, transcript: Sequence[Message], action
     )
 
 
-def _parse(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        raise ValueError("not valid JSON") from None
-
-
 def _from_record(record: Any, environment: Environment | None) -> Rollout:
     """Return a rollout; raise a ValueError without file name and line, which the caller adds."""
     opening, turns = _list_of_objects(record, "opening"), _list_of_objects(record, "turns")
@@ -143,12 +131,16 @@ def _from_record(record: Any, environment: Environment | None) -> Rollout:
             if not isinstance(turn.get(key), str):
                 raise ValueError(f"turn {index} needs a text as {key}")
     real = [turn for turn in turns if not turn.get("predicted")]
+    reward = record.get("reward")
+    known = isinstance(reward, int | float)
     rollout = rollout_from_texts(
         environment,
         task_id=str(record.get("task_id", "")),
         opening=[Message(role=message["role"], content=message["content"]) for message in opening],
         exchanges=[(turn["action"], turn["observation"]) for turn in real],
+        reward=reward if known else 0.0,
     )
+    rollout = replace(rollout, info={"outcome_known": known})
     if environment is not None:
         return rollout
     described = (replace(turn, facts=_facts(each)) for turn, each in zip(rollout.turns, real, strict=True))

@@ -70,10 +70,10 @@ def make_app(submit: Submit, *, model: str, token: str, figures: Callable[[], st
         Route("/metrics", metrics, methods=["GET"]),
     ]
     handlers = {LfoError: refused, ClientDisconnect: gone, 404: not_found, 405: not_found}
-    return _Guarded(Starlette(routes=routes, exception_handlers=handlers), token)
+    return Guarded(Starlette(routes=routes, exception_handlers=handlers), token)
 
 
-class _Guarded:
+class Guarded:
     """Returns 403 on every path without the token."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
@@ -134,12 +134,15 @@ def listen(host: str, port: int) -> socket.socket:
         raise UsageError(f"cannot listen on {host} port {port}: {reason}; choose another --port or --host") from error
 
 
-def make_server(app: ASGIApp) -> uvicorn.Server:
+def make_server(app: ASGIApp, *, passes_through: bool = False) -> uvicorn.Server:
+    """Return a server; one that passes answers through adds no headers, and tells the app when it starts and ends."""
     config = uvicorn.Config(
         app,
+        server_header=not passes_through,
+        date_header=not passes_through,
         log_level="warning",
         access_log=False,
-        lifespan="off",
+        lifespan="on" if passes_through else "off",
         http=Connection,
         ws="none",
         limit_concurrency=most_connections(),

@@ -39,7 +39,8 @@ def heed(
     judge: Environment,
     asks: Callable[[Callable[[], list[float]]], list[float]],
 ) -> dict[str, Any]:
-    """Compare the predictions of a step with what was really heard; return the metrics, with an alarm if one rings."""
+    """Compare the predictions of a step with what was really heard, before that is learned; return the metrics, with an
+    alarm if one rings."""
     try:
         tested = [asks(lambda group=group: right_in(judge, group)) for group in groups]
     except EnvironmentFailed:  # it cannot describe a reply: there is nothing to compare

@@ -210,8 +210,7 @@ class Trainer:
         with clock("rollout"):
             collected = self.collect(plan)
         with clock("examples"):
-            judge, asks = self.environment, self.asks
-            fresh = heed(self.state.watch, collected.groups, step, judge=judge, asks=asks)  # before they are learned
+            fresh = heed(self.state.watch, collected.groups, step, judge=self.environment, asks=self.asks)
             examples = self.store_replies(collected.groups, step) if plan.listens else []
             if NOTICED in fresh:
                 forget(self.mini_batches, self.backend.reply_store, fresh[NOTICED]["since"])
@@ -430,7 +429,9 @@ class Trainer:
         self.backend.load(checkpoint.path)
         self.backend.sync(checkpoint.step)
         with reading(checkpoint.path / REPLAY_FILE) as file:
+            logged = self.mini_batches.replay.examples.values()  # from logs, which may have grown since
             self.mini_batches.replay = ReplayBuffer.load(file)
+            self.mini_batches.replay.add(logged)
         if self.imitates:
             with reading(checkpoint.path / SUCCESSES_FILE) as file:
                 self.mini_batches.successes = SuccessBuffer.load(file)

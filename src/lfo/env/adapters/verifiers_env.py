@@ -10,11 +10,12 @@ rubric, and the rubric gives the reward at the end. Tasks are rows of the enviro
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,12 +126,10 @@ _NoClient = type("_NoClient", (Client,), dict.fromkeys(Client.__abstractmethods_
 def _loaded(name: str, options: str) -> Any:
     """Load an environment once: it has data and tools, but no state of a rollout."""
     find_modules_here()
-    signals = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         refuse_pythons_own(name.rpartition("/")[2].replace("-", "_"))  # as the library makes a module of a name
-        library = verifiers.load_environment(name, **json.loads(options))
-        for each, handler in signals.items():  # the library replaces them
-            signal.signal(each, handler)
+        with _keeping_signals():
+            library = verifiers.load_environment(name, **json.loads(options))
     except Exception as error:
         reason = first_line(error, type(error).__name__)
         raise ConfigError(f"env=verifiers:{name} cannot be loaded: {reason}") from error
@@ -138,6 +137,17 @@ def _loaded(name: str, options: str) -> Any:
         kind = type(library).__name__
         raise ConfigError(f"env=verifiers:{name} is a {kind}; only environments of turns (MultiTurnEnv) can be played")
     return library
+
+
+@contextlib.contextmanager
+def _keeping_signals() -> Iterator[None]:
+    """The library replaces handlers of signals, which must stay, and which only the main thread may replace."""
+    real = signal.signal
+    signal.signal = lambda number, handler: signal.getsignal(number)  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        signal.signal = real
 
 
 _SPLITS: dict[int, dict[str, list[DatasetRow]]] = {}

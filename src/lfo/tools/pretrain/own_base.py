@@ -24,6 +24,7 @@ from typing import Any
 from lfo.atomic import writing
 from lfo.config import RunConfig
 from lfo.config.presets import PRESETS
+from lfo.env.adapters import adapter_word
 from lfo.env.answers import opening_of, tools_of
 from lfo.env.interface import EnvironmentFactory, tasks_of
 from lfo.env.patience import ask
@@ -51,8 +52,8 @@ def with_practised_base(
     `say` is told in one sentence which base that is and what it took.
     """
     timeout = config.rollout.environment_timeout
-    if config.model != EMBEDDED or config.practice == "off" or config.init_from:
-        return config
+    if config.model != EMBEDDED or config.practice == "off" or config.init_from or adapter_word(config.env) == "logs":
+        return config  # nobody can practise in logs
     tools = ask(lambda: tools_of(make_environment()), timeout=timeout, what=f"tools of {config.env}")
     if knows(tools):
         return config
