@@ -24,7 +24,6 @@ from lfo.config import load_config
 from lfo.env.interface import Environment
 from lfo.loading import environment_factory
 from lfo.play.look_ahead import Question
-from lfo.play.predictors import reply_store_predictor
 from lfo.play.records import read_rollouts
 from lfo.play.reply_store import ReplyStore
 from lfo.protocol.hermes import format_tool_call
@@ -95,7 +94,7 @@ def control(chosen: argparse.Namespace) -> None:
         store = ReplyStore()
         for rollout in read_rollouts(chosen.logs, None):
             store.add(observed_calls(rollout, predict=PREDICTED))
-        predictor = reply_store_predictor(store)
+        predictor = store.answer
     else:
         predictor = Shuffled(FollowingWorldModel(chosen.run))
     proxy = Proxy(

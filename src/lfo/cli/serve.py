@@ -58,7 +58,7 @@ def serve(
         if upstream is not None or output_dir is None:
             raise UsageError("--logs needs --output-dir, where the run goes that learns from them, and no --upstream")
         run, adapter = learnt_from(run, logs, output_dir, steps), "last"
-    if upstream is not None and adapter == "none":
+    elif upstream is not None and adapter == "none":
         raise UsageError("--adapter none serves the untrained base, and --upstream has adapters; choose best or last")
     if upstream is not None and (own_models := models_of(upstream, upstream_key)).isdisjoint(ADAPTERS):
         shown = sorted(own_models)[:3]
@@ -68,7 +68,7 @@ def serve(
         return
     if recorded is not None:
         raise UsageError("--record needs --upstream with any chat server; others are recorded by lfo record")
-    if upstream is None:
+    if upstream is None or adapter == "none":
         agent = common.open_agent(run, adapter=adapter, device=device)
         from lfo.serving.speaker import local_speaker
 
