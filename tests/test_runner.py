@@ -16,12 +16,12 @@ from lfo.env.worlds.oracle import OracleCodes
 from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.model.sampler import Sampler
 from lfo.objectives.losses import fused_token_logprobs
-from lfo.play.episode import RolloutRequest
+from lfo.play.episode import Episode, RolloutRequest
 from lfo.play.look_ahead import EXPECTED, MAX_IMAGINED, LookAhead, Question, is_asked, questions
 from lfo.play.predictors import shuffled_predictor, true_reply_predictor, world_model_predictor
 from lfo.play.records import rollout_record
 from lfo.play.runner import Runner, RunnerConfig
-from lfo.protocol.chat import ChatCodec
+from lfo.protocol.chat import ChatCodec, Tokens
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import WorldModelCodec, observed_calls, state_of
 from lfo.rows.samples import policy_sample, world_model_sample
@@ -668,3 +668,25 @@ def test_the_world_model_is_asked_once_for_rollouts_that_ask_the_same():
     asked.clear()
     assert predict([questions[0], questions[1], questions[0]]) == ["reply 0", "reply 1", "reply 0"]
     assert asked == [2]
+
+
+def test_a_piece_that_leaves_no_room_for_a_message_is_not_written():
+    class Slots:
+        def __init__(self) -> None:
+            self.held: list[int] = []
+
+        def room(self, slot: int) -> int:
+            return 3 - len(self.held)
+
+        def extend(self, slots: Sequence[int], chunks: Sequence[Sequence[int]]) -> None:
+            self.held += chunks[0]
+
+    def piece(length: int) -> Tokens:
+        return Tokens(ids=(5,) * length, origins=(Origin.PROMPT,) * length, spans=())
+
+    slots: Any = Slots()
+    episode = Episode(slot=0, request=RolloutRequest(task=Chore(), seeds=(0,)), slots=slots)
+    assert episode.write(piece(3)) is None, "it would fill the context"
+    assert (episode.tokens, slots.held) == ([], [])
+    assert episode.write(piece(2)) == 0
+    assert episode.tokens == slots.held == [5, 5]
