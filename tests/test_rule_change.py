@@ -209,12 +209,11 @@ def test_replay_forgets_what_was_heard_last_before(tmp_path: Path):
     replay.save(tmp_path / "replay")
     replay = ReplayBuffer.load(tmp_path / "replay")
     assert replay.heard == {"a" * 64: 3, "b" * 64: 9, "c" * 64: 9}
-    replay.forget(before=9)
+    replay = replay.without(9)
     assert set(replay.examples) == {"b" * 64, "c" * 64}
     aged = replay.aged()
     aged.add([example("d")], step=0)
-    aged.forget(before=0)
-    assert set(aged.examples) == {"d" * 64}
+    assert set(aged.without(0).examples) == {"d" * 64}
 
 
 def observed(reply: str) -> ObservedCall:
