@@ -61,6 +61,7 @@ class Question:
     state: WorldModelState
     call: ToolCall
     messages: tuple[str, ...]
+    truth: bool = False  # the real reply answers it, whoever predicts: `Seat.truth`
 
     @property
     def key(self) -> Hashable:
@@ -395,7 +396,8 @@ def _before_speech(episode: Episode) -> Mark:
 def _question(episode: Episode, call: ToolCall) -> Question:
     messages = tuple(turn.action for turn in episode.turns if not turn.predicted)
     state = state_of(episode.opening, episode.turns)
-    return Question(task=episode.request.task, state=state, call=call, messages=messages)
+    request = episode.request
+    return Question(task=request.task, state=state, call=call, messages=messages, truth=request.truth)
 
 
 def imagined(rollout: Rollout, task: Any = None) -> Iterator[tuple[Question, str]]:

@@ -47,8 +47,11 @@ def make_lookahead(
     if tools is None:
         asks = RunnerConfig.of_run(config).ask
         tools = asks(lambda: imagined_tools(make_environment(), config.world_model.predict))
+    predictor = _predictor(config, make_environment, codec, complete, store)
+    if config.is_auto:
+        predictor = _true_where_asked(predictor, true_reply_predictor(make_environment, RunnerConfig.of_run(config)))
     return LookAhead(
-        predictor=_predictor(config, make_environment, codec, complete, store),
+        predictor=predictor,
         tools=tools,
         drafts=config.imagine.drafts,
     )
@@ -126,6 +129,19 @@ def _each_once(answer: Predictor) -> Predictor:
         distinct = dict(zip(keys, questions, strict=True))
         replies = dict(zip(distinct, answer(list(distinct.values())), strict=True))
         return [replies[key] for key in keys]
+
+    return predict
+
+
+def _true_where_asked(predictor: Predictor, truth: Predictor) -> Predictor:
+    """Let `truth` answer the questions of seats that are shown true replies."""
+
+    def predict(questions: Sequence[Question]) -> list[str]:
+        answers = {
+            asked: iter(answer(own) if (own := [each for each in questions if each.truth == asked]) else ())
+            for asked, answer in ((False, predictor), (True, truth))
+        }
+        return [next(answers[question.truth]) for question in questions]
 
     return predict
 

@@ -20,6 +20,7 @@ own accord is its decision. A name is swapped in the whole sample, also where th
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -49,6 +50,7 @@ class Success:
 
     tokens: tuple[int, ...]
     sampled: tuple[bool, ...]
+    reward: float = 1.0  # less for the best rollout of a group in which none succeeded
 
 
 def without_shown(rollout: Rollout) -> Success:
@@ -67,7 +69,7 @@ def without_shown(rollout: Rollout) -> Success:
         sampled += [origin == Origin.SAMPLED for origin in rollout.origins[start:stop]]
         start = end
     length = max((index + 1 for index, each in enumerate(sampled) if each), default=0)
-    return Success(tokens=tuple(tokens[:length]), sampled=tuple(sampled[:length]))
+    return Success(tokens=tuple(tokens[:length]), sampled=tuple(sampled[:length]), reward=min(1.0, rollout.reward))
 
 
 def in_hindsight(rollout: Rollout, tools: Collection[str] | None) -> Rollout | None:
@@ -118,6 +120,14 @@ class SuccessBuffer:
             if rollout.succeeded:
                 self._keep(rollout)
 
+    def add_best(self, rollouts: Sequence[Rollout], least: float) -> None:
+        """Store the best rollout of a group in which none succeeded, if it has this reward and others have less."""
+        best = max(rollouts, key=lambda rollout: rollout.reward)
+        stored = self.successes.get(best.task_id)
+        differs = best.reward > min(rollout.reward for rollout in rollouts)
+        if differs and least <= best.reward < 1.0 and (stored is None or stored.reward <= best.reward):
+            self._keep(best)
+
     def add_in_hindsight(self, rollouts: Iterable[Rollout], tools: Collection[str] | None) -> None:
         """Store failed rollouts in hindsight, for tasks without a stored success."""
         for rollout in rollouts:
@@ -130,9 +140,9 @@ class SuccessBuffer:
         if success.tokens:
             self.successes[rollout.task_id] = success
 
-    def draw(self, count: int, seeds: Sequence[int]) -> list[Success]:
-        """Return at most `count` different successes."""
-        kept = list(self.successes.values())
+    def draw(self, count: int, seeds: Sequence[int], *, least: float = -math.inf) -> list[Success]:
+        """Return at most `count` different successes with at least this reward."""
+        kept = [success for success in self.successes.values() if success.reward >= least]
         order = np.random.default_rng([*seeds, DRAW_STREAM]).permutation(len(kept))[:count]
         return [kept[index] for index in order]
 
@@ -143,6 +153,7 @@ class SuccessBuffer:
             "lengths": np.array([len(each.tokens) for each in successes], dtype=np.int64),
             "tokens": np.array([token for each in successes for token in each.tokens], dtype=np.int32),
             "sampled": np.array([sampled for each in successes for sampled in each.sampled], dtype=np.uint8),
+            "rewards": np.array([each.reward for each in successes], dtype=np.float64),
             "name_lengths": np.array([len(name) for name in names], dtype=np.int64),
             "names": np.frombuffer(b"".join(names), dtype=np.uint8),
         }
@@ -154,10 +165,13 @@ class SuccessBuffer:
         names = _split(arrays["names"], arrays["name_lengths"])
         tokens = _split(arrays["tokens"], arrays["lengths"])
         sampled = _split(arrays["sampled"], arrays["lengths"])
+        rewards = arrays.get("rewards", np.ones(len(names)))  # runs of before have successes only
         return cls(
             {
-                name.tobytes().decode(): Success(tokens=tuple(map(int, ids)), sampled=tuple(map(bool, where)))
-                for name, ids, where in zip(names, tokens, sampled, strict=True)
+                name.tobytes().decode(): Success(
+                    tokens=tuple(map(int, ids)), sampled=tuple(map(bool, where)), reward=got
+                )
+                for name, ids, where, got in zip(names, tokens, sampled, map(float, rewards), strict=True)
             }
         )
 

@@ -19,6 +19,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lfo.algorithms import count_tasks, draw_requests, draw_tasks, plan_of
+from lfo.algorithms.auto import outcomes_of, seat_metrics
 from lfo.algorithms.dual_lora import adapted_weight
 from lfo.backend import Backend
 from lfo.checkpoints import Checkpoint, reading
@@ -37,6 +38,7 @@ from lfo.objectives.advantages import (
     surprise_bonus,
     with_overlong_penalty,
 )
+from lfo.play.acting import save_agent
 from lfo.play.ending_tools import guess_ending_tools
 from lfo.play.feedback import roll_out_in_waves
 from lfo.play.predictors import world_model_codec
@@ -69,6 +71,7 @@ class State:
     rollouts: int = 0  # this and the next two: the cost of the run so far, besides tasks
     sampled_tokens: int = 0
     seconds: float = 0.0
+    outcomes: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # of seats with names, for each step
 
 
 class Clock:
@@ -175,7 +178,7 @@ class Trainer:
                         run.write_checkpoint(done, self.save, best=best)
                     track(row)  # after the checkpoint: no display may cost what was learned
                     progress.show(row)
-            run.write_adapters(self.backend.save_adapters)
+            run.write_adapters(self.save_adapters)
             return self._summary(run)
 
     @contextmanager
@@ -202,6 +205,9 @@ class Trainer:
             collected = self.collect(plan)
         with clock("examples"):
             examples = self.store_replies(collected.groups) if plan.listens else []
+            if plan.imitated_from < 1.0:
+                for group in collected.groups:
+                    self.mini_batches.successes.add_best(group.rollouts, plan.imitated_from)
         plan = self.plan(step)  # again: a success of this step may be the one that imitation was waiting for
         with clock("update"):
             update = self.make_update(plan, collected, examples)
@@ -210,7 +216,8 @@ class Trainer:
             )
         with clock("sync"):
             self.backend.sync(step + 1)
-        row, watched = self.rollout_metrics(plan, collected), mean_of_each(learnt)
+        seats = self.record(plan, collected)
+        row, watched = self.rollout_metrics(plan, collected) | seats, mean_of_each(learnt)
         self.state.rollouts += len(collected.rollouts)
         self.state.sampled_tokens += row["sampled_tokens"]
         self.state.seconds += sum(clock.seconds.values())
@@ -231,8 +238,22 @@ class Trainer:
             success_tasks=self.mini_batches.success_tasks,
             train_tasks=self.train_tasks,
             predicted_tools=self.predicted_tools,
+            outcomes=self.state.outcomes,
         )
         return plan_of(self.config, step, situation)
+
+    @property
+    def last_plan(self) -> StepPlan:
+        """The plan of the last step, with what its outcomes have decided."""
+        return self.plan(max(0, self.state.step - 1))
+
+    def record(self, plan: StepPlan, collected: Collected) -> dict[str, Any]:
+        """Record the outcomes of a step, if its plan names its seats; return what they say for the row of metrics."""
+        if not plan.kinds:
+            return {}
+        seen = outcomes_of(plan, collected.groups)
+        self.state.outcomes = [*self.state.outcomes, seen]
+        return {**seat_metrics(seen), "agent": self.plan(plan.step).agent}
 
     # --- rollouts ----------------------------------------------------------------------------------------------
 
@@ -353,7 +374,7 @@ class Trainer:
         and the world model on the held-out calls."""
         started = time.monotonic()
         splits = self.config.eval.splits if splits is None else splits
-        ahead = self.plan(max(0, self.state.step - 1)).looks_ahead
+        ahead = self.last_plan.looks_ahead
         play = self.backend.roll_out
         row, rollouts = evaluate_splits(self.config, self.make_environment, splits, play, look_ahead=ahead)
         predictions: list[dict[str, Any]] = []
@@ -392,10 +413,16 @@ class Trainer:
     def save(self, folder: Path) -> None:
         """Write everything that a resumed run needs to continue exactly."""
         self.backend.save(folder)
+        save_agent(folder, self.last_plan)
         self.mini_batches.replay.save(folder / REPLAY_FILE)
         if self.imitates:
             self.mini_batches.successes.save(folder / SUCCESSES_FILE)
         (folder / STATE_FILE).write_text(json.dumps(dataclasses.asdict(self.state)), encoding="utf-8")
+
+    def save_adapters(self, folder: Path) -> None:
+        """Write what an agent needs to act."""
+        self.backend.save_adapters(folder)
+        save_agent(folder, self.last_plan)
 
     def load(self, checkpoint: Checkpoint) -> None:
         self.backend.load(checkpoint.path)
