@@ -111,5 +111,5 @@ class GainTest:
         if len(lately) < count:
             return True
         mean = fmean(lately)
-        spread = max(fmean((gain - mean) ** 2 for gain in lately), 0.05)
+        spread = max(fmean((gain - mean) ** 2 for gain in lately), 0.03)
         return mean + 2.33 * math.sqrt(spread / count) >= worth

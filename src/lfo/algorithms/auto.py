@@ -39,6 +39,7 @@ FIRST = (
 )
 TRIAL = 256  # rollouts of the policy that show whether it still improves, and of a trial of DAPO
 SOLVED, ALIKE = 0.95, 0.2  # success from which nothing else is tried; least share of groups that differ
+LACKING = 0.1  # share of groups without a success, up to which more successes are worth little
 SEED = 2_000_003
 HELP = {"look": "look-ahead", "feed": "feedback"}
 SEATS = {
@@ -48,6 +49,7 @@ SEATS = {
     "probe": Seat(player="base", truth=True),
     "feed": Seat(look_ahead=False, player="base"),
 }
+ORDER = ("own", "explore", "feed", "probe", "look", "own", "explore", "probe")  # the first ones, in a small group
 
 
 def adapt(plan: StepPlan, config: RunConfig, situation: Situation) -> StepPlan:
@@ -78,19 +80,16 @@ def _kinds(known: Known, config: RunConfig, step: int, phase: str) -> tuple[str,
     size, rng = config.rollout.group_size, np.random.default_rng([config.seed, step, SEED])
     helping = [kind for kind in HELP if kind not in known.given_up and (kind != "look" or config.looks_ahead)]
     deciding = known.tests["probe"].helps is None and "look" in helping and not known.cannot_probe
-    wanted = {
-        "own": 1,
-        "explore": bool(helping),
-        "feed": "feed" in helping,
-        "probe": deciding,
-        "look": "look" in helping,
-    }
-    wanted = wanted if phase != "dapo" else wanted | {"own": size, "feed": 0, "probe": 0}
-    seats = [kind for kind, number in wanted.items() if number]
-    seats += [kind for kind in ("own", "explore", "probe") if wanted[kind]] if phase != "dapo" else []
-    while len(seats) < size:  # free seats go where successes come from, by Thompson sampling
+    present = {"own", *helping} | ({"explore"} if helping else set()) | ({"probe"} if deciding else set())
+    order = ("own", "explore", "look") if phase == "dapo" else ORDER
+    seats = [kind for kind in order if kind in present]
+    while len(seats) < size:
+        # Free seats go where successes come from, by Thompson sampling. Where a group hardly ever lacks one, they go to
+        # look-ahead: its real calls, too, teach what to predict.
         drawn = {kind: rng.beta(1 + won, 1 + lost) for kind in ("own", *helping) for won, lost in [known.recent[kind]]}
-        seats.append(max(drawn, key=drawn.__getitem__) if phase != "dapo" else "own")
+        lacking = math.prod(1 - known.rate(kind) for kind in seats)
+        best = max(drawn, key=drawn.__getitem__) if lacking > LACKING else ("look" if "look" in helping else "own")
+        seats.append("own" if phase == "dapo" else best)
     return tuple(sorted(seats[:size], key=list(SEATS).index))
 
 

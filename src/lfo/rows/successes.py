@@ -125,7 +125,7 @@ class SuccessBuffer:
         best = max(rollouts, key=lambda rollout: rollout.reward)
         stored = self.successes.get(best.task_id)
         differs = best.reward > min(rollout.reward for rollout in rollouts)
-        if differs and least <= best.reward < 1.0 and (stored is None or stored.reward <= best.reward):
+        if best.turns and differs and least <= best.reward < 1.0 and (stored is None or stored.reward <= best.reward):
             self._keep(best)
 
     def add_in_hindsight(self, rollouts: Iterable[Rollout], tools: Collection[str] | None) -> None:
