@@ -29,14 +29,10 @@ from lfo.play.runner import ENVIRONMENT_FAILURES
 from lfo.statistics import GainTest
 from lfo.types import RolloutGroup, Seat, Situation, StepPlan
 
-Outcomes = Sequence[Mapping[str, Any]]
-
 WORTH, LEAST = 0.2, 0.05  # gain in success that is worth a seat; near a success of 0 already the smaller one
 FADES = 0.8  # of recent counts, each step
 LATELY, PATIENCE = 96, 320  # groups that show whether help still pays; that predictions have to become useful
-FIRST = (
-    80  # groups in which predictions are learned and prove nothing; without a true reply in them, none is tried again
-)
+FIRST = 80  # groups in which predictions are only learned; without a true reply in them, probes end
 TRIAL = 256  # rollouts of the policy that show whether it still improves, and of a trial of DAPO
 SOLVED, ALIKE = 0.95, 0.2  # success from which nothing else is tried; least share of groups that differ
 LACKING = 0.1  # share of groups without a success, up to which more successes are worth little
@@ -141,7 +137,7 @@ class Known:
         return "look" if "look" not in self.given_up and self.rate("look") > self.rate("own") else "own"
 
 
-def read(outcomes: Outcomes) -> Known:
+def read(outcomes: Sequence[Mapping[str, Any]]) -> Known:
     """Return what the record of all steps so far says, decided step by step as in the run."""
     known = Known()
     for step in outcomes:
@@ -182,7 +178,7 @@ def _why_not(known: Known, kind: str, worth: float) -> str:
 def _try_dapo(known: Known) -> None:
     """Begin a trial of DAPO where the policy has stopped to improve, and end it unless it improves the policy."""
     lately, before = known.own[-TRIAL:], known.own[-2 * TRIAL : -TRIAL]
-    now = fmean(reward for reward, _ in lately) if lately else 0.0
+    now = fmean(reward for reward, _ in lately or [(0.0, False)])
     if known.tries_dapo and len(lately) == TRIAL:
         if now - known.before < 1.64 * math.sqrt(2 * 0.25 / TRIAL):
             known.given_up["dapo"] = f"in {TRIAL} rollouts the policy went from {known.before:.0%} to {now:.0%}"

@@ -65,6 +65,7 @@ ALGORITHMS: Mapping[str, Algorithm] = {
             "lookahead": "policy",
             "feedback": "own",
             "internalise.rows": 8,
+            "internalise.swap_names": 0.4,  # the policy alone ends 9 points higher on unseen companies (LOG 43)
             "imagine.drafts": 4,
         },
         local={"lookahead_source": "memory_first"},  # a memory needs all rollouts of a step in one process

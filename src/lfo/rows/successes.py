@@ -15,7 +15,8 @@ Names can be swapped in what is imitated, so that the policy does not memorise w
     user: My account at Zylo Bank ...   assistant: search_company("Zylo Bank")        one augmented copy
 
 A name is a word that the environment wrote in few successes and that no agent wrote first: what an agent writes of its
-own accord is its decision. A name is swapped in the whole sample, also where the agent repeats it.
+own accord is its decision. A name is swapped in the whole sample, also where the agent repeats it. What it never
+repeats may count by its value, such as a price, and stays.
 """
 
 from __future__ import annotations
@@ -211,6 +212,7 @@ class _Read:
 
     pieces: tuple[_Piece, ...]
     given: frozenset[str]  # words that the environment wrote first
+    copied: frozenset[str]  # those of them that the agent repeated
     decided: frozenset[str]  # words that the agent wrote first
 
 
@@ -253,7 +255,7 @@ class Renaming:
         """Draw another name for some names of a success: one that it does not have, and for each a different one."""
         swaps: dict[str, str] = {}
         for kind in names:
-            present = [name for name in kind if name in read.given and rng.random() < self._chance]
+            present = [name for name in kind if name in read.copied and rng.random() < self._chance]
             others = [name for name in kind if name not in read.given | read.decided]
             # The agent may have written a name in another form, which would stay: 5551000 for 555-1000.
             present = [name for name in present if not any(name.casefold() in word.casefold() for word in read.decided)]
@@ -286,6 +288,7 @@ class Renaming:
         pieces: list[_Piece] = []
         given: set[str] = set()
         decided: set[str] = set()
+        spoken: set[str] = set()
         marked = zip(success.tokens, success.sampled, strict=True)
         for (by_agent, control), run in groupby(marked, key=lambda each: (each[1], each[0] in self._control)):
             ids = tuple(token for token, _ in run)
@@ -296,4 +299,6 @@ class Renaming:
             pieces.append(_Piece(ids=ids, texts=texts, by_agent=by_agent))
             mine, others = (decided, given) if by_agent else (given, decided)
             mine |= words(text) - others
-        return _Read(pieces=tuple(pieces), given=frozenset(given), decided=frozenset(decided))
+            spoken |= words(text) if by_agent else set()
+        copied = frozenset(given & spoken)
+        return _Read(pieces=tuple(pieces), given=frozenset(given), copied=copied, decided=frozenset(decided))
