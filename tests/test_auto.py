@@ -43,7 +43,7 @@ def plan(outcomes: Sequence[Any], *, tasks: int = 24, config=AUTO) -> StepPlan:
     return plan_of(config, len(outcomes), Situation(success_tasks=tasks, outcomes=outcomes))
 
 
-ALONE = {"own": 0.0, "explore": 0.0}
+ALONE: dict[str, Any] = {"own": 0.0, "explore": 0.0}
 NO_HELP = record(200, own=0.5, explore=0.5, look=0.5, probe=0.5, feed=0.5)
 
 
@@ -203,6 +203,27 @@ def test_wrong_decisions_are_rare(alone: float, gain: float, wrong: bool):
                 break
         found.append(test.helps is wrong)
     assert np.mean(found) <= 0.05
+
+
+@pytest.mark.parametrize(("alone", "helped"), [(0.15, 0.15), (0.05, 0.35), (0.3, 0.6)])
+def test_whole_runs_decide_rightly(alone: float, helped: float):
+    """100 runs of 20 steps, of which each takes the seats that the outcomes so far suggest."""
+    found = []
+    for seed in range(100):
+        rng, outcomes = np.random.default_rng(seed), []
+        for _ in range(20):
+            kinds = plan(outcomes).kinds
+            rates = [alone if kind in ("own", "explore") else helped for kind in kinds]
+            groups = []
+            for _ in range(8):
+                group: dict[str, list[float]] = {}
+                for kind, won in zip(kinds, rng.random(len(kinds)) < rates, strict=True):
+                    group.setdefault(kind, []).append(float(won))
+                groups.append(group)
+            outcomes.append({"phase": "imitate", "groups": groups})
+        kept = [kind for kind in ("look", "feed") if kind not in read(outcomes).given_up]
+        found += [kind in kept for kind in ("look", "feed")]
+    assert np.mean(found) <= 0.05 if helped == alone else np.mean(found) >= 0.95
 
 
 def test_what_helped_is_not_dropped_while_it_helps():

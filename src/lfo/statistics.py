@@ -62,7 +62,7 @@ class Bet:
     >>> for _ in range(12):
     ...     bet.add(0.5, above=0.0)
     >>> round(bet.capital)
-    17
+    14
     """
 
     def __init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -199,7 +200,7 @@ class MiniBatches:
         parts = [
             self._policy_samples(kept, observed),
             self._world_samples(plan, groups, kept, new_examples, observed) if world_model_weight else self._none(),
-            self._imitation_samples(plan) if plan.imitates else self._none(),
+            self._imitation_samples(plan.step, plan.imitated_from) if plan.imitates else self._none(),
         ]
         return Update(
             mini_batches=[[sample for part in each for sample in part] for each in zip(*parts, strict=True)],
@@ -238,9 +239,9 @@ class MiniBatches:
         drawn = buffer.draw(world.examples_per_mini_batch, seeds, asked_first=world.replay and self.config.looks_ahead)
         return self.examples(self.practice.of(drawn, buffer.examples.values(), seeds))
 
-    def _imitation_samples(self, plan: StepPlan) -> list[list[TrainingSample]]:
-        seeds = (self.config.seed, plan.step)
-        least = {"least": plan.imitated_from} if plan.imitated_from < 1.0 else {}  # hindsight has no reward
-        drawn = self.successes.draw(self.config.internalise.rows * self.count, seeds, **least)
+    def _imitation_samples(self, step: int, least: float = 1.0) -> list[list[TrainingSample]]:
+        seeds = (self.config.seed, step)
+        least = least if least < 1.0 else -math.inf  # what is imitated in hindsight failed
+        drawn = self.successes.draw(self.config.internalise.rows * self.count, seeds, least=least)
         renamed = self.renaming.of(drawn, self.successes.successes.values(), seeds)
         return deal([[imitation_sample(success, adapters=self.policy_adapters)] for success in renamed], self.count)

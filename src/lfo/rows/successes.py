@@ -16,7 +16,7 @@ Names can be swapped in what is imitated, so that the policy does not memorise w
 
 A name is a word that the environment wrote in few successes and that no agent wrote first: what an agent writes of its
 own accord is its decision. A name is swapped in the whole sample, also where the agent repeats it. What it never
-repeats may count by its value, such as a price, and stays.
+repeats may count by its value, such as a price: `copied` swaps only what it repeats.
 """
 
 from __future__ import annotations
@@ -217,10 +217,10 @@ class _Read:
 
 
 class Renaming:
-    """Swaps names in drawn successes, each with probability `chance`."""
+    """Swaps names in drawn successes, each with probability `chance`; `copied`: only those that the agent repeats."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, chance: float) -> None:
-        self._codec, self._chance = ChatCodec(tokenizer), chance
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, chance: float, copied: bool = False) -> None:
+        self._codec, self._chance, self._copied = ChatCodec(tokenizer), chance, copied
         self._control = frozenset(tokenizer.added_tokens_decoder)
         self._reads: dict[Success, _Read | None] = {}
 
@@ -254,8 +254,9 @@ class Renaming:
     def _swaps(self, read: _Read, names: list[list[str]], rng: np.random.Generator) -> dict[str, str]:
         """Draw another name for some names of a success: one that it does not have, and for each a different one."""
         swaps: dict[str, str] = {}
+        mine = read.copied if self._copied else read.given
         for kind in names:
-            present = [name for name in kind if name in read.copied and rng.random() < self._chance]
+            present = [name for name in kind if name in mine and rng.random() < self._chance]
             others = [name for name in kind if name not in read.given | read.decided]
             # The agent may have written a name in another form, which would stay: 5551000 for 555-1000.
             present = [name for name in present if not any(name.casefold() in word.casefold() for word in read.decided)]

@@ -128,7 +128,7 @@ class Trainer:
             world_model_adapters=self.coupling.world_model,
             predicted_tools=self.predicted_tools,
             practice=Practice(self.codec, swap_names=world.swap_names, wording=world.wording),
-            renaming=Renaming(tokenizer, chance=config.internalise.swap_names),
+            renaming=Renaming(tokenizer, chance=config.internalise.swap_names, copied=config.is_auto),
         )
         self.imitates = config.imitates
         self.train_tasks = self.asks(lambda: count_tasks(self.environment)) if self.imitates else None
@@ -291,7 +291,7 @@ class Trainer:
             RolloutGroup(task_id=rollouts[first].task_id, rollouts=tuple(rollouts[first : first + size]))
             for first in range(0, len(requests), size)
         ]
-        if self.config.lookahead != "policy":
+        if self.config.lookahead != "policy" or (plan.kinds and "look" not in plan.kinds):
             return groups
         groups = list(map(mark_imagined, groups))
         if self.backend.reply_store is None:
