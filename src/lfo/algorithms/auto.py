@@ -133,8 +133,8 @@ class Known:
 
     @property
     def acts(self) -> str:
-        """Who acts after this: whoever succeeds more often in training. Evaluations have no say."""
-        return "look" if "look" not in self.given_up and self.rate("look") > self.rate("own") else "own"
+        """Who acts after this: whoever succeeds more often in training, not by a hair. Evaluations have no say."""
+        return "look" if "look" not in self.given_up and self.rate("look") > self.rate("own") + LEAST else "own"
 
 
 def read(outcomes: Sequence[Mapping[str, Any]]) -> Known:
