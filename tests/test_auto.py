@@ -130,11 +130,11 @@ def test_imitation_begins_with_enough_successes():
     assert not plan([], tasks=24).reinforces
 
 
-def going_on(outcomes: Sequence[Any], own: Sequence[float], rollouts: int) -> list[dict[str, Any]]:
-    """The record after so many more rollouts of the policy alone, in groups with these rewards."""
+def going_on(outcomes: Sequence[Any], own: Sequence[float], groups: int) -> list[dict[str, Any]]:
+    """The record after so many more groups of the policy alone, with these rewards."""
     longer = list(outcomes)
-    for _ in range(rollouts // 64):
-        longer.append({"phase": plan(longer).phase, "groups": [{"own": own}] * 8})
+    for _ in range(groups // 8):
+        longer.append({"phase": plan(longer).phase, "groups": [{"own": list(own)}] * 8})
     return longer
 
 
@@ -152,7 +152,7 @@ def test_dapo_has_a_trial_where_imitation_stalls_and_groups_differ():
     assert plan(going_on(tried, [1.0] * 6 + [0.0] * 2, TRIAL)).phase == "dapo", "from 50 to 75 %"
     failed = plan(going_on(tried, differ, TRIAL))
     assert failed.phase == "imitate"
-    assert "DAPO was given up: in 256 rollouts the policy went from 50% to 50%" in failed.agent
+    assert "DAPO was given up: in 64 groups the policy alone went from 50% to 50%" in failed.agent
 
 
 def test_rewards_below_1_are_imitated_from_what_the_policy_reaches():

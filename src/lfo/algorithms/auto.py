@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean
+from statistics import fmean, pvariance
 from typing import Any
 
 import numpy as np
@@ -33,11 +33,11 @@ WORTH, LEAST = 0.2, 0.05  # gain in success that is worth a seat; near a success
 FADES = 0.8  # of recent counts, each step
 LATELY, PATIENCE = 96, 320  # groups that show whether help still pays; that predictions have to become useful
 FIRST = 80  # groups in which predictions are only learned; without a true reply in them, probes end
-TRIAL = 256  # rollouts of the policy that show whether it still improves, and of a trial of DAPO
+TRIAL = 64  # groups that show whether the policy still improves, and of a trial of DAPO
 SOLVED, ALIKE = 0.95, 0.2  # success from which nothing else is tried; least share of groups that differ
-LACKING = 0.1  # share of groups without a success, up to which more successes are worth little
+LACKING = 0.1  # share of groups without a success below which more are worth little
 SEED = 2_000_003
-HELP = {"look": "look-ahead", "feed": "feedback"}
+HELP = ("look", "feed")
 SEATS = {
     "own": Seat(look_ahead=False),
     "explore": Seat(look_ahead=False, picks=True, player="base"),
@@ -45,6 +45,8 @@ SEATS = {
     "probe": Seat(player="base", truth=True),
     "feed": Seat(look_ahead=False, player="base"),
 }
+NAMES = ("the policy alone", "the base alone", "look-ahead", "true replies", "feedback")
+WORDS = dict(zip(SEATS, NAMES, strict=True))
 ORDER = ("own", "explore", "feed", "probe", "look", "own", "explore", "probe")  # the first ones, in a small group
 
 
@@ -119,7 +121,9 @@ class Known:
     tests: dict[str, GainTest] = field(default_factory=lambda: {kind: GainTest() for kind in ("look", "probe", "feed")})
     recent: dict[str, list[float]] = field(default_factory=lambda: {kind: [0.0, 0.0] for kind in SEATS})
     given_up: dict[str, str] = field(default_factory=dict)  # what, and why
-    own: list[tuple[float, bool]] = field(default_factory=list)  # of this phase: reward, whether its group differs
+    own: list[tuple[float, bool]] = field(
+        default_factory=list
+    )  # of each group of this phase: reward, whether it differs
     tries_dapo: bool = False
     before: float = 0.0  # success of the policy alone when the trial of DAPO began
 
@@ -149,8 +153,8 @@ def read(outcomes: Sequence[Mapping[str, Any]]) -> Known:
             for kind, test in known.tests.items():
                 if base and kind in group and (kind != "look" or known.groups > FIRST):
                     test.add(fmean(group[kind]) - fmean(base), worth)
-            own = group.get("own", [])
-            known.own += [(reward, len(set(own)) > 1) for reward in own if step["phase"] != "begin"]
+            if (own := group.get("own")) and step["phase"] != "begin":
+                known.own.append((fmean(own), len(set(own)) > 1))
         for kind, counts in known.recent.items():
             rewards = [reward for group in step["groups"] for reward in group.get(kind, ())]
             counts[:] = FADES * counts[0] + sum(rewards), FADES * counts[1] + len(rewards) - sum(rewards)
@@ -180,8 +184,9 @@ def _try_dapo(known: Known) -> None:
     lately, before = known.own[-TRIAL:], known.own[-2 * TRIAL : -TRIAL]
     now = fmean(reward for reward, _ in lately or [(0.0, False)])
     if known.tries_dapo and len(lately) == TRIAL:
-        if now - known.before < 1.64 * math.sqrt(2 * 0.25 / TRIAL):
-            known.given_up["dapo"] = f"in {TRIAL} rollouts the policy went from {known.before:.0%} to {now:.0%}"
+        spread = pvariance(reward for reward, _ in lately)
+        if now - known.before < 1.64 * math.sqrt(2 * max(spread, 0.03) / TRIAL):
+            known.given_up["dapo"] = f"in {TRIAL} groups the policy alone went from {known.before:.0%} to {now:.0%}"
             known.tries_dapo = False
         known.own, known.before = [], now
     elif len(before) == TRIAL and "dapo" not in known.given_up and now < SOLVED:
@@ -192,8 +197,7 @@ def _try_dapo(known: Known) -> None:
 
 def in_words(known: Known) -> str:
     """Return who acts, and what was given up and why, in one sentence."""
-    rates = {kind: f"{known.rate(kind):.0%}" for kind in SEATS if sum(known.recent[kind])}
-    found = ", ".join(f"{kind} {rate}" for kind, rate in rates.items())
+    rates = [f"{WORDS[kind]} {known.rate(kind):.0%}" for kind in SEATS if sum(known.recent[kind])]
     who = "the base with look-ahead acts" if known.acts == "look" else "the policy alone acts"
-    lost = [f"{HELP.get(kind, 'DAPO')} was given up: {why}" for kind, why in known.given_up.items()]
-    return "; ".join([f"{who} (success in training lately: {found or 'none yet'})", *lost])
+    lost = [f"{WORDS.get(kind, 'DAPO')} was given up: {why}" for kind, why in known.given_up.items()]
+    return "; ".join([f"{who} (success in training lately: {', '.join(rates) or 'none yet'})", *lost])
