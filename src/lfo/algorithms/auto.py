@@ -56,13 +56,12 @@ def adapt(plan: StepPlan, config: RunConfig, situation: Situation) -> StepPlan:
     begun = situation.success_tasks >= first_tasks(situation.train_tasks)
     phase = "dapo" if known.tries_dapo else "imitate" if begun else "begin"
     kinds = _kinds(known, config, plan.step, phase)
-    feed = kinds.count("feed")
     return replace(
         plan,
         seats=tuple(SEATS[kind] for kind in kinds),
         kinds=kinds,
-        first_wave=len(kinds) - feed,
-        feedback="own" if feed else "off",
+        first_wave=len(kinds) - kinds.count("feed"),
+        feedback="own" if "feed" in kinds else "off",
         phase=phase,
         reinforces=phase != "imitate",
         imitates=phase == "imitate",
@@ -121,9 +120,7 @@ class Known:
     tests: dict[str, GainTest] = field(default_factory=lambda: {kind: GainTest() for kind in ("look", "probe", "feed")})
     recent: dict[str, list[float]] = field(default_factory=lambda: {kind: [0.0, 0.0] for kind in SEATS})
     given_up: dict[str, str] = field(default_factory=dict)  # what, and why
-    own: list[tuple[float, bool]] = field(
-        default_factory=list
-    )  # of each group of this phase: reward, whether it differs
+    own: list[tuple[float, bool]] = field(default_factory=list)  # each group of this phase: reward, if it differs
     tries_dapo: bool = False
     before: float = 0.0  # success of the policy alone when the trial of DAPO began
 
