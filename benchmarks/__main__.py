@@ -155,6 +155,20 @@ def numbers_in(text: str, option: str) -> list[int]:
     return points
 
 
+@app.command("growth")
+def bench_growth(as_json: Json = False) -> None:
+    """Measure how the cost of a step, and of commands that read runs, grows with the length of a run."""
+    from benchmarks.growth import exponent, growth
+
+    found = []
+    for name, sizes, seconds in growth():
+        found.append({"name": name, "sizes": sizes, "seconds": seconds, "exponent": exponent(sizes, seconds)})
+        words = ", ".join(f"{size:,}: {value:.3f} s" for size, value in zip(sizes, seconds, strict=True))
+        typer.echo(f"{name:54} {words}; grows as n^{found[-1]['exponent']:.1f}", err=as_json)
+    if as_json:
+        typer.echo(json.dumps(found))
+
+
 @app.command("memory")
 def bench_memory(as_json: Json = False) -> None:
     """Compare lfo plan with the measured memory peak of an update on one GPU, for several shapes."""

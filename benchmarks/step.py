@@ -165,8 +165,8 @@ def _train(variant: _Variant) -> None:
     examples = _timed(variant, "examples", lambda: trainer.store_replies(variant.groups))
 
     def update() -> None:
-        work = trainer.make_update(trainer.plan(0), _collected(variant.groups), examples)
-        backend.learn(work.mini_batches, world_model_weight=work.world_model_weight, rate_factor=work.rate_factor)
+        plan = trainer.plan(0)
+        trainer.learn(plan, trainer.samples(plan, _collected(variant.groups), examples))
         backend.sync(0)
 
     speed.reset_peak(variant.device)
@@ -187,11 +187,11 @@ def _timed(variant: _Variant, phase: str, work: Callable[[], Any]) -> Any:
 def _count(variant: _Variant) -> dict[str, int]:
     """Return the rows and tokens of one step, by loss, and how many of the tokens no update needs to compute twice."""
     trainer = variant.trainer
-    update = trainer.make_update(trainer.plan(0), _collected(variant.groups), trainer.store_replies(variant.groups))
-    learnt = [row for rows in update.mini_batches for row in rows]
+    update = trainer.samples(trainer.plan(0), _collected(variant.groups), trainer.store_replies(variant.groups))
+    learnt = [row for rows in update for row in rows]
     parts = [
         distinct((row.adapters, row.tokens, [*map(max, row.policy_weights, row.world_model_weights)]) for row in rows)
-        for rows in update.mini_batches
+        for rows in update
     ]
     policy = [row for row in learnt if any(row.policy_weights)]
     other = [row for row in learnt if not any(row.policy_weights)]

@@ -91,6 +91,18 @@ def test_resume_takes_the_saved_settings_and_the_folder_where_they_lie_now(lfo, 
     assert engine.given == [(RunConfig(output_dir=str(tmp_path), seed=4, steps=500), True)]
 
 
+def test_another_run_starts_from_the_settings_and_adapters_of_one(lfo, engine, tmp_path: Path):
+    (tmp_path / "config.yaml").write_text(to_yaml(RunConfig(output_dir="runs/moved", seed=4)))
+    checkpoint, new = tmp_path / "checkpoints" / "step-000003", f"output_dir={tmp_path / 'new'}"
+    for start in (tmp_path, checkpoint):
+        assert lfo("train", "--from", str(start), "env_args.law=1", "policy.frozen=true", new)[0] == 0
+        wanted = load_config(["seed=4", "env_args.law=1", "policy.frozen=true", f"init_from={start}", new])
+        assert engine.given.pop() == (wanted, False)
+    assert lfo("train", "--from", str(tmp_path / "new"))[2].endswith("contains no run to start from\n")
+    code, _, err = lfo("train", "--from", str(tmp_path), "--resume", str(tmp_path))
+    assert (code, "choose one" in err) == (2, True)
+
+
 def test_resuming_what_is_no_run_is_exit_2(lfo, engine, tmp_path: Path):
     assert lfo("train", "--resume", str(tmp_path)) == (2, "", f"lfo: {tmp_path} contains no run to resume\n")
 

@@ -25,6 +25,7 @@ from lfo.config.algorithms import ALGORITHMS
 from lfo.config.knobs import KNOBS, LoraConfig
 from lfo.config.older import RETIRED
 from lfo.config.presets import PRESETS
+from lfo.config.sources import SOURCES, SourceName
 from lfo.errors import ConfigError
 from lfo.runs.grouping import group_names
 from lfo.runs.reading import read_run
@@ -590,3 +591,7 @@ def test_levels_of_another_environment_may_be_anything():
 def test_what_only_older_runs_have_cannot_be_typed():
     assert "only saved runs of earlier versions" in refused("older.policy.kl=0.1")
     assert "there is no setting 'olderly'; the nearest is" in refused("olderly=3")
+
+
+def test_every_lookahead_source_has_a_row():
+    assert set(typing.get_args(SourceName)) == SOURCES.keys()

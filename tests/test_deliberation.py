@@ -25,7 +25,7 @@ from lfo.measure.fixed_tasks import evaluate_splits, informative_drafts
 from lfo.measure.success import draft_metrics
 from lfo.model import sampler as sampler_module
 from lfo.model.fast.turn_decoder import TurnCache, TurnDecoder
-from lfo.model.sampler import Generated, Sampler, make_decoder
+from lfo.model.sampler import Sampler, make_decoder
 from lfo.objectives.advantages import group_advantages
 from lfo.objectives.losses import fused_token_logprobs
 from lfo.play.episode import Episode, Feedback, RolloutRequest
@@ -37,7 +37,7 @@ from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import WorldModelCodec
 from lfo.rows.samples import mark_first_calls, mark_imagined, policy_sample
-from lfo.types import Message, Observed, Origin, Rollout, RolloutGroup, StepResult, StopReason, ToolCall, Turn
+from lfo.types import Message, Observed, Origin, Rollout, RolloutGroup, Speech, StepResult, StopReason, ToolCall, Turn
 from small_runs import fussy_calls, model_of, randomised, requests_of, small_config, small_trainer, tokenizer
 from test_sampler import EOS, VOCABULARY, make_model
 
@@ -104,7 +104,7 @@ class Script:
         self.codec, self.context = codec, room
         self.said = [iter(texts) for texts in said]
         self.kept: list[list[int]] = [[] for _ in said]
-        self.spoken: list[list[Generated]] = [[] for _ in said]
+        self.spoken: list[list[Speech]] = [[] for _ in said]
         self.temperatures: list[float] = []
         self.uniforms: list[float] = []
 
@@ -120,7 +120,7 @@ class Script:
     def room(self, slot: int) -> int:
         return self.context - len(self.kept[slot])
 
-    def decode(self, slots, *, max_new_tokens, temperature, uniforms) -> list[Generated]:
+    def decode(self, slots, *, max_new_tokens, temperature, uniforms) -> list[Speech]:
         self.temperatures.append(temperature)
         for slot, limit, numbers in zip(slots, max_new_tokens, uniforms, strict=True):
             ids = [*self.codec.encode(next(self.said[slot])), self.codec.end_of_turn][: min(limit, self.room(slot))]
@@ -129,7 +129,7 @@ class Script:
             number = len(self.spoken[slot]) + 1
             logprobs = tuple(-number - place / 1000 for place in range(len(ids)))
             stopped = bool(ids) and ids[-1] == self.codec.end_of_turn
-            self.spoken[slot].append(Generated(tokens=tuple(ids), logprobs=logprobs, stopped=stopped))
+            self.spoken[slot].append(Speech(tokens=tuple(ids), logprobs=logprobs, stopped=stopped))
         return [self.spoken[slot][-1] for slot in slots]
 
 
@@ -615,7 +615,7 @@ def test_a_slot_that_went_back_goes_on_like_a_fresh_one(family: str, decoder: An
     def tokens(count: int) -> list[int]:
         return generator.integers(5, VOCABULARY, count).tolist()
 
-    def decode(session: Any, slots: Sequence[int], numbers: Any) -> list[Generated]:
+    def decode(session: Any, slots: Sequence[int], numbers: Any) -> list[Speech]:
         return session.decode(slots, max_new_tokens=[12] * len(slots), temperature=temperature, uniforms=numbers)
 
     def session_of(count: int) -> Any:
@@ -648,13 +648,14 @@ def test_a_slot_that_went_back_goes_on_like_a_fresh_one(family: str, decoder: An
 SERVED = """
 import json
 from types import SimpleNamespace
-from lfo.engines.verl.agent_loop import ServedSlot, _Said
+from lfo.engines.verl.agent_loop import ServedSlot
+from lfo.types import Speech
 
 asked, room = [], []
 
 def ask(tokens, adapter, **options):
     asked.append(list(tokens))
-    return _Said(tokens=(7, 8, 9), logprobs=(0.0,) * 3, stopped=True)
+    return Speech(tokens=(7, 8, 9), logprobs=(0.0,) * 3, stopped=True)
 
 rollout = SimpleNamespace(max_context=20)
 slot = ServedSlot(SimpleNamespace(ask=ask, adapter="policy", run_config=SimpleNamespace(rollout=rollout)))
@@ -705,6 +706,16 @@ def test_real_calls_that_the_group_imagined_in_the_same_state_are_marked_and_no_
     second = play(C, C, A, B, turns=2, most=1).rollout  # imagines A after C
     assert [turn.action for turn in second.turns] == [C, A, B]
     assert marks(second, other, same) == [[False, False, False], [False, True], [False, False]]
+
+
+def test_where_nobody_names_the_calls_other_arguments_are_asked_about_too():
+    dreamer, same = play(A, B, most=1).rollout, play(A, A, turns=2, blind=True).rollout
+    other, gone = play(C, A, turns=2, blind=True).rollout, play(D, D).rollout
+    marked = mark_imagined(RolloutGroup(task_id="chore", rollouts=(dreamer, same, other)), any_arguments=True)
+    marks = [[turn.asked for turn in rollout.turns] for rollout in marked.rollouts]
+    assert marks == [[False, True], [True, False], [True, False]], "in the state of the imagined call only"
+    alone = mark_imagined(RolloutGroup(task_id="chore", rollouts=(gone, other)), any_arguments=True)
+    assert not any(turn.asked for rollout in alone.rollouts for turn in rollout.turns), "what was taken back"
 
 
 def test_where_nothing_asked_was_heard_the_first_calls_are_marked_for_a_memory():

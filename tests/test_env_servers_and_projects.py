@@ -265,7 +265,7 @@ def load_environment():
 
 @pytest.fixture
 def verifiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    pytest.importorskip("verifiers", reason="verifiers is not installed: pip install '.[verifiers]'")
+    pytest.importorskip("verifiers.clients", reason="verifiers 0.1 is not installed: pip install '.[verifiers]'")
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "adding_env.py").write_text(TOOL_ENVIRONMENT)

@@ -26,7 +26,7 @@ def load_environment():
 
 @pytest.fixture
 def wrapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    pytest.importorskip("verifiers", reason="verifiers is not installed: pip install '.[verifiers]'")
+    pytest.importorskip("verifiers.clients", reason="verifiers 0.1 is not installed: pip install '.[verifiers]'")
     (tmp_path / "oracle_in_verifiers.py").write_text(MODULE)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.chdir(tmp_path)

@@ -22,7 +22,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "checkpoints": frozenset({"errors"}),
     "streams": frozenset({"errors"}),
     "atomic": frozenset({"errors", "checkpoints"}),
-    "env": frozenset({"types", "errors", "statistics", "protocol.hermes", "protocol.schemas"}),
+    "env": frozenset({"types", "errors", "statistics", "atomic", "protocol.hermes", "protocol.schemas"}),
     "config": frozenset({"errors", "settings", "env"}),
     "protocol": frozenset({"types", "errors"}),
     "objectives": frozenset({"types"}),
@@ -54,13 +54,14 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     ),
     "serving": frozenset(
         {
-            *("types", "errors", "config", "env", "protocol", "play", "runs", "loading", "base_form", "agent"),
+            *("types", "errors", "config", "checkpoints", "env", "protocol", "play", "runs", "loading", "base_form"),
+            "agent",
         },
     ),
     "train": frozenset(
         {
-            *("types", "errors", "config", "checkpoints", "streams", "env", "protocol", "objectives", "play", "rows"),
-            *("algorithms", "backend", "runs", "measure"),
+            *("types", "errors", "config", "checkpoints", "atomic", "streams", "env", "protocol", "objectives"),
+            *("play", "rows", "algorithms", "backend", "runs", "measure"),
         }
     ),
     "engines": frozenset(
@@ -99,7 +100,7 @@ LIVES_IN: Mapping[str, tuple[str, ...]] = {
     "gymnasium": ("lfo.env.gym", "lfo.env.adapters.gymnasium_env"),
     "textarena": ("lfo.env.adapters.textarena_game",),
     "openenv": ("lfo.env.adapters.openenv_server",),
-    "verifiers": ("lfo.env.adapters.verifiers_env", "lfo.env.for_verifiers"),
+    "verifiers": ("lfo.env.adapters.verifiers_env", "lfo.env.adapters.verifiers_v1", "lfo.env.for_verifiers"),
     "scienceworld": ("lfo.env.adapters.scienceworld_task",),
 }
 # (module, what it imports inside a function), with the reason.

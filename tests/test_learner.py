@@ -241,7 +241,7 @@ def test_micro_batches_hold_every_row_once_and_keep_to_their_size(groups):
     rows = policy_rows(model, groups[0]) + world_rows(model, groups[0]) + policy_rows(model, groups[1])
     batches = list(micro_batches(rows, torch.device("cpu"), tokens=900))
     assert sum(len(batch.tokens_BT) for batch in batches) == len(rows)
-    assert sum(float(batch.policy_weights_BT.sum()) for batch in batches) == sum(
+    assert sum(float(batch.weights_BT["policy"].sum()) for batch in batches) == sum(
         sum(row.policy_weights) for row in rows
     )
     for batch in batches:
@@ -263,7 +263,7 @@ def test_padding_has_no_weight(groups):
     for place, row in enumerate(rows):
         length = len(row.tokens)
         assert batch.tokens_BT[place, :length].tolist() == list(row.tokens)
-        for stream in (batch.policy_weights_BT, batch.world_model_weights_BT, batch.advantages_BT):
+        for stream in (batch.weights_BT["policy"], batch.weights_BT["world_model"], batch.advantages_BT):
             assert not stream[place, length:].any()
 
 
@@ -317,7 +317,7 @@ def test_the_world_model_loss_is_the_mean_over_its_tokens_whatever_the_policy_ro
     )
 
 
-def test_replies_are_scored_in_order_however_they_are_batched(groups):
+def test_replies_are_scored_in_order_however_they_are_batched(groups, monkeypatch):
     """Hits and losses of each row are those of that row alone, token by token."""
     learner = used("separate")
     model = learner.model
@@ -325,7 +325,16 @@ def test_replies_are_scored_in_order_however_they_are_batched(groups):
     rows.sort(key=lambda row: len(row.tokens))  # the opposite of how they are batched
     assert len({len(row.tokens) for row in rows}) > 1
     learner.micro_batch_tokens = 2 * max(len(row.tokens) for row in rows)
+    scored: list[list[TrainingSample]] = []
+
+    def recorded(samples: list[TrainingSample], device: torch.device) -> object:
+        scored.append(samples)
+        return collate(samples, device)
+
+    monkeypatch.setattr(learner_module, "collate", recorded)
     scores = learner.reply_scores(rows)
+    assert all(len(batch) * len(batch[0].tokens) <= learner.micro_batch_tokens for batch in scored)
+    assert len(scored[0]) == 2, "it fills a batch"
     for row, score in zip(rows, scores, strict=True):
         with torch.no_grad():
             logprobs_TV = model.logits(torch.tensor([row.tokens]), row.adapters)[0].log_softmax(-1)

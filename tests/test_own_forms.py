@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from lfo.env.tool_environment import ToolEnvironment, tool
 from lfo.model.adapters import DualAdapterModel
-from lfo.model.sampler import Generated, Sampler, Session
+from lfo.model.sampler import Sampler, Session
 from lfo.objectives.losses import fused_token_logprobs
 from lfo.play.episode import RolloutRequest
 from lfo.play.feedback import feedback_from
@@ -24,7 +24,7 @@ from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import WorldModelCodec, observed_calls
 from lfo.rows.samples import policy_sample
 from lfo.rows.successes import without_shown
-from lfo.types import Message, Observed, Origin, Rollout, StopReason, ToolCall
+from lfo.types import Message, Observed, Origin, Rollout, Speech, StopReason, ToolCall
 from small_runs import randomised
 from small_tokenizers import FAMILIES, family_tokenizer
 
@@ -87,7 +87,7 @@ class Prompted:
         self.said = [list(map(list, texts)) for texts in said]
         self.extend, self.rewind, self.room = session.extend, session.rewind, session.room
 
-    def decode(self, slots, *, max_new_tokens, temperature, uniforms) -> list[Generated]:
+    def decode(self, slots, *, max_new_tokens, temperature, uniforms) -> list[Speech]:
         texts = [self.said[slot].pop(0) for slot in slots]
         numbers = [self.numbers(self.session.tokens(slot), ids) for slot, ids in zip(slots, texts, strict=True)]
         answers = self.session.decode(

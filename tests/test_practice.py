@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lfo.protocol.world_model import WorldModelCodec, WorldModelExample, WorldModelState
-from lfo.rows.replay import Practice, names_among, weight_of_token, with_swapped_names, words
+from lfo.rows.replay import Practice, ReplayBuffer, names_among, weight_of_token, with_swapped_names, words
 from lfo.types import ToolCall
 from small_runs import small_trainer, tokenizer
 
@@ -150,3 +150,16 @@ def test_a_run_trains_on_practised_rows():
     rows = trainer.mini_batches._example_samples(0, 0, fresh)
     assert rows
     assert all(len(set(row.world_model_weights)) > 2 for row in rows)
+
+
+def test_counts_that_grow_with_a_buffer_are_those_of_the_whole_buffer(codec: WorldModelCodec):
+    buffer, growing = ReplayBuffer(), Practice(codec, swap_names=0.9, wording=0.05)
+    made = [each for reply in ("No.", "I need your pin.", "{name} is closed.") for each in heard(codec, reply=reply)]
+    made = [replace(each, asked=False) for each in made]
+    for index, each in enumerate(made):
+        # Late in the run the first calls are asked about: then only these count, also those that were known before.
+        later = [] if index < 12 else [replace(each, asked=True), replace(made[index - 12], asked=True)]
+        buffer.add([each, *later])
+        known = list(buffer.examples.values())
+        whole = Practice(codec, swap_names=0.9, wording=0.05).of(known[:3], known, (index,))
+        assert growing.of(known[:3], buffer, (index,)) == whole

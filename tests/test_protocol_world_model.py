@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -305,3 +307,20 @@ def test_the_start_token_is_kept_where_the_tokenizer_writes_one():
 def test_an_impossible_limit_is_refused():
     with pytest.raises(ConfigError, match="at least"):
         WorldModelCodec(build(CHATML_WITH_TOOLS), state_tokens=20)
+
+
+@pytest.mark.parametrize("length", [1, 3, 20])
+def test_a_long_state_is_read_only_where_it_may_fit_and_keeps_the_same_actions(length: int):
+    tokenizer = build(CHATML_WITH_TOOLS)
+    size = ChatCodec(tokenizer).encode
+    codec, call = WorldModelCodec(tokenizer, state_tokens=300), ToolCall(name="dial", arguments={"number": "555"})
+    for count in (0, 1, 4, 5, 11, 12, 100, 400):
+        actions = tuple((f"call({index})", " ".join(["closed"] * length)) for index in range(count))
+        state = WorldModelState(task="Call.", step=count + 1, actions=actions, collected={})
+        kept = codec.compress(state, call)
+        assert kept.earlier + len(kept.actions) == count
+        assert kept.actions == actions[kept.earlier :]
+        assert len(size(render_state(kept))) <= 300
+        if kept.earlier:
+            one_more = replace(kept, actions=actions[kept.earlier - 1 :], earlier=kept.earlier - 1)
+            assert len(size(render_state(one_more))) > 300

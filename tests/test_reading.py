@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,11 +34,12 @@ from lfo.runs.reading import read_run
 from lfo.runs.sample_efficiency import compare
 from lfo.tools.pretrain import exploring, own_base, practice
 from lfo.tools.pretrain.exploring import explore
-from lfo.tools.pretrain.own_base import knows, with_practised_base
+from lfo.tools.pretrain.own_base import fitted, knows, with_practised_base
 from lfo.tools.pretrain.practice import practise
 from lfo.tools.pretrain.reading import Reading, scrambled
 from lfo.tools.pretrain.recipe import PretrainConfig
 from lfo.tools.pretrain.syntax import teach_syntax
+from lfo.tools.pretrain.values import reworded
 from lfo.types import Message
 
 SMALL = PretrainConfig(conversations=8, row=512, batch=4, steps=4, learning_rate=1e-3, warmup=1)
@@ -297,6 +299,30 @@ def test_rows_teach_no_law():
     assert len(dates) > 30, "made-up dates, not four"
 
 
+def test_a_reworded_request_keeps_its_names_and_little_else():
+    text, seen = "Please close the ticket of Ada Adams, order R6814, today.", set()
+    for number in range(60):
+        made = reworded(text, {"Ada", "Adams", "R6814"}.__contains__, Random(number))
+        assert "Ada Adams," in made, "one name"
+        assert "R6814," in made
+        seen.add(made)
+    assert any("ticket" not in made for made in seen)
+    assert any(made.index("R6814") < made.index("Ada") for made in seen)
+    assert any(set(made.split()) - set(text.split()) for made in seen)
+    assert len(seen) > 40
+    assert reworded("", str.isdigit, Random(0)) == ""
+
+
+def test_only_requests_with_a_look_up_are_reworded(monkeypatch):
+    def rows(world, share: float) -> list[str]:
+        monkeypatch.setattr("lfo.tools.pretrain.reading.REWORDED", share)
+        return rows_of(world, 24)
+
+    assert rows(Orders, 1.0) != rows(Orders, 0.0)
+    with_none = rows(Hall, 0.0)
+    assert rows(Hall, 1.0) == with_none
+
+
 def test_a_scrambled_lesson_changes_reply_and_call_alike():
     experience = found(Hall)
     for number, lesson in enumerate(experience.explained[:8]):
@@ -310,9 +336,10 @@ def test_a_scrambled_lesson_changes_reply_and_call_alike():
 
 def test_rows_look_up_before_they_decide():
     for row in rows_of(Orders):
-        asked, _, rest = row.partition("<|im_start|>assistant\n")[2].partition("<|im_end|>")
+        opening, _, said = row.partition("<|im_start|>assistant\n")
+        asked, _, rest = said.partition("<|im_end|>")
         assert "look_up" in asked
-        number = row.partition("order ")[2][:4]
+        (number,) = re.findall(r"\d{4}", opening.rpartition("<|im_start|>user")[2])
         assert f'"order": "{number}"' in asked, "a number that no task has is copied from the opening"
         assert '"serve"' in rest
 
@@ -407,6 +434,20 @@ def test_the_base_is_made_once_and_found_again(tmp_path: Path, short):
         assert with_practised_base(given, OracleCodes, progress=silent) == given
 
 
+def test_a_practised_base_leaves_room_for_what_is_looked_up_unless_the_user_chose(tmp_path: Path):
+    def room(longest: int, *settings: str) -> int:
+        (tmp_path / PROVENANCE).write_text(json.dumps({"practice": {"longest_state": longest}}))
+        config = fitted(load_config(["env=test_reading:Rooms", *settings]), str(tmp_path))
+        assert config.model == str(tmp_path)
+        return config.world_model.state_tokens
+
+    assert room(90, "preset=tiny") == 180
+    assert room(40, "preset=tiny") == 112, "never less than in the preset"
+    assert room(90, "preset=tiny", "rollout.max_context=300") == 150, "half of the context"
+    assert room(90, "preset=tiny", "world_model.state_tokens=64") == 64
+    assert room(900) == 512, "the default is no preset"
+
+
 def test_a_run_in_one_go_trains_on_its_own_base_and_charges_the_practice(tmp_path: Path, short, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(Path(__file__).parent)
@@ -449,6 +490,7 @@ from lfo.tools.pretrain import snapshots, recipe
 recipe.SNAPSHOT_STEPS = 2
 from test_reading import Rooms, SMALL, silent
 from lfo.tools.pretrain.syntax import teach_syntax
+from lfo.tools.pretrain.values import reworded
 def progress(phase, done, of, words):
     print(phase, done, flush=True)
 teach_syntax("tiny", Rooms, replace(SMALL, steps=60), Path({str(tmp_path)!r}) / sys.argv[1], device="cpu",

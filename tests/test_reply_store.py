@@ -15,7 +15,6 @@ from lfo.algorithms import draw_tasks
 from lfo.errors import ConfigError, DataError
 from lfo.play import reply_store
 from lfo.play.look_ahead import Question
-from lfo.play.predictors import reply_store_predictor
 from lfo.play.reply_store import ReplyStore, columns_of, informativeness, occurrences
 from lfo.protocol.world_model import ObservedCall, WorldModelState
 from lfo.runs.folder import read_metrics
@@ -147,12 +146,12 @@ def test_an_empty_memory_answers_nothing_and_no_question_is_fine():
     assert store_of([heard("cancel", "one")]).recall([]) == []
 
 
-def test_the_predictor_answers_each_question_in_its_place():
+def test_a_store_answers_each_question_in_its_place():
     store = store_of([heard("cancel", "one"), heard("renew", "two")])
     questions = [
         Question(task=None, state=state(task), call=dial("1"), messages=()) for task in ("renew", "cancel", "renew")
     ]
-    assert reply_store_predictor(store)(questions) == ["two", "one", "two"]
+    assert store.answer(questions) == ["two", "one", "two"]
 
 
 # --- text that nobody trusts, and files ----------------------------------------------------------------------------

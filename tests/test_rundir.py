@@ -179,7 +179,7 @@ def test_a_full_disk_while_writing_metrics_is_one_sentence(run):
 
 
 def test_sample_rollouts_and_adapters_lie_where_people_look_for_them(run):
-    path = run.write_rollouts(10, [{"reward": 1.0}, {"reward": float("nan")}])
+    path = run.write_samples("rollouts", 10, [{"reward": 1.0}, {"reward": float("nan")}])
     assert path == run.path / "rollouts" / "step-000010.jsonl"
     assert read_json_lines(path) == [{"reward": 1.0}, {"reward": None}]
     for content in ("first", "second"):

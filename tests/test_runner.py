@@ -14,18 +14,18 @@ import torch
 
 from lfo.env.worlds.oracle import OracleCodes
 from lfo.env.worlds.phone.environment import PhoneCalls
-from lfo.model.sampler import Generated, Sampler
+from lfo.model.sampler import Sampler
 from lfo.objectives.losses import fused_token_logprobs
-from lfo.play.episode import RolloutRequest
+from lfo.play.episode import Episode, RolloutRequest
 from lfo.play.look_ahead import EXPECTED, MAX_IMAGINED, LookAhead, Question, is_asked, questions
 from lfo.play.predictors import shuffled_predictor, true_reply_predictor, world_model_predictor
 from lfo.play.records import rollout_record
 from lfo.play.runner import Runner, RunnerConfig
-from lfo.protocol.chat import ChatCodec
+from lfo.protocol.chat import ChatCodec, Tokens
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import WorldModelCodec, observed_calls, state_of
 from lfo.rows.samples import policy_sample, world_model_sample
-from lfo.types import Message, Observed, Origin, Rollout, StepResult, StopReason, ToolCall
+from lfo.types import Message, Observed, Origin, Rollout, Speech, StepResult, StopReason, ToolCall
 from small_runs import fussy_calls, small_model, tokenizer
 
 TOOL = {
@@ -82,7 +82,7 @@ class Script:
     def room(self, slot: int) -> int:
         return self.context - len(self.kept[slot])
 
-    def decode(self, slots, *, max_new_tokens, temperature, uniforms) -> list[Generated]:
+    def decode(self, slots, *, max_new_tokens, temperature, uniforms) -> list[Speech]:
         answers = []
         for slot, limit in zip(slots, max_new_tokens, strict=True):
             ids = [*self.codec.encode(self.said[self.turns[slot]]), self.codec.end_of_turn]
@@ -90,7 +90,7 @@ class Script:
             ids = ids[: min(limit, self.room(slot))]
             self.kept[slot] += ids
             stopped = bool(ids) and ids[-1] == self.codec.end_of_turn
-            answers.append(Generated(tokens=tuple(ids), logprobs=(-0.25,) * len(ids), stopped=stopped))
+            answers.append(Speech(tokens=tuple(ids), logprobs=(-0.25,) * len(ids), stopped=stopped))
         return answers
 
 
@@ -179,7 +179,7 @@ class Numbered(Script):
         super().__init__(*args, **options)
         self.numbers: list[tuple[float, ...]] = []
 
-    def decode(self, slots, *, max_new_tokens, temperature, uniforms) -> list[Generated]:
+    def decode(self, slots, *, max_new_tokens, temperature, uniforms) -> list[Speech]:
         self.numbers += [tuple(each) for each in uniforms]
         return super().decode(slots, max_new_tokens=max_new_tokens, temperature=temperature, uniforms=uniforms)
 
@@ -668,3 +668,25 @@ def test_the_world_model_is_asked_once_for_rollouts_that_ask_the_same():
     asked.clear()
     assert predict([questions[0], questions[1], questions[0]]) == ["reply 0", "reply 1", "reply 0"]
     assert asked == [2]
+
+
+def test_a_piece_that_leaves_no_room_for_a_message_is_not_written():
+    class Slots:
+        def __init__(self) -> None:
+            self.held: list[int] = []
+
+        def room(self, slot: int) -> int:
+            return 3 - len(self.held)
+
+        def extend(self, slots: Sequence[int], chunks: Sequence[Sequence[int]]) -> None:
+            self.held += chunks[0]
+
+    def piece(length: int) -> Tokens:
+        return Tokens(ids=(5,) * length, origins=(Origin.PROMPT,) * length, spans=())
+
+    slots: Any = Slots()
+    episode = Episode(slot=0, request=RolloutRequest(task=Chore(), seeds=(0,)), slots=slots)
+    assert episode.write(piece(3)) is None, "it would fill the context"
+    assert (episode.tokens, slots.held) == ([], [])
+    assert episode.write(piece(2)) == 0
+    assert episode.tokens == slots.held == [5, 5]

@@ -19,7 +19,8 @@ from lfo.model.fast import fused_decoder
 from lfo.model.fast.decoder import HFDecoder
 from lfo.model.fast.fused_decoder import FusedDecoder
 from lfo.model.fast.row_tree import common_prefix
-from lfo.model.sampler import Generated, Sampler, Session, draw
+from lfo.model.sampler import Sampler, Session, draw
+from lfo.types import Speech
 
 VOCABULARY = 53
 EOS = (3, 4)
@@ -69,7 +70,7 @@ def forward_logprobs(model: DualAdapterModel, adapters: Sequence[str], row: Sequ
     return torch.cat([torch.zeros(1, logprobs.shape[1]), logprobs[:-1]])
 
 
-def play(session: Session, seed: int = 0, turns: int = 4) -> dict[int, list[tuple[int, Generated]]]:
+def play(session: Session, seed: int = 0, turns: int = 4) -> dict[int, list[tuple[int, Speech]]]:
     """Six ragged slots, two of them with one prompt, over several turns; slots drop out and limits differ."""
     generator = np.random.default_rng(seed)
 
@@ -78,7 +79,7 @@ def play(session: Session, seed: int = 0, turns: int = 4) -> dict[int, list[tupl
 
     system, twin = tokens(20), tokens(9)
     prompts = [system + twin, system + tokens(3), system + tokens(17), system + twin, system + tokens(1), system]
-    said: dict[int, list[tuple[int, Generated]]] = {slot: [] for slot in range(6)}
+    said: dict[int, list[tuple[int, Speech]]] = {slot: [] for slot in range(6)}
     session.extend(range(6), prompts)
     slots = [0, 1, 2, 3, 4, 5]
     for turn in range(turns):
@@ -305,7 +306,7 @@ def test_the_cache_grows_without_forgetting():
     model = make_model("llama")
     session = Sampler(model, max_context=700, eos_ids=()).session(slots=2, adapters=("policy",))
     session.extend([0, 1], [[9, 10], [11]])
-    said: dict[int, list[tuple[int, Generated]]] = {0: [], 1: []}
+    said: dict[int, list[tuple[int, Speech]]] = {0: [], 1: []}
     for chunk in ([], list(range(5, 50)) * 5, [7], list(range(20, 40)) * 10):
         session.extend([1], [chunk])
         for row in (1, 0):

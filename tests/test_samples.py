@@ -179,3 +179,16 @@ def test_draws_differ_by_seed_and_reach_everything():
             counts[each.tokens[0]] += 1
     assert counts.min() > 60, "each is expected 100 times"
     assert counts.max() < 150
+
+
+def test_a_draw_is_the_same_as_from_a_list_that_is_shuffled_and_then_sorted():
+    buffer, rng = ReplayBuffer(), np.random.default_rng(0)
+    for index in rng.integers(40, size=100):
+        buffer.add([WorldModelExample(tokens=(1,), token_weights=(1.0,), key=f"{index:02x}", asked=rng.random() < 0.3)])
+    for seed in range(20):
+        keys = list(buffer.examples)
+        keys = [keys[index] for index in np.random.default_rng([seed]).permutation(len(keys))]
+        assert [each.key for each in buffer.draw(9, [seed])] == keys[:9]
+        keys.sort(key=lambda key: not buffer.examples[key].asked)
+        for count in (3, 30, 100):
+            assert [each.key for each in buffer.draw(count, [seed], asked_first=True)] == keys[:count]

@@ -1,7 +1,7 @@
 """The scripted environment: the script is played, and every other rollout is rewarded."""
 
+from benchmarks.scripted import ScriptedCalls
 from lfo.env.interface import Environment
-from lfo.env.worlds.phone.scripted import ScriptedCalls
 from lfo.protocol.hermes import read_tool_call
 
 

@@ -55,7 +55,7 @@ class Server(NamedTuple):
 @pytest.fixture(scope="module")
 def server(agent: Agent) -> Iterator[Server]:
     with Batcher(local_speaker(agent)) as batcher, listen("127.0.0.1", 0) as bound:
-        serving = make_server(make_app(batcher.submit, model=MODEL, token=TOKEN))
+        serving = make_server(make_app(batcher.submit, model=MODEL, token=TOKEN, figures=batcher.listener.figures))
         thread = threading.Thread(target=serving.run, kwargs={"sockets": [bound]})
         thread.start()
         url = f"http://127.0.0.1:{bound.getsockname()[1]}/v1"
@@ -312,7 +312,7 @@ def test_nothing_is_told_without_the_token(server: Server):
         ({"tool_choice": "required"}, "tool_choice", 'can only be "auto" or "none"'),
         ({"temperature": -1}, "temperature", "temperature must be a number from 0 up to 2"),
         ({"max_tokens": 0}, "max_tokens", "max_tokens must be a whole number from 1"),
-        ({"seed": True}, "seed", "seed must be a whole number"),
+        ({"seed": True}, "seed", "seed must be a whole number$"),
         ({"messages": []}, "messages", "a list of 1 to 512 messages"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "messages", "nothing to answer"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]", "tool_call_id must be"),

@@ -21,9 +21,9 @@ from lfo.play.reply_store import situation_of
 from lfo.protocol.world_model import WorldModelState
 from lfo.serving.batcher import Batcher
 from lfo.serving.speaker import upstream_speaker
-from lfo.serving.upstream import Failed, Upstream, completer
+from lfo.serving.upstream import Failed, Upstream, UpstreamSlots, completer
 from lfo.serving.wire import Reply, completion
-from lfo.types import Rollout, ToolCall
+from lfo.types import Rollout, Speech, ToolCall
 from small_runs import small_config, tokenizer
 from test_serving import MODEL, opening, place_with_taken_back, request, small_agent
 
@@ -235,3 +235,19 @@ def test_token_ids_that_are_none_fail_only_their_own_prompt(agent: Agent, monkey
         (said,) = upstream.complete("policy", [[1, 2, 3]], **options)
     assert isinstance(said, Failed)
     assert "returned no token ids" in str(said.error)
+
+
+def test_each_message_of_the_server_has_a_seed_of_its_own(monkeypatch):
+    asked: dict[str, Any] = {}
+
+    def complete(self: Upstream, model: str, prompts: Any, **options: Any) -> list[Speech]:
+        asked.update(options)
+        return [Speech(tokens=(7,), logprobs=(0.0,), stopped=True) for _ in prompts]
+
+    monkeypatch.setattr(Upstream, "complete", complete)
+    slots = UpstreamSlots(Upstream.__new__(Upstream), "policy", slots=2, context=10)
+    slots.extend([0, 1], [[1, 2, 3], [1]])
+    slots.decode([0, 1], max_new_tokens=[8, 8], temperature=1.0, uniforms=[[0.25], [0.5]])
+    assert asked["seeds"] == [2**29, 2**30]
+    assert asked["limits"] == [7, 8], "no more than there is room"
+    assert slots.tokens(0) == (1, 2, 3, 7)

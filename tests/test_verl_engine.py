@@ -71,8 +71,8 @@ def recorded_batches(trainer: Trainer, count: int) -> list[list[TrainingSample]]
     step = 0
     while len(batches) < count:
         collected = trainer.collect(trainer.plan(step))
-        plan = trainer.make_update(trainer.plan(step), collected, trainer.store_replies(collected.groups))
-        drawn = [list(samples) for samples in plan.mini_batches if any(any(row.policy_weights) for row in samples)]
+        made = trainer.samples(trainer.plan(step), collected, trainer.store_replies(collected.groups))
+        drawn = [samples for samples in made if any(any(row.policy_weights) for row in samples)]
         batches += [[*samples, *imitated(trainer, collected.rollouts)] for samples in drawn]
         step += 1
     return batches[:count]

@@ -194,10 +194,8 @@ def _learn(trainer: Trainer, step: int, heard: Sequence[Sequence[Heard]]) -> Non
     ]
     for of_task in examples:
         trainer.mini_batches.replay.add(of_task)
-    update = trainer.make_update(trainer.plan(step), _NOTHING, examples)
-    trainer.backend.learn(
-        update.mini_batches, world_model_weight=update.world_model_weight, rate_factor=update.rate_factor
-    )
+    plan = trainer.plan(step)
+    trainer.learn(plan, trainer.samples(plan, _NOTHING, examples))
 
 
 def share_right(trainer: Trainer, asked: Sequence[Asked], *, ask: Ask) -> float:

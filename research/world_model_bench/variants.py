@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from lfo.errors import UsageError
 from lfo.protocol.world_model import ObservedCall, WorldModelCodec, WorldModelExample, render_target
-from lfo.rows.replay import Practice, words
+from lfo.rows.replay import Practice, ReplayBuffer, words
 from lfo.train.loop import Trainer
 
 RETRIEVE, AGAIN = re.compile(r"retrieve-([1-9])"), re.compile(r"again-([1-9])")
@@ -57,7 +57,10 @@ class Retrieval(Practice):
         self._bags: dict[str, set[str]] = {}  # of all examples, by key
 
     def of(
-        self, drawn: Iterable[WorldModelExample], known: Collection[WorldModelExample], seeds: Sequence[int]
+        self,
+        drawn: Iterable[WorldModelExample],
+        known: ReplayBuffer | Iterable[WorldModelExample],
+        seeds: Sequence[int],
     ) -> list[WorldModelExample]:
         drawn, text_of = list(drawn), self._codec.prompt_text
         practised = self._practice.of(drawn, known, seeds)

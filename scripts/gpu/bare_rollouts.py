@@ -23,7 +23,7 @@ from benchmarks.against_vllm import CACHE_ROOM
 from benchmarks.bare_vllm import BareVllm
 from benchmarks.speed import seconds_of
 from lfo.config import RunConfig, from_yaml
-from lfo.engines.verl.agent_loop import ScriptedSlot, _Said
+from lfo.engines.verl.agent_loop import ScriptedSlot
 from lfo.engines.verl.config import UNCOMPILED, is_small
 from lfo.loading import environment_factory, load_tokenizer
 from lfo.model.adapters import POLICY, DualAdapterModel
@@ -32,6 +32,7 @@ from lfo.play.runner import Runner, RunnerConfig
 from lfo.protocol.chat import ChatCodec
 from lfo.runs.folder import read_metrics
 from lfo.tools.plan import cache_bytes_of_a_token, shape_of
+from lfo.types import Speech
 
 REPEATS = 3
 
@@ -45,9 +46,9 @@ def requests(config: RunConfig) -> list[list[list[int]]]:
         environment: Any = make()
         asked: list[list[int]] = []
 
-        def ask(tokens: list[int], *_: Any, asked: list[list[int]] = asked, **options: Any) -> _Said:
+        def ask(tokens: list[int], *_: Any, asked: list[list[int]] = asked, **options: Any) -> Speech:
             asked.append(list(tokens))
-            return _Said(tokens=(0,) * options["limit"], logprobs=(0.0,) * options["limit"], stopped=False)
+            return Speech(tokens=(0,) * options["limit"], logprobs=(0.0,) * options["limit"], stopped=False)
 
         loop = SimpleNamespace(
             run_config=config,

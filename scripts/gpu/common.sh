@@ -23,8 +23,8 @@ vllm=(engine=verl device=cuda $servers.name=vllm "$ray_memory" $servers.gpu_memo
 own_servers=(engine=verl device=cuda "$ray_memory")
 smollm2=(preset=smollm2-135m ${MODEL:+model=$MODEL})
 # Real steps with random weights: tasks, prompts and replies are real, a script makes the calls, turns have a fixed length
-# and rewards alternate (lfo.env.worlds.phone.scripted).
-scripted=(env=lfo.env.worlds.phone.scripted:ScriptedCalls "env_args.levels=[2]" rollout.max_turns=6 rollout.max_turn_tokens=64
+# and rewards alternate (benchmarks.scripted).
+scripted=(env=benchmarks.scripted:ScriptedCalls "env_args.levels=[2]" rollout.max_turns=6 rollout.max_turn_tokens=64
     rollout.max_context=4096 micro_batch_tokens=8192 rollout.mini_batch_prompts=8 policy.max_resamples=-1 eval.every=0 checkpoint_every=100)
 lfo() { timeout -k 15 "${LIMIT:-600}" python -W ignore -c 'from lfo.cli import main; main()' "$@"; }
 

@@ -33,7 +33,7 @@ from lfo.loading import environment_of_run, limit_threads, load_base, load_token
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.lora_folder import CONFIG_FILE
 from lfo.model.sampler import Sampler
-from lfo.play import ending_tools
+from lfo.play import ending_tools, reply_store
 from lfo.play.acting import acting_config
 from lfo.play.ending_tools import EndingTools, learns_tools
 from lfo.play.episode import RolloutRequest
@@ -49,7 +49,7 @@ from lfo.settings import dotted
 from lfo.types import Rollout, ToolCall, Turn
 
 BATCH = 64  # rollouts that run at the same time
-REPLY_STORE_FILE = "memory.json"  # next to the adapters; the name is older than the class
+REPLY_STORE_FILE = reply_store.FILE
 
 T = TypeVar("T")
 AdapterChoice = Literal["best", "last", "none"]

@@ -23,7 +23,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from lfo.errors import DamageError, LfoError
+from lfo.errors import DamageError, LfoError, first_line
 
 MANIFEST = "checkpoint.json"
 _DAMAGED = ".damaged"  # ends the name of a folder that a resumed run has put aside
@@ -162,8 +162,7 @@ def reading(path: Path) -> Iterator[Path]:
     except FileNotFoundError as error:
         raise DamageError(f"{path} is missing") from error
     except Exception as error:  # what a damaged file makes a reader raise depends on the library
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise DamageError(f"{path} is damaged: {reason}") from error
+        raise DamageError(f"{path} is damaged: {first_line(error, type(error).__name__)}") from error
 
 
 def files_of(folder: Path) -> list[Path]:

@@ -13,6 +13,11 @@ rollout runner turns `EnvironmentFailed` into data.
 """
 
 
+def first_line(error: BaseException, otherwise: str = "no message") -> str:
+    """Return the first line of an exception's message, which may have many lines or none."""
+    return (str(error).strip().splitlines() or [otherwise])[0]
+
+
 class LfoError(Exception):
     """The base of all exceptions raised on purpose; the message is one sentence for the user."""
 

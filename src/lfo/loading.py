@@ -108,7 +108,9 @@ def pick_device(name: str) -> torch.device:
 def environment_factory(config: RunConfig) -> EnvironmentFactory:
     """Return a factory that makes one environment for each rollout; it has made one, to see that it can."""
     made_by = _class_of(config.env)  # checked to be an environment: nothing that only has the name is called
-    make_environment = QuietFactory(made_by, *_adapter_arguments(config.env), **config.env_args)
+    # The first argument of an adapter is the text after the colon, a name of its library.
+    named = [config.env.partition(":")[2]] if adapter_word(config.env) else []
+    make_environment = QuietFactory(made_by, *named, **config.env_args)
     try:
         environment = ask(
             make_environment, timeout=config.rollout.environment_timeout, what=f"the constructor of {config.env}"
@@ -161,8 +163,3 @@ def _class_of(name: str) -> Any:
         if adapter_word(name):
             return adapter_class(name)
         return environment_named(name, hint=did_you_mean(name.partition(":")[0], tuple(ADAPTERS)))
-
-
-def _adapter_arguments(name: str) -> tuple[str, ...]:
-    """Return the first argument of an adapter: the text after the colon, which is a name of its library."""
-    return (name.partition(":")[2],) if adapter_word(name) else ()

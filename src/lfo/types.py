@@ -69,6 +69,25 @@ class Message:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Speech:
+    """The tokens of one message: `Speech(tokens=(17, 2), logprobs=(-0.3, -0.1), stopped=True)`.
+
+    `stopped`: the last token is an end token; otherwise the limit was reached. Log-probs are at the sampling
+    temperature (at temperature 1 for greedy decoding); there are none if it was not sampled.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()
+    stopped: bool = True
+
+
+def exchanged(action: str, reply: str, call: ToolCall | None, *, predicted: bool = False) -> tuple[Message, Message]:
+    """Return a message to an environment and its reply, as messages of a transcript."""
+    told = Message(role="tool", content=reply, name=call.name if call else None, predicted=predicted)
+    return Message(role="assistant", content=action, predicted=predicted), told
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
     """What an environment returns for one message."""
 
@@ -102,10 +121,10 @@ class Turn:
     action: str
     observation: str
     call: ToolCall | None  # None: the message calls no tool, or the call cannot be parsed
-    action_start: int
-    action_end: int
-    observation_start: int
-    observation_end: int
+    action_start: int = 0
+    action_end: int = 0
+    observation_start: int = 0
+    observation_end: int = 0
     predicted: bool = False
     taken_back: bool = False
     feedback: bool = False
@@ -209,9 +228,9 @@ class Rollout:
 
     task_id: str
     opening: tuple[Message, ...]  # system and user messages
-    tokens: tuple[int, ...]
-    origins: tuple[int, ...]
-    logprobs: tuple[float, ...]  # of the sampled tokens, under the policy that sampled them; 0 elsewhere
+    tokens: tuple[int, ...] = ()  # none if it was read from a text
+    origins: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()  # of the sampled tokens, under the policy that sampled them; 0 elsewhere
     turns: tuple[Turn, ...]
     reward: float
     stop: StopReason

@@ -1,9 +1,7 @@
 """The command line `lfo`: one small function for each command.
 
 A command imports heavy modules inside its function, so that `--help` is fast. The modules of commands do not import the
-application; each command is registered here by one line:
-
-    app.command("train")(train.train)
+application; each command is a word of `COMMANDS`.
 
 Only this module turns exceptions into one sentence on stderr and an exit code: 2 for mistakes of the
 user, 1 for work that failed, 130 for Ctrl-C.
@@ -18,6 +16,7 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from types import FrameType
 from typing import Annotated, Any, NoReturn
 
@@ -25,30 +24,8 @@ import typer
 from typer.core import TyperGroup
 
 from lfo import __version__
-from lfo.cli import (
-    ablate,
-    advise,
-    bench,
-    compare,
-    demo,
-    environment,
-    evaluate,
-    export,
-    init,
-    inspect,
-    models,
-    plan,
-    play,
-    pretrain,
-    probe,
-    report,
-    rollouts,
-    run,
-    serve,
-    train,
-    watch,
-)
-from lfo.errors import LfoError
+from lfo.cli import bench, models
+from lfo.errors import LfoError, first_line
 from lfo.streams import flush_stdout, protect_standard_streams
 
 
@@ -88,31 +65,20 @@ def _remembered_interrupts() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# In the order of `lfo --help`: each is the function of the name of its module, or the one named behind it.
+COMMANDS = """
+    init train train.config demo compare advise ablate report watch evaluate run rollouts inspect probe export serve
+    record environment.generate environment.check_env play pretrain plan
+"""
+NAMES = {"evaluate": "eval"}  # of commands that are not named like their functions
 # Of a command whose options are read elsewhere.
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app = typer.Typer(name="lfo", cls=_Commands, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-app.command("init")(init.init)
-app.command("train")(train.train)
-app.command("config")(train.config)
-app.command("demo")(demo.demo)
-app.command("compare")(compare.compare)
-app.command("advise")(advise.advise)
-app.command("ablate")(ablate.ablate)
-app.command("report")(report.report)
-app.command("watch")(watch.watch)
-app.command("eval")(evaluate.evaluate)
-app.command("run")(run.run)
-app.command("rollouts")(rollouts.rollouts)
-app.command("inspect")(inspect.inspect)
-app.command("probe")(probe.probe)
-app.command("export")(export.export)
-app.command("serve")(serve.serve)
-app.command("generate")(environment.generate)
-app.command("check-env")(environment.check_env)
-app.command("play")(play.play)
-app.command("pretrain")(pretrain.pretrain)
-app.command("plan")(plan.plan)
+for place in COMMANDS.split():
+    module, _, function = place.partition(".")
+    command = getattr(import_module(f"lfo.cli.{module}"), function or module)
+    app.command(NAMES.get(place))(command)
 app.command("bench", add_help_option=False, context_settings=PASSED_ON)(bench.bench)
 app.add_typer(models.app, name="models")
 
@@ -150,9 +116,8 @@ def main(commands: typer.Typer = app, name: str = "lfo") -> None:
             _fail("the GPU is out of memory; wait until it is free, or run `lfo plan` to see what fits", 1, debug)
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             _fail(f"cannot write {error.filename or 'the output'}: {error.strerror}", 1, debug)
-        what = (str(error).strip().splitlines() or ["no message"])[0]
         hint = "" if debug else "; run again with --debug for the traceback"
-        _fail(f"unexpected {type(error).__name__}: {what}{hint}", 1, debug)
+        _fail(f"unexpected {type(error).__name__}: {first_line(error)}{hint}", 1, debug)
 
 
 def _fail(sentence: str, code: int, debug: bool) -> NoReturn:

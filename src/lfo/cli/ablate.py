@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from lfo.cli.children import ChildRun, train_all
-from lfo.cli.common import Json, bars, figures_table
+from lfo.cli.common import Json, bars, figures_table, option
 from lfo.errors import DataError, WorkError
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ def ablate(
             metavar="NAME=VALUE", help="Config overrides for every cell, such as levels=3 exploration.blind_share=0.25."
         ),
     ] = None,
-    values: Annotated[str | None, typer.Option(metavar="A,B,...", help="Values to try instead of all: 0,0.5,1")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each value, with seeds 0, 1, ...")] = 3,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs in parallel.")] = 2,
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps of each run; else those of config=, or 60.")] = None,
-    output_dir: Annotated[Path, typer.Option(metavar="DIR", help="Folder of all studies.")] = Path("runs/ablations"),
+    values: Annotated[str | None, option("Values to try instead of all: 0,0.5,1", "A,B,...")] = None,
+    seeds: Annotated[int, option("Runs of each value, with seeds 0, 1, ...", min=1)] = 3,
+    jobs: Annotated[int, option("Runs in parallel.", min=1)] = 2,
+    steps: Annotated[int | None, option("Steps of each run; else those of config=, or 60.", min=1)] = None,
+    output_dir: Annotated[Path, option("Folder of all studies.", "DIR")] = Path("runs/ablations"),
     as_json: Json = False,
 ) -> None:
     """Vary one option and compare the runs: lfo ablate weight --values 0,0.5 --seeds 3"""

@@ -25,18 +25,27 @@ if TYPE_CHECKING:
     from lfo.agent import Agent
     from lfo.types import Message, Rollout, ToolCall, Turn
 
+
+def flag(name: str, text: str) -> Any:
+    """Declare an option without a value: `as_json: Annotated[bool, flag("--json", "Answer in JSON.")]`."""
+    return typer.Option(name, help=text)
+
+
+def option(text: str, metavar: str | None = None, **others: Any) -> Any:
+    """Declare an option named like its parameter."""
+    return typer.Option(help=text, metavar=metavar, **others)
+
+
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or one of its checkpoints.")]
-Split = Annotated[str, typer.Option("--split", metavar="NAME", help="The split of the environment.")]
+Split = Annotated[str, option("The split of the environment.", "NAME")]
 Adapter = Annotated[
-    Literal["best", "last", "none"],
-    typer.Option("--adapter", help="Adapters: best by evaluation on val, last, or none (the untrained base)."),
+    Literal["best", "last", "none"], option("Adapters: best by evaluation on val, last, or none (the untrained base).")
 ]
 NoLookahead = Annotated[
-    bool,
-    typer.Option("--blind", "--no-lookahead", help="Act without look-ahead: the policy alone."),
+    bool, typer.Option("--blind", "--no-lookahead", help="Act without look-ahead: the policy alone.")
 ]
-Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device", help="Where to compute.")]
-Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
+Device = Annotated[Literal["auto", "cpu", "cuda"], option("Where to compute.")]
+Json = Annotated[bool, flag("--json", "Answer in JSON.")]
 
 END_IN_WORDS = {
     "done": "the world",

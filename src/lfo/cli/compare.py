@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from lfo.cli.common import Json, figures_table
+from lfo.cli.common import Json, figures_table, flag, option
 
 if TYPE_CHECKING:
     from lfo.runs.sample_efficiency import Comparison
@@ -18,11 +18,9 @@ if TYPE_CHECKING:
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Run folders, or folders that contain them.")],
     baseline: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The baseline group of the ratios; the default is plain DAPO.")
+        str | None, option("The baseline group of the ratios; the default is plain DAPO.", "NAME")
     ] = None,
-    blind: Annotated[
-        bool, typer.Option("--blind", help="Count success without look-ahead: what the policies do alone.")
-    ] = False,
+    blind: Annotated[bool, flag("--blind", "Count success without look-ahead: what the policies do alone.")] = False,
     as_json: Json = False,
 ) -> None:
     """Compare how many tasks runs needed to a target, grouped by their config: lfo compare runs/level2/*

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
 
 from lfo.cli.children import ChildRun, train_all
-from lfo.cli.common import Json, bars
+from lfo.cli.common import Json, bars, option
 from lfo.cli.compare import print_comparison
 from lfo.cli.report import write_report
 from lfo.cli.watch import has_display
@@ -36,9 +36,9 @@ ON_ANOTHER_CPU = (
 
 def demo(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="NAME=VALUE", hidden=True)] = None,
-    steps: Annotated[int, typer.Option(help="Training steps of each run, with 8 tasks each.")] = 40,
-    output_dir: Annotated[Path, typer.Option(metavar="DIR", help="Folder of both runs.")] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(help="The seed of tasks and random numbers of both runs.")] = 0,
+    steps: Annotated[int, option("Training steps of each run, with 8 tasks each.")] = 40,
+    output_dir: Annotated[Path, option("Folder of both runs.", "DIR")] = Path("runs/demo"),
+    seed: Annotated[int, option("The seed of tasks and random numbers of both runs.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Train plain DAPO and dual-LoRA on the same tasks, compare them and write a report page: lfo demo"""

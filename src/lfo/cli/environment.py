@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lfo.cli.common import Json, answer, bars, counted, visible, working
+from lfo.cli.common import Json, answer, bars, counted, flag, option, visible, working
 from lfo.cli.practice import practised
 from lfo.errors import UsageError
 
@@ -23,19 +23,16 @@ if TYPE_CHECKING:
 
 
 def generate(
-    num_companies: Annotated[int, typer.Option(help="Companies of the training tasks.")] = 100,
-    num_train_tasks: Annotated[int, typer.Option(help="Tasks in train.jsonl.")] = 500,
-    num_val_tasks: Annotated[int, typer.Option(help="Tasks in val.jsonl, and in each test split.")] = 100,
-    output_dir: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write.")] = Path("data"),
-    seed: Annotated[int, typer.Option(help="The seed of the world: the same seed gives the same files.")] = 0,
+    num_companies: Annotated[int, option("Companies of the training tasks.")] = 100,
+    num_train_tasks: Annotated[int, option("Tasks in train.jsonl.")] = 500,
+    num_val_tasks: Annotated[int, option("Tasks in val.jsonl, and in each test split.")] = 100,
+    output_dir: Annotated[Path, option("Folder to write.", "DIR")] = Path("data"),
+    seed: Annotated[int, option("The seed of the world: the same seed gives the same files.")] = 0,
     law: Annotated[
-        int,
-        typer.Option(
-            help="The seed of the departments' requirements: 0 is the law with meaningful names, others are drawn."
-        ),
+        int, option("The seed of the departments' requirements: 0 is the law with meaningful names, others are drawn.")
     ] = 0,
-    levels: Annotated[str, typer.Option(help="Levels, as 1-5 or 2,3.")] = "1-5",
-    force: Annotated[bool, typer.Option("--force", help="Replace data of other options.")] = False,
+    levels: Annotated[str, option("Levels, as 1-5 or 2,3.")] = "1-5",
+    force: Annotated[bool, flag("--force", "Replace data of other options.")] = False,
     as_json: Json = False,
 ) -> None:
     """Write companies and tasks to files: lfo generate --output-dir data --seed 0"""
@@ -65,21 +62,16 @@ def check_env(
         list[str] | None,
         typer.Argument(metavar="NAME=VALUE", help="Any environment, as env=textarena:FrozenLake-v0 env_args.size=5."),
     ] = None,
-    episodes: Annotated[int, typer.Option(min=1, help="Rollouts of each player.")] = 20,
+    episodes: Annotated[int, option("Rollouts of each player.", min=1)] = 20,
     logs: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Recorded rollouts, to measure how predictable the replies are.")
+        Path | None, option("Recorded rollouts, to measure how predictable the replies are.", "PATH")
     ] = None,
     run: Annotated[
-        Path | None,
-        typer.Option(
-            "--run", metavar="RUN", help="Check environment and base of this run, and keep the gate in its folder."
-        ),
+        Path | None, option("Check environment and base of this run, and keep the gate in its folder.", "RUN")
     ] = None,
     gate: Annotated[
         int | None,
-        typer.Option(
-            min=0, help="Training tasks on which model=... is measured alone and with true replies; 0: do not measure."
-        ),
+        option("Training tasks on which model=... is measured alone and with true replies; 0: do not measure.", min=0),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -93,17 +85,20 @@ def check_env(
     if overrides and run is not None:
         raise UsageError(f"--run takes all settings from {run}; leave out {overrides[0]}")
     with working("checking"):
+        from lfo.agent import saved_config
         from lfo.config import load_config
         from lfo.loading import environment_factory, load_tokenizer
+        from lfo.measure.gate import write_gate
+        from lfo.runs.folder import run_folder
 
-        config = load_config(overrides or []) if run is None else _config_of(run)
+        config = load_config(overrides or []) if run is None else saved_config(run_folder(run))
         make_environment, tokenizer = environment_factory(config), load_tokenizer(config.model)
         result = _checked(config, make_environment, tokenizer, logs, episodes)
     if logs is None and result["ok"] and gate != 0:
         config = practised(config)
         result["gate"] = measured_gate(config, make_environment, tokenizer, gate, as_json)
         if run is not None:
-            _keep_gate(run, result["gate"])
+            write_gate(run_folder(run), result["gate"])
     answer(result, lambda: (_show_replies if logs else _show_any)(config.env, result), as_json=as_json)
     if not result["ok"]:
         raise typer.Exit(1)
@@ -118,6 +113,7 @@ def _checked(
 ) -> dict[str, Any]:
     from lfo.env.answers import tools_of
     from lfo.measure.environment_check import check_environment
+    from lfo.measure.forewarning import forewarning
     from lfo.measure.predictability import predictability
     from lfo.play.records import read_rollouts
     from lfo.protocol.chat import ChatCodec
@@ -130,7 +126,9 @@ def _checked(
         return ChatCodec(tokenizer, tools_of(make_environment()), thinking=config.rollout.thinking)
 
     if logs is not None:
-        return {"ok": True, **predictability(read_rollouts(logs, make_environment()), length_of=length_of)}
+        rollouts = read_rollouts(logs, make_environment())
+        later = forewarning(rollouts)
+        return {"ok": True, **predictability(rollouts, length_of=length_of), **({"later": later} if later else {})}
     return check_environment(
         make_environment,
         episodes=episodes,
@@ -141,20 +139,6 @@ def _checked(
         prompt_length=lambda messages: len(codec().opening(messages).ids),
         room=config.rollout.max_context,
     )
-
-
-def _config_of(run: Path) -> RunConfig:
-    from lfo.agent import saved_config
-    from lfo.runs.folder import run_folder
-
-    return saved_config(run_folder(run))
-
-
-def _keep_gate(run: Path, gate: dict[str, Any]) -> None:
-    from lfo.measure.gate import write_gate
-    from lfo.runs.folder import run_folder
-
-    write_gate(run_folder(run), gate)
 
 
 def measured_gate(
@@ -230,6 +214,27 @@ def _show_replies(env: str, result: dict[str, Any]) -> None:
         counts = (f"{row[key]:,}" for key in ("replies", "distinct"))
         table.add_row(visible(name), *counts, *shares, f"{row['length']:g}", row["verdict"])
     console.print(table)
+    if "later" in result:
+        _show_later(console, result["later"])
     names = ",".join(result["worth_predicting"])
     words = f"Train with world_model.predict={names}" if names else "No tool's replies are worth predicting yet."
     console.print(words, markup=False, soft_wrap=True)
+
+
+def _show_later(console: Console, later: dict[str, Any]) -> None:
+    """Show what the earlier conversations say about the later ones."""
+    title = f"the last {later['later']} conversations, foretold from the {later['earlier']} before"
+    table = Table("tool", "calls", "memory", "frequency", "failed", "warned", "false alarms", title=title)
+    for name, row in later["tools"].items():
+        shares = (f"{row[key]:.0%}" for key in ("by_memory", "by_frequency"))
+        table.add_row(visible(name), f"{row['calls']:,}", *shares, *(f"{row[key]:,}" for key in _COUNTS))
+    console.print(table)
+    for each in later["examples"]:
+        for word in ("call", "expected", "actual"):
+            console.print(f"{word:>8}  {visible(each[word])[:_SHOWN]}", markup=False, soft_wrap=True)
+    known = f"Outcomes are known of {later['outcomes_known']} of {later['earlier'] + later['later']} conversations."
+    console.print(known, markup=False, soft_wrap=True)
+
+
+_COUNTS = ("failed", "warned", "false_alarms")
+_SHOWN = 300  # characters of an example

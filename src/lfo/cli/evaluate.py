@@ -30,18 +30,17 @@ def evaluate(
     run: common.Run,
     split: common.Split = "val",
     adapter: common.Adapter = "last",
-    k: Annotated[int, typer.Option("--k", min=1, help="Sampled rollouts of each task, for pass^1 to pass^k.")] = 4,
+    k: Annotated[int, common.option("Sampled rollouts of each task, for pass^1 to pass^k.", min=1)] = 4,
     tasks: Annotated[
-        int | None, typer.Option(min=1, help="How many tasks of the split; the default is eval.tasks.")
+        int | None, common.option("How many tasks of the split; the default is eval.tasks.", min=1)
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="The seed of the sampled rollouts.")] = 0,
+    seed: Annotated[int, common.option("The seed of the sampled rollouts.", min=0)] = 0,
     no_lookahead: common.NoLookahead = False,
     written_queries: Annotated[
-        bool, typer.Option("--written-queries", help="A control: the environment names the calls to imagine.")
+        bool, common.flag("--written-queries", "A control: the environment names the calls to imagine.")
     ] = False,
     against: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN", help="A second run: the difference in greedy success, paired task by task."),
+        Path | None, common.option("A second run: the difference in greedy success, paired task by task.", "RUN")
     ] = None,
     device: common.Device = "auto",
     as_json: common.Json = False,

@@ -14,13 +14,9 @@ from lfo.errors import UsageError
 
 def export(
     run: common.Run,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write; must be empty or new.")],
-    merged: Annotated[
-        bool, typer.Option("--merged", help="Write the policy as a full model with merged adapters.")
-    ] = False,
-    both: Annotated[
-        bool, typer.Option("--both", help="Write policy and world model, even if the policy is enough.")
-    ] = False,
+    out: Annotated[Path, common.option("Folder to write; must be empty or new.", "DIR")],
+    merged: Annotated[bool, common.flag("--merged", "Write the policy as a full model with merged adapters.")] = False,
+    both: Annotated[bool, common.flag("--both", "Write policy and world model, even if the policy is enough.")] = False,
     adapter: common.Adapter = "last",
     as_json: common.Json = False,
 ) -> None:

@@ -27,14 +27,12 @@ MOST_NAMED = 3
 def inspect(
     run: common.Run,
     rollout: Annotated[
-        Path | None,
-        typer.Option("--rollout", metavar="FILE", help="Rollouts to read; the default is the newest file of the run."),
+        Path | None, common.option("Rollouts to read; the default is the newest file of the run.", "FILE")
     ] = None,
-    num: Annotated[int, typer.Option("--num", min=1, help="How many replies to show at most.")] = 20,
+    num: Annotated[int, common.option("How many replies to show at most.", min=1)] = 20,
     adapter: common.Adapter = "last",
     judged: Annotated[
-        bool,
-        typer.Option("--judge", help="Make the environment of the run, to tell whether replies mean the same."),
+        bool, common.flag("--judge", "Make the environment of the run, to tell whether replies mean the same.")
     ] = False,
     device: common.Device = "auto",
     as_json: common.Json = False,

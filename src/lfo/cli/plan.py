@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
-from lfo.cli.common import Json, answer
+from lfo.cli.common import Json, answer, option
 
 _PARTS = {
     "weights": "weights of the base",
@@ -25,15 +24,15 @@ _PARTS = {
 
 
 def plan(
-    model: Annotated[str, typer.Option(help="A known shape (qwen3-8b, smollm2-135m, tiny, ...) or a folder.")],
-    gpus: Annotated[str, typer.Option(metavar="NxMGB", help="As 8x24GB.")],
-    context: Annotated[int, typer.Option(min=1, help="Tokens of a rollout.")] = 2048,
-    rollouts: Annotated[int, typer.Option(min=1, help="Rollouts in parallel.")] = 64,
-    micro_batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one forward and backward pass.")] = 16_384,
-    rank: Annotated[int, typer.Option(min=1, help="Of LoRA.")] = 16,
-    adapters: Annotated[int, typer.Option(min=1, max=2, help="2: policy and world model.")] = 2,
-    checkpointing: Annotated[bool, typer.Option(help="Recompute activations in the backward pass.")] = False,
-    tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs of one rollout server.")] = 1,
+    model: Annotated[str, option("A known shape (qwen3-8b, smollm2-135m, tiny, ...) or a folder.")],
+    gpus: Annotated[str, option("As 8x24GB.", "NxMGB")],
+    context: Annotated[int, option("Tokens of a rollout.", min=1)] = 2048,
+    rollouts: Annotated[int, option("Rollouts in parallel.", min=1)] = 64,
+    micro_batch_tokens: Annotated[int, option("Tokens of one forward and backward pass.", min=1)] = 16_384,
+    rank: Annotated[int, option("Of LoRA.", min=1)] = 16,
+    adapters: Annotated[int, option("2: policy and world model.", min=1, max=2)] = 2,
+    checkpointing: Annotated[bool, option("Recompute activations in the backward pass.")] = False,
+    tensor_parallel: Annotated[int, option("GPUs of one rollout server.", min=1)] = 1,
     as_json: Json = False,
 ) -> None:
     """Compute the memory on each GPU for training and rollouts: lfo plan --model qwen3-8b --gpus 8x24GB"""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lfo.cli.common import option
 from lfo.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,12 +34,10 @@ A whole tool call in JSON works too: {"name": "search_company", "arguments": {"n
 
 
 def play(
-    task: Annotated[str | None, typer.Option("--task", metavar="ID", help="The id of the task.")] = None,
-    level: Annotated[int | None, typer.Option(help="A task of this level, 1 to 6.")] = None,
-    data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="A folder of lfo generate; the default is the world of seed 0.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="The seed of the drawn task; the default is random.")] = None,
+    task: Annotated[str | None, option("The id of the task.", "ID")] = None,
+    level: Annotated[int | None, option("A task of this level, 1 to 6.")] = None,
+    data: Annotated[Path | None, option("A folder of lfo generate; the default is the world of seed 0.", "DIR")] = None,
+    seed: Annotated[int | None, option("The seed of the drawn task; the default is random.")] = None,
 ) -> None:
     """Play a task yourself: lfo play --level 2"""
     from lfo.env.worlds.phone.environment import PhoneCalls
@@ -77,25 +76,15 @@ def _play(environment: PhoneCalls, task: Task, lines: Iterable[str]) -> None:
     history = [f"user: {opening.content}"]
     typer.echo(f"Task {task.id}. Your user says:\n  {opening.content}\nType help for the commands.")
     known: dict[str, str] = {}  # values from the user and the reps, by field
-    for line in lines:
+    for line in filter(None, lines):
         command = line.partition(" ")[0]
-        match command.lower():
-            case "":
-                continue
-            case "help" | "?":
-                typer.echo(HELP)
-                continue
-            case "history":
-                typer.echo("\n".join(history))
-                continue
-            case "fields":
-                typer.echo(", ".join((*FIELDS, REFERENCE)))
-                continue
-            case "quit" | "exit":
-                break
+        if command.lower() in ("quit", "exit"):
+            break
+        texts = {"help": HELP, "?": HELP, "history": "\n".join(history), "fields": ", ".join((*FIELDS, REFERENCE))}
         message = to_message(line, known)
         if message is None:
-            typer.echo(f"There is no command {command!r}; type help for those that exist.")
+            unknown = f"There is no command {command!r}; type help for those that exist."
+            typer.echo(texts.get(command.lower(), unknown))
             continue
         result = environment.step(message)
         history += [f"you: {line}", f"answer: {result.observation}"]

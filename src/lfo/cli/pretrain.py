@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,35 +12,29 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lfo.cli.common import Device, Json, answer, working
+from lfo.cli.common import Device, Json, answer, flag, option, working
 from lfo.cli.environment import measured_gate, show_gate
 from lfo.cli.practice import practice_bars
 from lfo.errors import UsageError
 
 
 def pretrain(
-    output_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="New folder for the base.")] = None,
+    output_dir: Annotated[Path | None, option("New folder for the base.", "DIR")] = None,
     base: Annotated[
-        str | None, typer.Option(help="Warm up this base instead of building one: a fetched model or a folder.")
+        str | None, option("Warm up this base instead of building one: a fetched model or a folder.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Training steps; the default is that of the recipe.")] = None,
-    conversations: Annotated[int | None, typer.Option(min=1, help="Practice conversations; likewise.")] = None,
+    steps: Annotated[int | None, option("Training steps; the default is that of the recipe.", min=1)] = None,
+    conversations: Annotated[int | None, option("Practice conversations; likewise.", min=1)] = None,
     device: Device = "auto",
-    workers: Annotated[int, typer.Option(min=1, help="Processes that write the corpus.")] = os.cpu_count() or 1,
-    check: Annotated[bool, typer.Option("--check", help="Measure a base instead of building one.")] = False,
-    model: Annotated[str, typer.Option(help="With --check: the base, a folder or tiny.")] = "tiny",
-    tasks: Annotated[
-        int | None, typer.Option(min=1, help="With --check: tasks of each level (64), or of --env (500).")
-    ] = None,
-    law: Annotated[int, typer.Option(min=0, help="With --check: the law that the base must not know.")] = 0,
-    env: Annotated[str | None, typer.Option(help="Practise the tools of this environment.")] = None,
-    env_arg: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="With --env: an argument of the environment.")
-    ] = None,
-    row: Annotated[int | None, typer.Option(min=64, help="With --env: tokens of a rollout.")] = None,
-    reading: Annotated[
-        bool, typer.Option("--reading/--no-reading", help="With --env: practise to act on what replies say.")
-    ] = True,
+    workers: Annotated[int, option("Processes that write the corpus.", min=1)] = os.cpu_count() or 1,
+    check: Annotated[bool, flag("--check", "Measure a base instead of building one.")] = False,
+    model: Annotated[str, option("With --check: the base, a folder or tiny.")] = "tiny",
+    tasks: Annotated[int | None, option("With --check: tasks of each level (64), or of --env (500).", min=1)] = None,
+    law: Annotated[int, option("With --check: the law that the base must not know.", min=0)] = 0,
+    env: Annotated[str | None, option("Practise the tools of this environment.")] = None,
+    env_arg: Annotated[list[str] | None, option("With --env: an argument of the environment.", "NAME=VALUE")] = None,
+    row: Annotated[int | None, option("With --env: tokens of a rollout.", min=64)] = None,
+    reading: Annotated[bool, flag("--reading/--no-reading", "With --env: practise to act on what replies say.")] = True,
     as_json: Json = False,
 ) -> None:
     """Build the embedded base, warm up a base for the shipped environments or for any tools, or check a base.
@@ -153,31 +148,35 @@ def _check_syntax(model: str, overrides: list[str], tasks: int, row: int | None,
         room = {} if row is None else {"max_context": row}
         result = check_syntax(model, make_environment, episodes=tasks, device=pick_device(device), **room)
     context = [] if row is None else [f"rollout.max_context={row}"]
-    result["gate"] = _gate([*overrides, *context, f"model={model}", f"device={device}"], as_json)
-
-    def show() -> None:
-        for name in ("base", "random"):
-            each = result[name]
-            typer.echo(
-                f"{name}: success {each['success']:.1%} ({each['low']:.1%}-{each['high']:.1%}), reward "
-                f"{each['reward']:.3g}, {each['n']} rollouts"
-            )
-        typer.echo(f"{result['readable']:.1%} of {result['turns']:,} turns are valid calls.")
-        for problem in result["problems"]:
-            typer.echo(f"BROKEN: {problem}")
-        show_gate(result["gate"])
-
-    answer(result, show, as_json=as_json)
-    if not result["ok"]:
-        raise typer.Exit(1)
+    _answer([*overrides, *context, f"model={model}", f"device={device}"], result, _show_syntax, as_json)
 
 
-def _gate(overrides: list[str], as_json: bool) -> dict[str, Any]:
+def _show_syntax(result: dict[str, Any]) -> None:
+    for name in ("base", "random"):
+        each = result[name]
+        typer.echo(
+            f"{name}: success {each['success']:.1%} ({each['low']:.1%}-{each['high']:.1%}), reward "
+            f"{each['reward']:.3g}, {each['n']} rollouts"
+        )
+    typer.echo(f"{result['readable']:.1%} of {result['turns']:,} turns are valid calls.")
+    for problem in result["problems"]:
+        typer.echo(f"BROKEN: {problem}")
+
+
+def _answer(
+    overrides: list[str], result: dict[str, Any], show: Callable[[dict[str, Any]], None], as_json: bool
+) -> None:
+    """Measure the gate too, answer, and exit with 1 if the base violates a condition."""
     from lfo.config import load_config
     from lfo.loading import environment_factory, load_tokenizer
 
     config = load_config(overrides)
-    return measured_gate(config, environment_factory(config), load_tokenizer(config.model), None, as_json)
+    result["gate"] = measured_gate(config, environment_factory(config), load_tokenizer(config.model), None, as_json)
+    answer(result, lambda: show(result), as_json=as_json)
+    if not as_json:
+        show_gate(result["gate"])
+    if not result["ok"]:
+        raise typer.Exit(1)
 
 
 def _check(model: str, tasks: int, law: int, device: str, as_json: bool) -> None:
@@ -192,10 +191,7 @@ def _check(model: str, tasks: int, law: int, device: str, as_json: bool) -> None
             device=pick_device(device),
             progress=lambda words: status.update(f"checking: {words}"),
         )
-    result["gate"] = _gate([f"model={model}", f"device={device}", f"env_args.law={law}"], as_json)
-    answer(result, lambda: _show(result), as_json=as_json)
-    if not result["ok"]:
-        raise typer.Exit(1)
+    _answer([f"model={model}", f"device={device}", f"env_args.law={law}"], result, _show, as_json)
 
 
 def _show(result: dict[str, Any]) -> None:
@@ -223,4 +219,3 @@ def _show(result: dict[str, Any]) -> None:
     console.print(
         "The base meets all conditions." if result["ok"] else f"{len(result['problems'])} conditions are violated."
     )
-    show_gate(result["gate"])

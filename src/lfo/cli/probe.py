@@ -22,10 +22,9 @@ SHIPPED_FOR = "phone-calls"
 def probe(
     run: common.Run,
     cases: Annotated[
-        Path | None,
-        typer.Option("--cases", metavar="FILE", help="Cases in YAML; the default are those that ship with lfo."),
+        Path | None, common.option("Cases in YAML; the default are those that ship with lfo.", "FILE")
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if a case fails.")] = False,
+    strict: Annotated[bool, common.flag("--strict", "Exit with 1 if a case fails.")] = False,
     adapter: common.Adapter = "last",
     device: common.Device = "auto",
     as_json: common.Json = False,

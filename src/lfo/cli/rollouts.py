@@ -18,19 +18,15 @@ if TYPE_CHECKING:
 
 def rollouts(
     run: common.Run,
-    num: Annotated[int, typer.Option("--num", min=1, help="How many rollouts, each of a different task.")] = 10,
+    num: Annotated[int, common.option("How many rollouts, each of a different task.", min=1)] = 10,
     split: common.Split = "val",
-    output: Annotated[
-        Path | None, typer.Option("--output", metavar="FILE", help="New file for the rollouts, as JSON lines.")
-    ] = None,
+    output: Annotated[Path | None, common.option("New file for the rollouts, as JSON lines.", "FILE")] = None,
     adapter: common.Adapter = "last",
-    greedy: Annotated[
-        bool, typer.Option("--greedy", help="Always take the likeliest token, as in evaluations.")
-    ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="The seed of the random numbers.")] = 0,
+    greedy: Annotated[bool, common.flag("--greedy", "Always take the likeliest token, as in evaluations.")] = False,
+    seed: Annotated[int, common.option("The seed of the random numbers.", min=0)] = 0,
     no_lookahead: common.NoLookahead = False,
     device: common.Device = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the rollouts as JSON lines.")] = False,
+    as_json: Annotated[bool, common.flag("--json", "Print the rollouts as JSON lines.")] = False,
 ) -> None:
     """Let a trained agent play some tasks; show or save the rollouts: lfo rollouts runs/x --num 10
 

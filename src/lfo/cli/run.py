@@ -20,14 +20,12 @@ if TYPE_CHECKING:
 
 def run(
     run: common.Run,
-    task: Annotated[str | None, typer.Option("--task", metavar="ID", help="The id of the task.")] = None,
-    level: Annotated[int | None, typer.Option(help="A task of this level, which need not be trained.")] = None,
+    task: Annotated[str | None, common.option("The id of the task.", "ID")] = None,
+    level: Annotated[int | None, common.option("A task of this level, which need not be trained.")] = None,
     split: common.Split = "val",
-    seed: Annotated[int | None, typer.Option(min=0, help="The seed of the drawn task; the default is random.")] = None,
+    seed: Annotated[int | None, common.option("The seed of the drawn task; the default is random.", min=0)] = None,
     adapter: common.Adapter = "last",
-    sample: Annotated[
-        bool, typer.Option("--sample", help="Sample tokens instead of taking the likeliest ones.")
-    ] = False,
+    sample: Annotated[bool, common.flag("--sample", "Sample tokens instead of taking the likeliest ones.")] = False,
     no_lookahead: common.NoLookahead = False,
     device: common.Device = "auto",
     as_json: common.Json = False,

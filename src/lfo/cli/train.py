@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lfo.cli.common import Json
+from lfo.cli.common import Json, flag, option
 from lfo.cli.practice import practised
 from lfo.errors import UsageError
 
@@ -23,10 +23,13 @@ Overrides = Annotated[
 
 def train(
     overrides: Overrides = None,
-    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Continue the run in this folder.")] = None,
+    resume: Annotated[Path | None, option("Continue the run in this folder.", "DIR")] = None,
+    start_from: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="DIR", help="Start another run with the settings and adapters of this one."),
+    ] = None,
     print_config: Annotated[
-        bool,
-        typer.Option("--print-config", help="Validate and show the complete config of the engine, without training."),
+        bool, flag("--print-config", "Validate and show the complete config of the engine, without training.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -34,7 +37,9 @@ def train(
     from lfo import engines
     from lfo.runs.folder import refuse_used_folder
 
-    config = _load(overrides or [], resume)
+    if resume is not None and start_from is not None:
+        raise UsageError("--resume continues a run in its folder, and --from starts another one; choose one of them")
+    config = _load(overrides or [], resume, start_from)
     if print_config:
         typer.echo(engines.config_text(config), nl=False)
         return
@@ -59,10 +64,19 @@ def config(overrides: Overrides = None, as_json: Json = False) -> None:
     typer.echo(json.dumps(asdict(resolved), indent=2) if as_json else to_yaml(resolved), nl=as_json)
 
 
-def _load(overrides: list[str], resume: Path | None) -> RunConfig:
-    """Return the config of a new run, or the saved config of a resumed run, with its current folder."""
-    from lfo.config import load_config
+def _load(overrides: list[str], resume: Path | None, start_from: Path | None = None) -> RunConfig:
+    """Return the config of a new run, or the saved config of a resumed run, with its current folder.
 
+    With `start_from` a new run has the settings of that run or checkpoint, but for those that are typed.
+    """
+    from lfo.config import load_config
+    from lfo.runs.folder import run_folder
+
+    if start_from is not None:
+        run = run_folder(start_from)
+        if not (run / "config.yaml").is_file():
+            raise UsageError(f"{start_from} contains no run to start from")
+        return load_config([f"init_from={start_from}", *overrides], run=run)
     if resume is None:
         return load_config(overrides)
     if not (resume / "config.yaml").is_file():

@@ -12,14 +12,15 @@ from typing import Annotated
 
 import typer
 
+from lfo.cli.common import flag, option
 from lfo.errors import UsageError
 
 
 def watch(
     runs: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Run folders, or folders that contain them.")],
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
-    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    host: Annotated[str, option("Where to listen.", "ADDRESS")] = "127.0.0.1",
+    port: Annotated[int, option("0 takes a free one.", min=0, max=65535)] = 0,
+    open_page: Annotated[bool, flag("--open", "Open the page in a browser.")] = False,
 ) -> None:
     """Watch runs in a browser during training: lfo watch runs/x runs/y
 

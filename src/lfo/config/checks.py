@@ -57,7 +57,7 @@ def _of_the_world_model(c: RunConfig) -> Iterator[Relation]:
     w, inline = c.world_model, c.world_model.input == "inline"
     models = [name for name, algorithm in ALGORITHMS.items() if algorithm.has_world_model]
     first = re.fullmatch(r"world_model_first:(\d+)", w.schedule)
-    asked = c.looks_ahead and c.lookahead_source in ("world_model", "memory_first")
+    asked = c.looks_ahead and c.source.is_learned
     learns = w.weight > 0 and not inline and w.predict != "none"
     for name, used in (
         (f"lookahead={c.lookahead}", c.looks_ahead),
@@ -76,7 +76,7 @@ def _of_the_world_model(c: RunConfig) -> Iterator[Relation]:
         f"world_model.schedule={w.schedule} needs steps={first and first[1]} or more",
     )
     yield w.schedule != "adaptive" or c.eval.every > 0, "world_model.schedule=adaptive needs eval.every above 0"
-    remembers = c.looks_ahead and c.lookahead_source == "memory"  # a memory learns without weights
+    remembers = c.looks_ahead and c.source.remembers and not c.source.is_learned  # a memory learns without weights
     learner = "policy.frozen=true needs world_model.weight above 0, or lookahead_source=memory: else nothing learns"
     yield not c.policy.frozen or w.weight > 0 or remembers, learner
     yield not c.policy.frozen or w.predict != "none", "policy.frozen=true has nothing to learn with predict=none"
@@ -85,7 +85,7 @@ def _of_the_world_model(c: RunConfig) -> Iterator[Relation]:
         logs = "world_model.from_logs needs policy.frozen=true, world_model.replay=true and world_model.input=state"
         yield c.policy.frozen and w.replay and not inline, logs
         nothing = "world_model.from_logs rolls nothing out: set lookahead_source other than memory, and feedback=off"
-        yield c.lookahead_source not in ("memory", "memory_first") and not c.has_feedback, nothing
+        yield not c.source.remembers and not c.has_feedback, nothing
 
 
 def _of_lookahead(c: RunConfig) -> Iterator[Relation]:
@@ -97,8 +97,8 @@ def _of_lookahead(c: RunConfig) -> Iterator[Relation]:
     )
     source = f"lookahead_source={c.lookahead_source} needs lookahead=policy"
     yield c.looks_ahead or c.lookahead_source == "world_model", source
-    untrained = "lookahead_source=memory_first needs a world model that is trained: world_model.weight above 0"
-    yield c.lookahead_source != "memory_first" or c.world_model.weight > 0, untrained
+    untrained = f"lookahead_source={c.lookahead_source} needs a world model that is trained: world_model.weight above 0"
+    yield not (c.source.remembers and c.source.is_learned) or c.world_model.weight > 0, untrained
     shown = f"feedback={c.feedback} needs rollouts to be shown what others heard: set exploration.blind_share below 1"
     yield not c.has_feedback or round(group * share) < group, shown
     first, second = c.first_wave, group - c.first_wave

@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 
 from lfo.config import checks
 from lfo.config.algorithms import ALGORITHMS
+from lfo.config.sources import SOURCES, Source, SourceName
 from lfo.env.worlds.shipped import SHIPPED
 from lfo.settings import dotted
 
@@ -150,7 +151,6 @@ class EvalConfig:
 
 Preset = Literal["default", "tiny", "smollm2-135m", "documents", "qwen3-8b-8x24gb", "qwen3-1.7b-1gpu"]
 Feedback = Literal["off", "own", "other_task"]
-Source = Literal["world_model", "memory_first", "truth", "shuffled", "memory"]
 Tracker = Literal["tensorboard", "wandb"]
 
 
@@ -175,7 +175,7 @@ class RunConfig:
         "separate", "how many adapters there are: two `separate` ones, or one `shared` by both jobs", main=True
     )
     lookahead: Literal["policy", "off"] = knob("policy", "who proposes what to imagine; `off`: nothing is", main=True)
-    lookahead_source: Source = knob(
+    lookahead_source: SourceName = knob(
         "world_model", "who predicts replies; the last three are controls: docs/EVALUATION.md"
     )
     feedback: Feedback = knob(
@@ -187,7 +187,9 @@ class RunConfig:
     steps: Count = knob(100, "steps to train", main=True)
     seed: int = knob(0, "of all random numbers of the run", main=True, beside=True, ge=0, le=2**32 - 1)
     output_dir: str = knob("runs/latest", "the run's folder", main=True, beside=True)
-    init_from: str | None = knob(None, "a run whose adapters this one starts from, or a PEFT LoRA for the policy")
+    init_from: str | None = knob(
+        None, "a run that this one goes on from: When the rules change; or a PEFT LoRA for the policy"
+    )
     device: Literal["auto", "cpu", "cuda"] = knob("auto", "where to train", beside=True)
     micro_batch_tokens: Count = knob(
         16_384, "in one forward and backward: fewer take less memory", main=True, beside=True
@@ -222,6 +224,11 @@ class RunConfig:
     @property
     def looks_ahead(self) -> bool:
         return self.lookahead != "off"
+
+    @property
+    def source(self) -> Source:
+        """Who predicts the replies of look-ahead."""
+        return SOURCES[self.lookahead_source]
 
     @property
     def has_feedback(self) -> bool:

@@ -23,9 +23,17 @@ if TYPE_CHECKING:
 
 def train(config: RunConfig, *, resume: bool = False) -> dict[str, Any]:
     """Train the run of a config; called by `lfo train`."""
-    from lfo.loading import environment_factory, load_tokenizer
+    from pathlib import Path
 
-    return create_trainer(config, environment_factory(config), load_tokenizer(config.model)).fit(resume=resume)
+    from lfo.loading import environment_factory, load_tokenizer, model_source, pick_device
+    from lfo.train.kept_evaluation import kept_evaluation
+
+    environment = environment_factory(config)
+    trainer = create_trainer(config, environment, load_tokenizer(config.model))
+    if config.engine == "local":
+        base, device = Path(model_source(config.model)), pick_device(config.device)
+        trainer.kept = kept_evaluation(trainer.config, environment, base=base, device=device.type)
+    return trainer.fit(resume=resume)
 
 
 def create_trainer(

@@ -20,10 +20,7 @@ from lfo.errors import WorkError
 from lfo.loading import limit_threads, load_base, pick_device
 from lfo.model.learner import GAP, Learner
 from lfo.play import ending_tools
-from lfo.play.ending_tools import EndingTools
 from lfo.play.episode import RolloutRequest
-from lfo.play.memory_first import MemoryFirst
-from lfo.play.reply_store import ReplyStore
 from lfo.types import ReplyScore, Rollout, TrainingSample
 
 OPTIMIZER = "optimizer.safetensors"
@@ -47,20 +44,9 @@ class LocalBackend:
     """The `lfo.backend.Backend` of one process: an agent that acts and the learner of its adapters."""
 
     def __init__(self, agent: Agent) -> None:
-        self.agent = agent
+        self.agent, self.config = agent, agent.config
+        self.reply_store, self.ending_tools = agent.reply_store, agent.ending_tools
         self.learner = Learner(agent.model, agent.config)
-
-    @property
-    def config(self) -> RunConfig:
-        return self.agent.config
-
-    @property
-    def reply_store(self) -> ReplyStore | MemoryFirst | None:
-        return self.agent.reply_store
-
-    @property
-    def ending_tools(self) -> EndingTools | None:
-        return self.agent.ending_tools
 
     @contextmanager
     def running(self, run: Path) -> Iterator[None]:

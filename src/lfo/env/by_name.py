@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from lfo.env.interface import MARK, METHODS
-from lfo.errors import ConfigError
+from lfo.errors import ConfigError, first_line
 
 _held: dict[Path, Path] = {}  # each form of a run folder's path -> the path as it was given
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
@@ -106,8 +106,8 @@ def environment_named(name: str, *, setting: str = "env", hint: str = "") -> Any
         hint = hint + _other_package(module) if isinstance(error, ModuleNotFoundError) else ""
         raise ConfigError(f"{setting}={name} cannot be imported: {error}{hint}") from error
     except (Exception, SystemExit) as error:  # a script may end itself when it is imported
-        reason = (str(error).strip().splitlines() or ["no message"])[0]
-        raise ConfigError(f"{setting}={name} cannot be imported: {type(error).__name__}: {reason}") from error
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise ConfigError(f"{setting}={name} cannot be imported: {reason}") from error
     if found is None:
         raise ConfigError(f"{setting}={name}: the module {module} has no {attribute}")
     refuse_no_environment(found, f"{setting}={name}")

@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from lfo.env.interface import FAREWELL, EnvironmentFactory, tasks_of
+from lfo.env.interface import FAREWELL, Environment, EnvironmentFactory, tasks_of
 from lfo.errors import UsageError
 from lfo.protocol.hermes import format_tool_call
 from lfo.types import ToolCall
@@ -41,6 +41,16 @@ def trl_rows(factory: EnvironmentFactory, split: str = "train", count: int | Non
     return rows
 
 
+def started(factory: EnvironmentFactory, split: str, task_id: str | None) -> Environment:
+    """Return a new environment with the task of a row."""
+    environment = factory()
+    task = next((task for task in tasks_of(environment, split) if str(task.id) == task_id), None)
+    if task is None:
+        raise UsageError(f"split {split} has no task {task_id}; make the rows with trl_rows")
+    environment.reset(task)
+    return environment
+
+
 def trl_environment(factory: EnvironmentFactory) -> type:
     """Return a class whose methods are the tools of the environment, with the signatures and docstrings for TRL."""
     tools = [tool["function"] for tool in factory().tools()]
@@ -60,13 +70,7 @@ class _TrlEnvironment:
 
     def reset(self, task_id: str | None = None, split: str = "train", **_: Any) -> None:
         """Start the task of a row; its opening messages are the prompt of the row."""
-        environment = self._factory()
-        tasks = tasks_of(environment, split)
-        task = next((task for task in tasks if str(task.id) == task_id), None)
-        if task is None:
-            raise UsageError(f"split {split} has no task {task_id}; make the rows with trl_rows")
-        environment.reset(task)
-        self._environment, self._reward, self._done = environment, 0.0, False
+        self._environment, self._reward, self._done = started(self._factory, split, task_id), 0.0, False
 
     def get_reward(self) -> float:
         if not self._done:

@@ -17,7 +17,8 @@ import verifiers  # pyright: ignore[reportMissingImports]
 from datasets import Dataset
 from verifiers.types import Tool, ToolMessage  # pyright: ignore[reportMissingImports]
 
-from lfo.env.interface import FAREWELL, EnvironmentFactory, tasks_of
+from lfo.env.for_trl import started, trl_rows
+from lfo.env.interface import FAREWELL, EnvironmentFactory
 from lfo.protocol.hermes import Mistake, format_tool_call
 from lfo.types import StepResult, ToolCall
 
@@ -50,10 +51,7 @@ class Wrapped(verifiers.MultiTurnEnv):
     async def setup_state(self, state: Any) -> None:
         """Create one of our environments for each rollout and start the task of its row."""
         info = state["info"]
-        environment = self._make()
-        task = next(task for task in tasks_of(environment, info["split"]) if str(task.id) == info["task_id"])
-        environment.reset(task)
-        state["lfo"], state["paid"], state["over"] = environment, 0.0, False
+        state["lfo"], state["paid"], state["over"] = started(self._make, info["split"], info["task_id"]), 0.0, False
 
     async def env_response(self, messages: Any, state: Any, **_: Any) -> Any:
         said = messages[-1]
@@ -92,9 +90,5 @@ async def _reward(state: Any) -> float:
 
 
 def _rows(factory: EnvironmentFactory, split: str) -> Dataset:
-    rows = []
-    for task in tasks_of(factory(), split):
-        opening = factory().reset(task)
-        prompt = [{"role": message.role, "content": message.content} for message in opening]
-        rows.append({"prompt": prompt, "info": json.dumps({"task_id": str(task.id), "split": split})})
-    return Dataset.from_list(rows)
+    rows = trl_rows(factory, split)
+    return Dataset.from_list([{"prompt": each.pop("prompt"), "info": json.dumps(each)} for each in rows])

@@ -208,8 +208,9 @@ class _ProcessState:
     def __enter__(self) -> None:
         with self._lock:
             if self._inside == 0:
-                for context in (_kept_files, _kept_streams, _kept_folder, _kept_defaults, redirected_stdout):
-                    self._before.enter_context(context())
+                for keep in (_keep_files, _keep_streams, _keep_folder, _keep_defaults):
+                    keep(self._before.callback)
+                self._before.enter_context(redirected_stdout())
             self._inside += 1
 
     def __exit__(self, *exception: object) -> None:
@@ -227,44 +228,38 @@ def kept_process_state() -> contextlib.AbstractContextManager[None]:
     return _STATE
 
 
-@contextlib.contextmanager
-def _kept_folder() -> Iterator[None]:
-    folder = None
+def _keep_folder(later: Callable[..., object]) -> None:
     with contextlib.suppress(OSError):  # it may have been removed, before or meanwhile
-        folder = os.getcwd()
-    try:
-        yield
-    finally:
-        if folder is not None:
-            with contextlib.suppress(OSError):
-                os.chdir(folder)
+        later(_return_to, os.getcwd())
 
 
-@contextlib.contextmanager
-def _kept_defaults() -> Iterator[None]:
-    before = {name: getattr(sys.modules[name], read)() for name, read, _ in _DEFAULTS if name in sys.modules}
-    try:
-        yield
-    finally:
-        for name, read, write in _DEFAULTS:
-            if name in before and getattr(sys.modules[name], read)() != before[name]:
-                write(sys.modules[name], before[name])
+def _return_to(folder: str) -> None:
+    with contextlib.suppress(OSError):
+        os.chdir(folder)
 
 
-@contextlib.contextmanager
-def _kept_files() -> Iterator[None]:
+def _keep_defaults(later: Callable[..., object]) -> None:
+    for name, read, write in _DEFAULTS:
+        if name in sys.modules:
+            later(_restore_default, sys.modules[name], read, write, getattr(sys.modules[name], read)())
+
+
+def _restore_default(module: Any, read: str, write: Callable[[Any, Any], object], before: Any) -> None:
+    if getattr(module, read)() != before:
+        write(module, before)
+
+
+def _keep_files(later: Callable[..., object]) -> None:
     """Restore files 1 and 2: the next file that is opened would get the number of a closed one, and our output."""
-    copies = {}
     for number in _OUTPUTS:
         with contextlib.suppress(OSError):  # closed before
-            copies[number] = os.dup(number)
-    try:
-        yield
-    finally:
-        for number, copy in copies.items():
-            if _identity(number) != _identity(copy):
-                os.dup2(copy, number)
-            os.close(copy)
+            later(_restore_file, number, os.dup(number))
+
+
+def _restore_file(number: int, copy: int) -> None:
+    if _identity(number) != _identity(copy):
+        os.dup2(copy, number)
+    os.close(copy)
 
 
 def _identity(number: int) -> tuple[int, int] | None:
@@ -275,13 +270,12 @@ def _identity(number: int) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-@contextlib.contextmanager
-def _kept_streams() -> Iterator[None]:
-    before = sys.stdout, sys.stderr
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = (_usable(stream, number) for stream, number in zip(before, _OUTPUTS, strict=True))
+def _keep_streams(later: Callable[..., object]) -> None:
+    later(_restore_streams, sys.stdout, sys.stderr)
+
+
+def _restore_streams(*before: TextIO) -> None:
+    sys.stdout, sys.stderr = (_usable(stream, number) for stream, number in zip(before, _OUTPUTS, strict=True))
 
 
 def _usable(stream: TextIO, number: int) -> TextIO:

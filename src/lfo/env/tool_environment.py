@@ -151,17 +151,14 @@ class ToolEnvironment(ABC):
         try:
             call = parse_tool_call(message)
             if call is None:
-                observation = ""
-                done = True
+                observation, done = "", True
+            elif call.name not in self._tools:
+                raise Mistake(self._no_such_tool(call.name))
             else:
-                called = self._tools.get(call.name)
-                if called is None:
-                    raise Mistake(self._no_such_tool(call.name))
                 name = call.name
-                observation = called.call(self, call.arguments)
+                observation = self._tools[name].call(self, call.arguments)
         except Mistake as error:
-            observation = str(error)
-            mistake = True
+            observation, mistake = str(error), True
             self.mistakes += 1
         done = done or self.mistakes >= self.max_mistakes or self.finished()
         result = StepResult(
@@ -261,41 +258,31 @@ def _read_hint(tool_name: str, parameter: str, hint: Any) -> tuple[dict[str, Any
 _TOO_LONG = f"contains more than {MAX_ARGUMENT_CHARS} characters in one string"
 
 
-def _string_problem(value: Any) -> str | None:
-    if type(value) is not str:
-        return "must be a string"
-    return None if len(value) <= MAX_ARGUMENT_CHARS else _TOO_LONG
+def _texts(kind: type, words: str) -> Problem:
+    """Return the check of a string, or of a list or an object of strings."""
 
+    def problem(value: Any) -> str | None:
+        if type(value) is not kind:
+            return words
+        texts = value if kind is list else [*value.values(), *value] if kind is dict else [value]
+        if any(type(text) is not str for text in texts):
+            return words
+        return _TOO_LONG if any(len(text) > MAX_ARGUMENT_CHARS for text in texts) else None
 
-def _strings_problem(value: Any) -> str | None:
-    if type(value) is not list:
-        return "must be a list of strings"
-    for item in value:
-        if type(item) is not str:
-            return "must be a list of strings"
-        if len(item) > MAX_ARGUMENT_CHARS:
-            return _TOO_LONG
-    return None
-
-
-def _mapping_problem(value: Any) -> str | None:
-    if type(value) is not dict:
-        return "must be an object with string values"
-    for key, item in value.items():  # JSON keys are always strings
-        if type(item) is not str:
-            return "must be an object with string values"
-        if len(key) > MAX_ARGUMENT_CHARS or len(item) > MAX_ARGUMENT_CHARS:
-            return _TOO_LONG
-    return None
+    return problem
 
 
 _HINTS: tuple[tuple[Any, Mapping[str, Any], Problem], ...] = (
-    (str, {"type": "string"}, _string_problem),
+    (str, {"type": "string"}, _texts(str, "must be a string")),
     (int, {"type": "integer"}, lambda value: None if type(value) is int else "must be an integer"),
     (float, {"type": "number"}, lambda value: None if type(value) in (int, float) else "must be a number"),
     (bool, {"type": "boolean"}, lambda value: None if type(value) is bool else "must be true or false"),
-    (list[str], {"type": "array", "items": {"type": "string"}}, _strings_problem),
-    (dict[str, str], {"type": "object", "additionalProperties": {"type": "string"}}, _mapping_problem),
+    (list[str], {"type": "array", "items": {"type": "string"}}, _texts(list, "must be a list of strings")),
+    (
+        dict[str, str],
+        {"type": "object", "additionalProperties": {"type": "string"}},
+        _texts(dict, "must be an object with string values"),
+    ),
 )
 
 

@@ -22,13 +22,8 @@ from lfo.play.runner import RunnerConfig, refuse_dead_environment
 from lfo.statistics import paired_difference
 from lfo.types import Rollout, RolloutGroup
 
+FEW = 32  # tasks that are played in one batch, with look-ahead and without
 SAMPLE_ROLLOUTS = 4  # of each split, saved for people to read
-
-
-class RollsOut(Protocol):
-    """`Backend.roll_out`."""
-
-    def __call__(self, requests: Sequence[RolloutRequest], *, temperature: float) -> list[Rollout]: ...
 
 
 class Acts(Protocol):
@@ -46,14 +41,14 @@ def evaluate_splits(
     config: RunConfig,
     make_environment: EnvironmentFactory,
     splits: Sequence[str],
-    roll_out: RollsOut,
+    roll_out: Callable[..., list[Rollout]],
     *,
     look_ahead: bool = True,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return metrics of greedy rollouts on the fixed tasks of each split, and some rollouts to read.
 
-    A run with look-ahead is also evaluated without it, which shows what the weights of the policy know. `look_ahead`:
-    whether it has not ended.
+    `roll_out` is that of a backend. A run with look-ahead is also evaluated without it, which shows what the weights of
+    the policy know. `look_ahead`: whether it has not ended.
     """
     sighted, asks = config.looks_ahead and look_ahead, RunnerConfig.of_run(config).ask
     row: dict[str, Any] = {}
@@ -61,22 +56,42 @@ def evaluate_splits(
     for split in splits:
         what = f"tasks of {name_of(make_environment)}"
         tasks = asks(lambda split=split: tasks_of(make_environment(), split)[: config.eval.tasks], what)
-        requests = [RolloutRequest(task=task, seeds=(0,), look_ahead=False) for task in tasks]
-        player = "base" if sighted and config.looks_ahead_untrained else "policy"
-        looking = [replace(request, look_ahead=sighted, player=player) for request in requests]
-        rollouts = roll_out(looking, temperature=0.0)
+        rollouts, alone = _played(config, tasks, sighted, roll_out)
         refuse_dead_environment(rollouts)
         metrics = rollout_metrics(rollouts) | draft_metrics(rollouts)
         if config.looks_ahead:
-            alone = roll_out(requests, temperature=0.0) if sighted else rollouts
             metrics["success_blind"] = fmean(rollout.reward for rollout in alone)
         if sighted:
             metrics["drafts_informative"] = informative_drafts(config, make_environment, rollouts)
-        if sighted and config.lookahead_source != "truth":
+        if sighted and not config.source.is_true:
             metrics["lookahead_accuracy"] = lookahead_accuracy(config, make_environment, tasks, rollouts)
         row |= {f"eval/{split}/{name}": value for name, value in metrics.items()}
         records += [{"split": split, **rollout_record(rollout)} for rollout in rollouts[:SAMPLE_ROLLOUTS]]
     return row, records
+
+
+def _played(
+    config: RunConfig, tasks: Sequence[Any], sighted: bool, roll_out: Callable[..., list[Rollout]]
+) -> tuple[list[Rollout], list[Rollout]]:
+    """Return a greedy rollout of each task with look-ahead, if `sighted`, and one without, which is the same if not.
+
+    Both run in one batch, where rows with equal tokens are computed once: the two rollouts of a task are the same until
+    the first prediction. Many tasks run in two batches, so that no more rows need memory at once than there are tasks.
+    """
+    alone = [RolloutRequest(task=task, seeds=(0,), look_ahead=False) for task in tasks]
+    if not sighted:
+        played = roll_out(alone, temperature=0.0)
+        return played, played
+    player = "base" if config.looks_ahead_untrained else "policy"
+    middle = len(tasks) // 2 if len(tasks) > FEW else 0
+    looking: list[Rollout] = []
+    blind: list[Rollout] = []
+    for part in filter(None, (alone[:middle], alone[middle:])):
+        both = [*(replace(request, look_ahead=True, player=player) for request in part), *part]
+        played = roll_out(both, temperature=0.0)
+        looking += played[: len(part)]
+        blind += played[len(part) :]
+    return looking, blind
 
 
 def informative_drafts(
@@ -112,7 +127,7 @@ def evaluate(
     refuse_dead_environment(greedy)
     config = agent.config
     accuracy = None
-    if lookahead and config.looks_ahead and config.lookahead_source != "truth":
+    if lookahead and config.looks_ahead and not config.source.is_true:
         accuracy = lookahead_accuracy(config, agent.make_environment, tasks, greedy)
     sampled = agent.roll_out(tasks, greedy=False, lookahead=lookahead, samples=k, seed=seed, on_batch=on_rollouts)
     refuse_dead_environment(sampled)

@@ -49,7 +49,6 @@ from lfo.protocol.world_model import (
     is_observed_call,
     observed_calls,
     render_state,
-    state_of,
 )
 from lfo.rows.samples import world_model_sample
 from lfo.types import Rollout
@@ -164,8 +163,7 @@ def _question(judge: Environment, task: Any, rollout: Rollout) -> Question | Non
     for turns, transcript in transcripts(rollout):
         call = asked_call(judge, transcript)
         if call is not None:
-            messages = tuple(turn.action for turn in turns)
-            return Question(task=task, state=state_of(rollout.opening, turns), call=call, messages=messages)
+            return Question.at(task, rollout.opening, turns, call)
     return None
 
 

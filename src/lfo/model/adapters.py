@@ -225,17 +225,20 @@ class DualAdapterModel:
         tokens_BT: Tensor,
         adapters: Sequence[str],
         *,
+        adapters_of_rows: Sequence[Sequence[str]] | None = None,
         tree: RowTree | None = None,
         wanted_BT: Tensor | None = None,
     ) -> Tensor:
         """Return hidden states after the final norm, B x T x D; losses compute logits only where they need them.
 
-        With a `tree`, padding is not computed, and common prefixes of rows are computed once. Where `wanted_BT`, a
-        mask on the host, is False, hidden states may be invalid.
+        Where `mixes_rows`, rows may have different adapters, `adapters_of_rows`; `adapters` are then all of them. With
+        a `tree`, padding is not computed, and common prefixes of rows are computed once. Where `wanted_BT`, a mask on
+        the host, is False, hidden states may be invalid.
         """
         if self._lean is not None:
             with self.active(adapters):
-                return self._lean(tokens_BT, [adapters] * len(tokens_BT), tree=tree, wanted_BT=wanted_BT)
+                rows = adapters_of_rows or [adapters] * len(tokens_BT)
+                return self._lean(tokens_BT, rows, tree=tree, wanted_BT=wanted_BT)
         return self.hidden_of_modules(tokens_BT, adapters)
 
     def hidden_of_modules(self, tokens_BT: Tensor, adapters: Sequence[str]) -> Tensor:
@@ -245,23 +248,11 @@ class DualAdapterModel:
 
     @property
     def mixes_rows(self) -> bool:
-        """Whether rows with different adapters should run in one batch, by `hidden_of_mixed_rows`.
+        """Whether rows with different adapters should run in one batch.
 
         This saves kernel launches on a GPU. On a CPU it would only compute more.
         """
         return self.device.type == "cuda" and self._lean is not None
-
-    def hidden_of_mixed_rows(
-        self,
-        tokens_BT: Tensor,
-        adapters: Sequence[Sequence[str]],
-        *,
-        tree: RowTree | None = None,
-        wanted_BT: Tensor | None = None,
-    ) -> Tensor:
-        """Like `hidden`, with separate adapters for each row."""
-        assert self._lean is not None
-        return self._lean(tokens_BT, adapters, tree=tree, wanted_BT=wanted_BT)
 
     def logits(self, tokens_BT: Tensor, adapters: Sequence[str]) -> Tensor:
         return self.causal_lm.get_output_embeddings()(self.hidden(tokens_BT, adapters))

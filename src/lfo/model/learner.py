@@ -40,7 +40,7 @@ from lfo.objectives.losses import (
 from lfo.types import ReplyScore, TrainingSample
 
 LOGITS_AT_ONCE = 1 << 27  # predictions times vocabulary
-CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # of DAPO: the ratio to the policy that sampled is clipped to [1 - low, 1 + high]
+LOSSES = ("policy", "world_model", "imitation")  # a sample has a stream of weights for each: `policy_weights`, ...
 BETAS, WEIGHT_DECAY = (0.9, 0.95), 0.1  # of AdamW
 MAX_NORM = 1.0  # of each adapter's gradient
 GAP = "logprob_gap_mean"  # before the first update of a step it shows whether sampler and trainer compute the same
@@ -59,13 +59,9 @@ class Batch:
     tokens_BT: Tensor
     logprobs_BT: Tensor
     advantages_BT: Tensor
-    policy_weights_BT: Tensor
-    world_model_weights_BT: Tensor
-    imitation_weights_BT: Tensor
+    weights_BT: Mapping[str, Tensor]  # of each of `LOSSES`
     wanted_BT: Tensor  # on the host: positions whose next-token prediction has a weight
-    has_policy: bool  # whether any token has such a weight; reading the tensor would sync the device
-    has_world_model: bool
-    has_imitation: bool
+    losses: frozenset[str]  # those for which any token has a weight; reading the tensors would sync the device
 
 
 def collate(samples: Sequence[TrainingSample], device: torch.device) -> Batch:
@@ -82,12 +78,9 @@ def collate(samples: Sequence[TrainingSample], device: torch.device) -> Batch:
     def tensor(rows: np.ndarray) -> Tensor:
         return torch.from_numpy(rows).to(device)
 
-    weighted = np.zeros((len(samples), longest), dtype=bool)
-    for row, sample in zip(weighted, samples, strict=True):
-        streams = sample.policy_weights, sample.world_model_weights, sample.imitation_weights
-        row[: len(sample.tokens)] = np.any([stream for stream in streams if stream], axis=0)
-    wanted = np.zeros_like(weighted)
-    wanted[:, :-1] = weighted[:, 1:]  # the hidden state at the token before predicts a token
+    weights = {loss: stack(f"{loss}_weights") for loss in LOSSES}
+    wanted = np.zeros((len(samples), longest), dtype=bool)
+    wanted[:, :-1] = np.any(list(weights.values()), axis=0)[:, 1:]  # the hidden state before a token predicts it
 
     adapters = tuple(sample.adapters for sample in samples)
     tokens_BT = stack("tokens", np.int64)
@@ -98,13 +91,9 @@ def collate(samples: Sequence[TrainingSample], device: torch.device) -> Batch:
         tokens_BT=tensor(tokens_BT),
         logprobs_BT=tensor(stack("logprobs")),
         advantages_BT=tensor(stack("advantages")),
-        policy_weights_BT=tensor(stack("policy_weights")),
-        world_model_weights_BT=tensor(stack("world_model_weights")),
-        imitation_weights_BT=tensor(stack("imitation_weights")),
+        weights_BT={loss: tensor(rows) for loss, rows in weights.items()},
         wanted_BT=torch.from_numpy(wanted),
-        has_policy=any(any(sample.policy_weights) for sample in samples),
-        has_world_model=any(any(sample.world_model_weights) for sample in samples),
-        has_imitation=any(any(sample.imitation_weights) for sample in samples),
+        losses=frozenset(loss for loss, rows in weights.items() if rows.any()),
     )
 
 
@@ -127,21 +116,9 @@ def micro_batches(
             left = left[count:]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Normalizers:
-    """The number of tokens of each loss in the whole mini-batch; 0 if it has no such loss."""
-
-    policy: float
-    world_model: float
-    imitation: float
-
-    @classmethod
-    def of(cls, samples: Sequence[TrainingSample], *, world_model_weight: float) -> Normalizers:
-        return cls(
-            policy=sum(sum(sample.policy_weights) for sample in samples),
-            world_model=sum(sum(sample.world_model_weights) for sample in samples) if world_model_weight else 0.0,
-            imitation=sum(sum(sample.imitation_weights) for sample in samples),
-        )
+def tokens_of(samples: Sequence[TrainingSample], loss: str) -> float:
+    """Return the number of tokens of a loss, by weight."""
+    return sum(sum(getattr(sample, f"{loss}_weights")) for sample in samples)
 
 
 class Learner:
@@ -179,15 +156,10 @@ class Learner:
         self, samples: Sequence[TrainingSample], *, world_model_weight: float, rate_factor: float
     ) -> dict[str, float]:
         """Train on one mini-batch and return the metrics; `rate_factor` scales every learning rate."""
+        losses = [loss for loss in LOSSES if loss != "world_model" or world_model_weight]
         # Drop samples that train nothing: their padding would change the rounding of other gradients.
-        samples = [
-            each
-            for each in samples
-            if any(each.policy_weights)
-            or any(each.imitation_weights)
-            or (world_model_weight and any(each.world_model_weights))
-        ]
-        tokens = Normalizers.of(samples, world_model_weight=world_model_weight)
+        samples = [each for each in samples if any(any(getattr(each, f"{loss}_weights")) for loss in losses)]
+        tokens = {loss: tokens_of(samples, loss) for loss in losses}
         if not samples:
             return {}
         sums: dict[str, Any] = defaultdict(float)  # on the device, to avoid a sync
@@ -204,7 +176,7 @@ class Learner:
                 "or, if the policy imitates, internalise.learning_rate"
             )
         for group in self.optimizer.param_groups:
-            rate = group["imitation_rate"] if tokens.imitation else group["rate"]
+            rate = group["imitation_rate"] if tokens["imitation"] else group["rate"]
             group["lr"] = rate * rate_factor
         self.optimizer.step()
         return {**watched, **{f"gradient_norm/{name}": norm for name, norm in norms.items()}}
@@ -219,48 +191,37 @@ class Learner:
     def _gather(self, watched: dict[str, float]) -> None:
         """Add the gradients and metrics of other processes; here there are none."""
 
-    def _backward(self, batch: Batch, tokens: Normalizers, world_model_weight: float, sums: dict[str, Any]) -> None:
-        model = self.model
-        has_policy = batch.has_policy or batch.has_imitation
-        has_world = batch.has_world_model and tokens.world_model > 0
-        if not (has_policy or has_world):
+    def _backward(
+        self, batch: Batch, tokens: Mapping[str, float], world_model_weight: float, sums: dict[str, Any]
+    ) -> None:
+        """Add the gradients of one micro-batch; `tokens` are those of each loss in the whole mini-batch."""
+        trained = batch.losses & tokens.keys()
+        if not trained:
             return
-        options: dict[str, Any] = {"tree": batch.tree, "wanted_BT": batch.wanted_BT}
-        if model.mixes_rows:
-            hidden_BTD = model.hidden_of_mixed_rows(batch.tokens_BT, batch.adapters_of_rows, **options)
-        else:
-            hidden_BTD = model.hidden(batch.tokens_BT, batch.adapters, **options)
+        hidden_BTD = self._hidden(batch)
         policy = world = hidden_BTD.new_zeros(())
-        if batch.has_policy:
-            policy = self._policy_loss(hidden_BTD, batch, tokens.policy, sums)
-        if batch.has_imitation:
-            weights_BT, count = batch.imitation_weights_BT, tokens.imitation
-            policy = policy + self._cross_entropy("imitation", hidden_BTD, batch, weights_BT, count, sums)
-        if has_world:
-            weights_BT, count = batch.world_model_weights_BT, tokens.world_model
-            world = self._cross_entropy("world_model", hidden_BTD, batch, weights_BT, count, sums)
+        if "policy" in trained:
+            policy = self._policy_loss(hidden_BTD, batch, tokens["policy"], sums)
+        if "imitation" in trained:
+            policy = policy + self._cross_entropy("imitation", hidden_BTD, batch, tokens, sums)
+        if "world_model" in trained:
+            world = self._cross_entropy("world_model", hidden_BTD, batch, tokens, sums)
         total_loss(policy, world, weight=world_model_weight).backward()
 
+    def _hidden(self, batch: Batch) -> Tensor:
+        options: dict[str, Any] = {"tree": batch.tree, "wanted_BT": batch.wanted_BT}
+        return self.model.hidden(batch.tokens_BT, batch.adapters, adapters_of_rows=batch.adapters_of_rows, **options)
+
+    def _policy_logprobs(self, hidden_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return log-probs at the sampling temperature, and entropies; those of the world model always use 1."""
+        where_BT, temperature = batch.weights_BT["policy"] > 0, self.config.rollout.temperature
+        states = hidden_BTD, self.model.head, batch.tokens_BT
+        return fused_token_logprobs(*states, positions_BT=where_BT, temperature=temperature, chunk=self.chunk)
+
     def _policy_loss(self, hidden_BTD: Tensor, batch: Batch, tokens: float, sums: dict[str, Any]) -> Tensor:
-        weights_BT = batch.policy_weights_BT
-        # Log-probs of the policy use the sampling temperature; those of the world model always use 1.
-        logprobs_BT, entropies_BT = fused_token_logprobs(
-            hidden_BTD,
-            self.model.head,
-            batch.tokens_BT,
-            positions_BT=weights_BT > 0,
-            temperature=self.config.rollout.temperature,
-            chunk=self.chunk,
-        )
-        result = policy_loss(
-            logprobs_BT,
-            batch.logprobs_BT,
-            batch.advantages_BT,
-            weights_BT,
-            clip_low=CLIP_LOW,
-            clip_high=CLIP_HIGH,
-            normalizer=tokens,
-        )
+        weights_BT = batch.weights_BT["policy"]
+        logprobs_BT, entropies_BT = self._policy_logprobs(hidden_BTD, batch)
+        result = policy_loss(logprobs_BT, batch.logprobs_BT, batch.advantages_BT, weights_BT, normalizer=tokens)
         sums["policy_loss"] += result.loss.detach()
         sums["clip_fraction"] += result.clip_fraction
         sums["policy_kl"] += result.approx_kl
@@ -269,17 +230,17 @@ class Learner:
         return result.loss
 
     def _cross_entropy(
-        self, name: str, hidden_BTD: Tensor, batch: Batch, weights_BT: Tensor, tokens: float, sums: dict[str, Any]
+        self, name: str, hidden_BTD: Tensor, batch: Batch, tokens: Mapping[str, float], sums: dict[str, Any]
     ) -> Tensor:
         """Return a loss on the tokens with a weight; add the loss and the share of weight on right tokens to `sums`.
 
         The share, `<name>_accuracy`, is the token accuracy only if all weights are equal, as for imitation.
         """
-        states = hidden_BTD, self.model.head, batch.tokens_BT
+        weights_BT, states = batch.weights_BT[name], (hidden_BTD, self.model.head, batch.tokens_BT)
         logprobs_BT, hits_BT = fused_token_hits(*states, positions_BT=weights_BT > 0, chunk=self.chunk)
-        loss = cross_entropy(logprobs_BT, weights_BT, normalizer=tokens)
+        loss = cross_entropy(logprobs_BT, weights_BT, normalizer=tokens[name])
         sums[f"{name}_loss"] += loss.detach()
-        sums[f"{name}_accuracy"] += weighted_mean(hits_BT, weights_BT, normalizer=tokens)
+        sums[f"{name}_accuracy"] += weighted_mean(hits_BT, weights_BT, normalizer=tokens[name])
         return loss
 
     @torch.no_grad()
@@ -292,7 +253,7 @@ class Learner:
             indices, longest_first = longest_first[:count], longest_first[count:]
             batch = collate([samples[index] for index in indices], self.model.device)
             hidden_BTD = self.model.hidden(batch.tokens_BT, batch.adapters, tree=batch.tree)
-            where_BT = batch.world_model_weights_BT > 0
+            where_BT = batch.weights_BT["world_model"] > 0
             states = hidden_BTD, self.model.head, batch.tokens_BT
             logprobs_BT, hits_BT = fused_token_hits(*states, positions_BT=where_BT, chunk=self.chunk)
             sums = (where_BT.sum(-1).tolist(), hits_BT.sum(-1).tolist(), (-logprobs_BT).sum(-1).tolist())

@@ -15,7 +15,6 @@ position. So a slot does not depend on the other slots of the batch, and the sam
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,22 +25,10 @@ from lfo.model.fast.decoder import Decoder, HFDecoder
 from lfo.model.fast.fused_decoder import FusedDecoder
 from lfo.model.fast.turn_decoder import TurnCache, TurnDecoder
 from lfo.model.layers import draw
+from lfo.types import Speech
 
 # The largest fp32 number below 1: rounding a double must not exceed the end of the distribution.
 _BELOW_ONE = 1.0 - 2.0**-24
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Generated:
-    """The sampled tokens of one message: `Generated(tokens=(17, 2), logprobs=(-0.3, -0.1), stopped=True)`.
-
-    `stopped`: the last token is an end token; otherwise the limit was reached. Log-probs are at the sampling
-    temperature (at temperature 1 for greedy decoding).
-    """
-
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    stopped: bool
 
 
 class Sampler:
@@ -73,7 +60,7 @@ class Sampler:
         max_new_tokens: int,
         temperature: float = 0.0,
         uniforms: Any = None,
-    ) -> list[Generated]:
+    ) -> list[Speech]:
         """Return one completion of each prompt. Greedy completions of equal prompts are computed once."""
         asked = [tuple(prompt) for prompt in prompts]
         if temperature == 0:
@@ -146,7 +133,7 @@ class Session:
         max_new_tokens: Sequence[int],
         temperature: float,
         uniforms: Any = None,
-    ) -> list[Generated]:
+    ) -> list[Speech]:
         """Sample tokens for each slot until an end token (which is kept), its limit, or a full context.
 
         `uniforms[i][k]` samples token k of `slots[i]`; it needs as many numbers as the slot's limit. Greedy decoding
@@ -158,7 +145,7 @@ class Session:
             raise ValueError("a row may occur only once in a batch")
         limits = [min(limit, self.room(slot)) for slot, limit in zip(slots, max_new_tokens, strict=True)]
         speaking = [index for index, limit in enumerate(limits) if limit > 0]
-        answers = [Generated(tokens=(), logprobs=(), stopped=False)] * len(slots)
+        answers = [Speech(tokens=(), logprobs=(), stopped=False)] * len(slots)
         if not speaking:
             return answers
         if silent := [slots[index] for index in speaking if not self._tokens[slots[index]]]:
@@ -176,7 +163,7 @@ class Session:
 
     def _speak(
         self, slots: list[int], limits: list[int], temperature: float, numbers: list[Any] | None
-    ) -> list[Generated]:
+    ) -> list[Speech]:
         device, is_eos_V = self._sampler.model.device, self._sampler.is_eos_V
         steps = max(limits)
         limit_B = torch.tensor(limits, device=device)
@@ -193,7 +180,7 @@ class Session:
                 is_end_V=is_eos_V,
             )
             return [
-                Generated(tokens=tuple(tokens), logprobs=tuple(logprobs), stopped=stopped)
+                Speech(tokens=tuple(tokens), logprobs=tuple(logprobs), stopped=stopped)
                 for tokens, logprobs, stopped in zip(*said, strict=True)
             ]
         tokens_KB = torch.zeros(steps, len(slots), dtype=torch.long, device=device)
@@ -227,7 +214,7 @@ class Session:
         first_end_B = torch.where(ends_KB.any(0), ends_KB.int().argmax(0) + 1, steps + 1)
         lengths, stopped = torch.minimum(first_end_B, limit_B).tolist(), (first_end_B <= limit_B).tolist()
         return [
-            Generated(tokens=tuple(tokens[:length]), logprobs=tuple(logprobs[:length]), stopped=stop)
+            Speech(tokens=tuple(tokens[:length]), logprobs=tuple(logprobs[:length]), stopped=stop)
             for tokens, logprobs, length, stop in zip(
                 tokens_KB.T.tolist(), logprobs_KB.T.tolist(), lengths, stopped, strict=True
             )

@@ -27,6 +27,8 @@ from torch.nn.functional import linear
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils.checkpoint import checkpoint
 
+CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # of DAPO: the ratio to the policy that sampled is clipped to [1 - low, 1 + high]
+
 
 def fused_token_logprobs(
     hidden_BTD: Tensor,
@@ -159,8 +161,6 @@ def policy_loss(
     advantages: Tensor,
     weights: Tensor,
     *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.28,
     normalizer: float,
 ) -> PolicyLoss:
     """Return DAPO's token-mean clipped loss, with the ratio to the policy that sampled.
@@ -173,7 +173,7 @@ def policy_loss(
     log_ratio = (logprobs - old_logprobs).masked_fill(weights == 0, 0.0)
     ratio = log_ratio.exp()
     unclipped = ratio * advantages
-    clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages
+    clipped = ratio.clamp(1.0 - CLIP_LOW, 1.0 + CLIP_HIGH) * advantages
     with torch.no_grad():
         clip_fraction = weighted_mean((clipped < unclipped).to(ratio.dtype), weights, normalizer=normalizer)
         approx_kl = weighted_mean(log_ratio.expm1() - log_ratio, weights, normalizer=normalizer)

@@ -6,37 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from lfo.env.answers import id_of, plain_values
 from lfo.env.interface import Environment
 from lfo.env.patience import EnvironmentTimedOut
 from lfo.errors import EnvironmentFailed
 from lfo.protocol.chat import Tokens
-from lfo.types import Message, Origin, Rollout, Seat, StopReason, Turn
-
-
-class Speech(Protocol):
-    """The tokens of one message in an episode."""
-
-    @property
-    def tokens(self) -> tuple[int, ...]: ...
-    @property
-    def logprobs(self) -> tuple[float, ...]: ...
-    @property
-    def stopped(self) -> bool: ...
-
+from lfo.types import Message, Origin, Rollout, Seat, Speech, StopReason, Turn
 
 # A text with more characters than this for each token of the context does not fit into it, by definition: it is cut and
 # never tokenised. Ordinary text has about four.
 CHARS_A_TOKEN = 64
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Dictated:
-    """A message that was not sampled just now: restored from a draft, or from a server."""
-
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...] = ()
-    stopped: bool = True
 
 
 class SamplerSlots(Protocol):
@@ -177,3 +158,17 @@ class Episode:
             cut=self.cut,
             info=self.level | self.info,
         )
+
+
+def sample(
+    batch: Sequence[Episode], slots: SamplerSlots, numbers: Sequence[int], *, limit: int, temperature: float
+) -> Sequence[Speech]:
+    """Sample a message for each episode; `numbers` end the seed of its random numbers."""
+    if not batch:
+        return ()
+    return slots.decode(
+        [episode.slot for episode in batch],
+        max_new_tokens=[limit] * len(batch),
+        temperature=temperature,
+        uniforms=[np.random.default_rng([*episode.request.seeds, *numbers]).random(limit) for episode in batch],
+    )

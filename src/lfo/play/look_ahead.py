@@ -23,31 +23,24 @@ import re
 from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, Protocol
-
-import numpy as np
+from typing import Any, Literal
 
 from lfo.env.answers import asked_call
 from lfo.env.interface import Environment, OffersLookahead
 from lfo.env.patience import name_of
 from lfo.errors import EnvironmentFailed
-from lfo.play.episode import Dictated, Episode, Mark, SamplerSlots, Speech
+from lfo.play.episode import Episode, Mark, SamplerSlots, sample
 from lfo.protocol.chat import ChatCodec
-from lfo.protocol.hermes import OPENING, format_tool_call, read_tool_call
+from lfo.protocol.hermes import OPENING, Tools, format_tool_call, read_tool_call
 from lfo.protocol.schemas import listed_words, misfit, words_of
 from lfo.protocol.shown import MARK, ShownForm
 from lfo.protocol.world_model import WorldModelState, state_of
-from lfo.types import MOST_IMAGINED, Message, Origin, Rollout, StopReason, ToolCall, Turn
+from lfo.types import MOST_IMAGINED, Message, Origin, Rollout, Speech, StopReason, ToolCall, Turn, exchanged
 
-EXPECTED = MARK.text("")  # the text before a predicted reply that is marked
+# Before a predicted reply. Environments read transcripts (`lookahead_query`): for them it always has this form.
+EXPECTED = MARK.text("")
 _TAG = re.compile(r"</?\w+>")
 MAX_IMAGINED = 8  # imagined exchanges before one turn, at most, for environments that never stop asking
-
-
-class CallAll(Protocol):
-    """`RunnerConfig.call_all`."""
-
-    def __call__(self, calls: Sequence[Callable[[], Any]], *, what: str) -> list[Any]: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,11 +56,21 @@ class Question:
     messages: tuple[str, ...]
     truth: bool = False  # the real reply answers it, whoever predicts: `Seat.truth`
 
+    @classmethod
+    def at(cls, task: Any, opening: Sequence[Message], turns: Sequence[Turn], call: ToolCall) -> Question:
+        """Return the question that a call is after these turns of a rollout."""
+        messages = tuple(turn.action for turn in turns if not turn.predicted)
+        return cls(task=task, state=state_of(opening, turns), call=call, messages=messages)
+
     @property
     def key(self) -> Hashable:
         """Equal for two questions exactly if the world model gets the same prompt."""
-        state = self.state
-        return format_tool_call(self.call), state.task, state.step, state.actions, tuple(state.collected.items())
+        return format_tool_call(self.call), self.place
+
+    @property
+    def place(self) -> Hashable:
+        """Equal for two questions exactly if they are asked in the same state."""
+        return self.state.task, self.state.step, self.state.actions, tuple(self.state.collected.items())
 
 
 Predictor = Callable[[Sequence[Question]], Sequence[str]]
@@ -104,7 +107,7 @@ class Deliberation:
         *,
         form: ShownForm,
         max_turn_tokens: int,
-        call_all: CallAll,
+        call_all: Callable[..., list[Any]],  # that of `RunnerConfig`
     ) -> None:
         self._lookahead, self._codec, self._slots, self._form = lookahead, codec, slots, form
         self._max_turn_tokens, self._call_all = max_turn_tokens, call_all
@@ -232,23 +235,8 @@ class Deliberation:
         return self._lookahead.tools is None or call.name in self._lookahead.tools
 
     def _uses_prediction(self, episode: Episode, call: ToolCall) -> bool:
-        """Whether a call uses what the episode has imagined, so that it is made for real instead of imagined again.
-
-        This holds after a real turn that followed the predicted reply, until the next real call of such a tool, and if
-        the call contains a word that first occurred in a predicted reply.
-        """
-        imagined = [index for index, turn in enumerate(episode.turns) if turn.predicted and not turn.checked]
-        if not imagined:
-            return False
-        since = [turn for turn in episode.turns[imagined[-1] + 1 :] if not turn.checked]
-        if since:
-            return not any(turn.call is not None and self._may_imagine(turn.call) for turn in since)
         real = [message.content for message in episode.transcript if not message.predicted]
-        drafted = [turn.action for turn in episode.turns if turn.predicted]
-        predicted = [turn.observation for turn in episode.turns if turn.predicted and not turn.checked]
-        # A reply that lists every allowed value says nothing about which of them is right.
-        said = {word for reply in predicted for word in words_of(reply) - listed_words(reply, self._codec.tools)}
-        return not (said - words_of(*real, *drafted)).isdisjoint(words_of(format_tool_call(call)))
+        return uses_prediction(episode.turns, real, call, may_imagine=self._may_imagine, tools=self._codec.tools)
 
     def _call(self, speech: Speech | None) -> ToolCall | None:
         """Return the call of a message with exactly one call, else None; several calls are never imagined."""
@@ -270,7 +258,7 @@ class Deliberation:
         start = episode.write(piece)
         if start is None:
             return False
-        episode.transcript += _not_made(said.message, reply, draft.call)
+        episode.transcript += exchanged(said.message, EXPECTED + reply, draft.call, predicted=True)
         episode.turns.append(
             Turn(
                 action=said.message,
@@ -290,7 +278,7 @@ class Deliberation:
     def _take_back(self, episode: Episode, mark: Mark) -> None:
         """Take back the last imagined exchange of an episode; its draft becomes the turn."""
         imagined = episode.turns[-1]
-        draft = Dictated(
+        draft = Speech(
             tokens=tuple(episode.tokens[imagined.action_start : mark.tokens]),
             logprobs=tuple(episode.logprobs[imagined.action_start : mark.tokens]),
         )
@@ -307,15 +295,7 @@ class Deliberation:
         episode.take_back(mark)
 
     def _decode(self, batch: Sequence[Episode], numbers: tuple[int, int], temperature: float) -> Sequence[Speech]:
-        if not batch:
-            return ()
-        limit = self._max_turn_tokens
-        return self._slots.decode(
-            [episode.slot for episode in batch],
-            max_new_tokens=[limit] * len(batch),
-            temperature=temperature,
-            uniforms=[np.random.default_rng([*episode.request.seeds, *numbers]).random(limit) for episode in batch],
-        )
+        return sample(batch, self._slots, numbers, limit=self._max_turn_tokens, temperature=temperature)
 
     # --- proposed by the environment -----------------------------------------------------------------------------
 
@@ -340,6 +320,27 @@ class Deliberation:
             asking = [episode for episode, _ in questions if episode.stop is None]
 
 
+def uses_prediction(
+    turns: Sequence[Turn], real: Sequence[str], call: ToolCall, *, may_imagine: Callable[[ToolCall], bool], tools: Tools
+) -> bool:
+    """Whether a call uses what was imagined, so that it is made for real instead of imagined again.
+
+    This holds after a real turn that followed the predicted reply, until the next real call of such a tool, and if the
+    call contains a word that first occurred in a predicted reply. `real` are the texts of all real messages.
+    """
+    imagined = [index for index, turn in enumerate(turns) if turn.predicted and not turn.checked]
+    if not imagined:
+        return False
+    since = [turn for turn in turns[imagined[-1] + 1 :] if not turn.checked]
+    if since:
+        return not any(turn.call is not None and may_imagine(turn.call) for turn in since)
+    drafted = [turn.action for turn in turns if turn.predicted]
+    predicted = [turn.observation for turn in turns if turn.predicted and not turn.checked]
+    # A reply that lists every allowed value says nothing about which of them is right.
+    said = {word for reply in predicted for word in words_of(reply) - listed_words(reply, tools)}
+    return not (said - words_of(*real, *drafted)).isdisjoint(words_of(format_tool_call(call)))
+
+
 def _without_tags(text: str) -> list[str]:
     """
     >>> _without_tags("<tool_response>\\nNo such  tool.\\n</tool_response>")
@@ -348,29 +349,19 @@ def _without_tags(text: str) -> list[str]:
     return _TAG.sub(" ", text).split()
 
 
-def _not_made(action: str, reply: str, call: ToolCall | None) -> tuple[Message, Message]:
-    """Return an exchange that did not happen as messages of a transcript.
-
-    Environments read transcripts (`lookahead_query`). For them the reply has one form, whatever the policy is told.
-    """
-    told = Message(role="tool", content=EXPECTED + reply, name=call.name if call else None, predicted=True)
-    return Message(role="assistant", content=action, predicted=True), told
-
-
 def show_exchange(
     episode: Episode, codec: ChatCodec, action: str, reply: str, *, form: ShownForm, feedback: bool = False
 ) -> bool:
     """Append an exchange that did not happen in this rollout to an episode; return False if there is no room.
 
-    Feedback has the form of a predicted reply: this rollout would receive it, but has not received it.
-    """
+    Feedback has the form of a predicted reply: this rollout would receive it, but has not received it."""
     call = read_tool_call(action)
     piece = codec.imagined(action, form.text(reply), form)
     start = episode.write(piece)
     if start is None:
         return False
     (action_span, observation_span) = piece.spans
-    episode.transcript += _not_made(action, reply, call)
+    episode.transcript += exchanged(action, EXPECTED + reply, call, predicted=True)
     episode.add(
         Turn(
             action=action,
@@ -394,10 +385,9 @@ def _before_speech(episode: Episode) -> Mark:
 
 
 def _question(episode: Episode, call: ToolCall) -> Question:
-    messages = tuple(turn.action for turn in episode.turns if not turn.predicted)
-    state = state_of(episode.opening, episode.turns)
     request = episode.request
-    return Question(task=request.task, state=state, call=call, messages=messages, truth=request.truth)
+    asked = Question.at(request.task, episode.opening, episode.turns, call)
+    return replace(asked, truth=True) if request.truth else asked
 
 
 def imagined(rollout: Rollout, task: Any = None) -> Iterator[tuple[Question, str]]:
@@ -409,10 +399,9 @@ def imagined(rollout: Rollout, task: Any = None) -> Iterator[tuple[Question, str
 
 def asked_at(rollout: Rollout, index: int, task: Any = None) -> Question:
     """Return the call of one turn of a rollout as a question."""
-    turn, before = rollout.turns[index], rollout.turns[:index]
-    assert turn.call is not None
-    messages = tuple(each.action for each in before if not each.predicted)
-    return Question(task=task, state=state_of(rollout.opening, before), call=turn.call, messages=messages)
+    call = rollout.turns[index].call
+    assert call is not None
+    return Question.at(task, rollout.opening, rollout.turns[:index], call)
 
 
 def _query_of(batch: Sequence[Episode]) -> str:
@@ -437,8 +426,7 @@ def questions(environment: Environment | None, transcript: Sequence[Message]) ->
         if call is None or call in found:
             break
         found.append(call)
-        messages.append(Message(role="assistant", content=format_tool_call(call), predicted=True))
-        messages.append(Message(role="tool", content=EXPECTED, name=call.name, predicted=True))
+        messages += exchanged(format_tool_call(call), EXPECTED, call, predicted=True)
     return found
 
 

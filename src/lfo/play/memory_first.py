@@ -3,7 +3,7 @@
 A memory (`ReplyStore`) predicts from the first reply on, but only what it has received before. A world model needs some
 hundred replies, and then also predicts replies to situations that are unlike all earlier ones. So every new reply that
 look-ahead asks about tests both, before they learn it. When the world model has been right about as often, it answers
-from then on, and the memory is dropped.
+from then on, and the memory is dropped. After a change of rules the memory begins again, because it learns faster.
 """
 
 from __future__ import annotations
@@ -41,17 +41,26 @@ class MemoryFirst:
     def answer(self, questions: Sequence[Question]) -> Sequence[str]:
         if self.handed_over:
             return self.world_model(questions)
-        return self.store.recall([(question.state, question.call) for question in questions])
+        return self.store.answer(questions)
 
-    def observe(self, rollouts: Iterable[Rollout]) -> None:
+    def observe(self, rollouts: Iterable[Rollout], step: int = 0) -> None:
         if self.handed_over:
             return
         rollouts = list(rollouts)
         self._test(rollouts)
-        self.store.observe(rollouts)
+        self.store.observe(rollouts, step)
         if self.world_model_is_as_good:
             self.handed_over = True
             self.store.replies.clear()
+
+    def forget(self, before: int) -> None:
+        """Begin again with what the memory has received since this step."""
+        self.handed_over = False
+        self.tested.clear()
+        self.store.forget(before)
+
+    def age(self) -> None:
+        self.store.age()
 
     def _test(self, rollouts: Iterable[Rollout]) -> None:
         calls = [call for rollout in rollouts for call in observed_calls(rollout) if call.asked]

@@ -47,7 +47,13 @@ def make_lookahead(
     if tools is None:
         asks = RunnerConfig.of_run(config).ask
         tools = asks(lambda: imagined_tools(make_environment(), config.world_model.predict))
-    predictor = _predictor(config, make_environment, codec, complete, store)
+    if config.source.is_true:
+        predictor = true_reply_predictor(make_environment, RunnerConfig.of_run(config))
+    elif store is not None:
+        predictor = _each_once(store.answer)
+    else:
+        predictor = world_model_predictor(codec, complete)
+        predictor = shuffled_predictor(predictor) if config.lookahead_source == "shuffled" else predictor
     if config.is_auto:
         predictor = _true_where_asked(predictor, true_reply_predictor(make_environment, RunnerConfig.of_run(config)))
     return LookAhead(
@@ -55,23 +61,6 @@ def make_lookahead(
         tools=tools,
         drafts=config.imagine.drafts,
     )
-
-
-def _predictor(
-    config: RunConfig,
-    make_environment: EnvironmentFactory,
-    codec: WorldModelCodec,
-    complete: Complete,
-    store: ReplyStore | MemoryFirst | None,
-) -> Predictor:
-    if config.lookahead_source == "truth":
-        return true_reply_predictor(make_environment, RunnerConfig.of_run(config))
-    if isinstance(store, MemoryFirst):
-        return _each_once(store.answer)
-    if store is not None:
-        return reply_store_predictor(store)
-    predictor = world_model_predictor(codec, complete)
-    return shuffled_predictor(predictor) if config.lookahead_source == "shuffled" else predictor
 
 
 def new_reply_store(
@@ -114,11 +103,6 @@ def world_model_predictor(codec: WorldModelCodec, complete: Complete) -> Predict
         return [codec.decode_for_policy(ids) for ids in complete(prompts)]
 
     return _each_once(answer)
-
-
-def reply_store_predictor(store: ReplyStore) -> Predictor:
-    """Answer each question with the most similar stored reply; with "" while the store is empty."""
-    return _each_once(lambda questions: store.recall([(question.state, question.call) for question in questions]))
 
 
 def _each_once(answer: Predictor) -> Predictor:

@@ -9,17 +9,18 @@ world model can be trained on it, a policy cannot.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from lfo.env.interface import Environment, describe_with
+from lfo.env.log_folder import numbered_records
 from lfo.errors import DataError
 from lfo.play.look_ahead import is_asked
 from lfo.protocol.hermes import read_tool_call
-from lfo.types import Message, ReplyFacts, Rollout, StopReason, Turn
+from lfo.types import Message, ReplyFacts, Rollout, StopReason, Turn, exchanged
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -57,21 +58,16 @@ def in_order(rollout: Rollout) -> list[Turn]:
 
 
 def read_rollouts(path: str | Path, environment: Environment | None) -> list[Rollout]:
-    """Read rollouts, one JSON object for each line.
+    """Read rollouts, one JSON object for each line of a file, or those in a folder of `lfo record`.
 
     `environment` describes the replies and names the asked calls. Without it, replies are described as the file says.
     """
-    try:
-        lines = Path(path).read_bytes().split(b"\n")
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
     rollouts = []
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                rollouts.append(_from_record(_parse(line), environment))
-            except ValueError as error:
-                raise DataError(f"{path}, line {number}: {error}") from None
+    for file, number, record in numbered_records(Path(path)):
+        try:
+            rollouts.append(_from_record(record, environment))
+        except ValueError as error:
+            raise DataError(f"{file}, line {number}: {error}") from None
     return rollouts
 
 
@@ -89,13 +85,10 @@ def rollout_from_texts(
     for action, observation in exchanges:
         turn = _turn(environment, transcript, action, observation)
         turns.append(turn)
-        transcript += _messages(turn)
+        transcript += exchanged(action, observation, turn.call)
     return Rollout(
         task_id=task_id,
         opening=tuple(opening),
-        tokens=(),
-        origins=(),
-        logprobs=(),
         turns=tuple(turns),
         reward=reward,
         stop=StopReason.DONE,
@@ -111,16 +104,9 @@ def transcripts(rollout: Rollout) -> Iterator[tuple[tuple[Turn, ...], tuple[Mess
 
 def transcript_at(rollout: Rollout, index: int) -> tuple[Message, ...]:
     """Return all real messages before a turn."""
-    messages = (message for turn in rollout.turns[:index] if not turn.predicted for message in _messages(turn))
-    return (*rollout.opening, *messages)
-
-
-def _messages(turn: Turn) -> tuple[Message, Message]:
-    name = turn.call.name if turn.call else None
-    return (
-        Message(role="assistant", content=turn.action),
-        Message(role="tool", content=turn.observation, name=name),
-    )
+    real = (turn for turn in rollout.turns[:index] if not turn.predicted)
+    exchanges = (exchanged(turn.action, turn.observation, turn.call) for turn in real)
+    return (*rollout.opening, *chain.from_iterable(exchanges))
 
 
 def _turn(environment: Environment | None, transcript: Sequence[Message], action: str, observation: str) -> Turn:
@@ -129,20 +115,9 @@ def _turn(environment: Environment | None, transcript: Sequence[Message], action
         action=action,
         observation=observation,
         call=call,
-        action_start=0,
-        action_end=0,
-        observation_start=0,
-        observation_end=0,
         asked=environment is not None and is_asked(environment, transcript, action),
         facts=describe_with(environment, observation),
     )
-
-
-def _parse(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        raise ValueError("not valid JSON") from None
 
 
 def _from_record(record: Any, environment: Environment | None) -> Rollout:
@@ -156,12 +131,16 @@ def _from_record(record: Any, environment: Environment | None) -> Rollout:
             if not isinstance(turn.get(key), str):
                 raise ValueError(f"turn {index} needs a text as {key}")
     real = [turn for turn in turns if not turn.get("predicted")]
+    reward = record.get("reward")
+    known = isinstance(reward, int | float)
     rollout = rollout_from_texts(
         environment,
         task_id=str(record.get("task_id", "")),
         opening=[Message(role=message["role"], content=message["content"]) for message in opening],
         exchanges=[(turn["action"], turn["observation"]) for turn in real],
+        reward=reward if known else 0.0,
     )
+    rollout = replace(rollout, info={"outcome_known": known})
     if environment is not None:
         return rollout
     described = (replace(turn, facts=_facts(each)) for turn, each in zip(rollout.turns, real, strict=True))

@@ -7,6 +7,7 @@
 A situation has three texts: the task, the earlier actions and replies that concern the call, and the call. Its terms
 are the words of each text. The similarity of two situations is the cosine of their terms, weighted by how much a term
 says about the words of the replies so far (`informativeness`). TF-IDF decides between equals, then the newest wins.
+Replies of before a change of rules are forgotten (`lfo.runs.rule_change`).
 Nothing here is made for one environment. research/LOG.md lists the alternatives that were tried; this was the best.
 """
 
@@ -24,6 +25,7 @@ from scipy.sparse import coo_array, csr_array
 from scipy.special import xlogy
 
 from lfo.errors import DataError
+from lfo.play.look_ahead import Question
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import ObservedCall, WorldModelState, concerning, observed_calls
 from lfo.types import Rollout, ToolCall
@@ -37,6 +39,7 @@ _MAX_REPLY_CHARS = 1_000  # of a shown reply; more could fill the context of the
 
 Situation = tuple[str, ...]  # task, earlier actions and replies, call
 _TEXTS = 3
+FILE = "memory.json"  # next to the adapters; the name is older than the class
 
 
 def situation_of(state: WorldModelState, call: ToolCall) -> Situation:
@@ -123,24 +126,38 @@ def _directions(terms: csr_array, weights: np.ndarray) -> csr_array:
 class ReplyStore:
     """Every distinct (situation, reply), in the order in which they were first received."""
 
-    replies: dict[StoredReply, None] = field(default_factory=dict)
+    replies: dict[StoredReply, int] = field(default_factory=dict)  # the step in which each was received last
     _similarity: Similarity | None = None  # to all replies; computed on first use after `add`
 
     def __len__(self) -> int:
         return len(self.replies)
 
-    def observe(self, rollouts: Iterable[Rollout]) -> None:
+    def observe(self, rollouts: Iterable[Rollout], step: int = 0) -> None:
         """Store the calls that look-ahead asks about. Storing all calls was not better and five times as slow."""
-        self.add(call for rollout in rollouts for call in observed_calls(rollout) if call.asked)
+        self.add((call for rollout in rollouts for call in observed_calls(rollout) if call.asked), step)
 
-    def add(self, calls: Iterable[ObservedCall]) -> None:
+    def add(self, calls: Iterable[ObservedCall], step: int = 0) -> None:
         for each in calls:
-            self._keep(StoredReply(situation=situation_of(each.state, each.call), reply=each.reply[:_MAX_REPLY_CHARS]))
+            reply = each.reply[:_MAX_REPLY_CHARS]
+            self._keep(StoredReply(situation=situation_of(each.state, each.call), reply=reply), step)
 
-    def _keep(self, stored: StoredReply) -> None:
+    def _keep(self, stored: StoredReply, step: int) -> None:
         if stored not in self.replies:
-            self.replies[stored] = None
             self._similarity = None
+        self.replies[stored] = step
+
+    def forget(self, before: int) -> None:
+        """Drop the replies that were received last before this step."""
+        self.replies = {stored: step for stored, step in self.replies.items() if step >= before}
+        self._similarity = None
+
+    def age(self) -> None:
+        """Take all replies as received before the first step of another run."""
+        self.replies = dict.fromkeys(self.replies, -1)
+
+    def answer(self, questions: Sequence[Question]) -> list[str]:
+        """Answer each question of look-ahead; see `recall`."""
+        return self.recall([(question.state, question.call) for question in questions])
 
     def recall(self, questions: Sequence[tuple[WorldModelState, ToolCall]]) -> list[str]:
         """Return the reply in the most similar situation, for each question; "" while the store is empty."""
@@ -152,8 +169,8 @@ class ReplyStore:
         return [newest_first[best].reply for best in np.argmax(similarity, axis=1)]
 
     @property
-    def records(self) -> list[list[str]]:
-        return [[*stored.situation, stored.reply] for stored in self.replies]
+    def records(self) -> list[list[Any]]:
+        return [[*stored.situation, stored.reply, step] for stored, step in self.replies.items()]
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(self.records), encoding="utf-8")
@@ -171,9 +188,10 @@ class ReplyStore:
         if not isinstance(records, list):
             raise DataError(damaged(path))
         for record in records:
-            if not isinstance(record, list) or list(map(type, record)) != [str] * (_TEXTS + 1):
+            texts, step = (record[: _TEXTS + 1], record[_TEXTS + 1 :]) if isinstance(record, list) else ([], [])
+            if [*map(type, texts)] != [str] * (_TEXTS + 1) or [*map(type, step)] not in ([int], []):  # older: no step
                 raise DataError(damaged(path))
-            self._keep(StoredReply(situation=tuple(record[:-1]), reply=record[-1]))
+            self._keep(StoredReply(situation=tuple(texts[:-1]), reply=texts[-1]), *(step or [0]))
 
 
 def damaged(path: Path) -> str:

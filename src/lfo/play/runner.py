@@ -15,19 +15,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
-
 from lfo.config import RunConfig
 from lfo.env.answers import MOST_REWARD, checked_step, described, opening_of
 from lfo.env.interface import DescribesReplies, Environment, EnvironmentFactory
 from lfo.env.patience import ask, call_all, name_of, naming
 from lfo.errors import ConfigError, EnvironmentFailed
-from lfo.play.episode import CHARS_A_TOKEN, Episode, RolloutRequest, SamplerSlots
+from lfo.play.episode import CHARS_A_TOKEN, Episode, RolloutRequest, SamplerSlots, sample
 from lfo.play.look_ahead import Deliberation, LookAhead, show_exchange
 from lfo.protocol.chat import ChatCodec, ParsedMessage, Tokens
 from lfo.protocol.hermes import read_tool_call
 from lfo.protocol.shown import SHOWN_FORMS, ShownForm
-from lfo.types import Message, ReplyFacts, Rollout, StepResult, StopReason, ToolCall, Turn
+from lfo.types import Message, ReplyFacts, Rollout, StepResult, StopReason, ToolCall, Turn, exchanged
 
 ENVIRONMENT_FAILURES = frozenset({StopReason.ENVIRONMENT_ERROR, StopReason.ENVIRONMENT_TIMEOUT})
 RETRIES = 2  # retries of a call to an environment that raised, except of a step
@@ -182,15 +180,7 @@ class Runner:
                 show_exchange(episode, self._codec, action, reply, form=form, feedback=True)
 
     def _sample_messages(self, batch: Sequence[Episode], slots: SamplerSlots, turn: int, temperature: float) -> None:
-        if not batch:
-            return
-        limit = self.config.max_turn_tokens
-        speeches = slots.decode(
-            [episode.slot for episode in batch],
-            max_new_tokens=[limit] * len(batch),
-            temperature=temperature,
-            uniforms=[np.random.default_rng([*episode.request.seeds, turn]).random(limit) for episode in batch],
-        )
+        speeches = sample(batch, slots, (turn,), limit=self.config.max_turn_tokens, temperature=temperature)
         for episode, speech in zip(batch, speeches, strict=True):
             episode.say(speech)
             if not speech.stopped:
@@ -220,7 +210,7 @@ class Runner:
                     exchange = outcome
                     self._count(episode, outcome)
                 exchanges[episode.slot].append(exchange)
-                episode.transcript += exchange.messages
+                episode.transcript += exchanged(str(exchange.message), exchange.observation, exchange.call)
         for episode in alive:
             self._append_replies(episode, said[episode.slot], exchanges[episode.slot])
 
@@ -278,7 +268,7 @@ class Runner:
             episode.add(
                 Turn(
                     action=str(exchange.message),
-                    observation=exchange.result.observation if exchange.result else "",
+                    observation=exchange.observation,
                     call=exchange.call,
                     action_start=begin if index else start,
                     action_end=begin if index else action_end,
@@ -304,12 +294,8 @@ class _Exchange:
         return read_tool_call(self.message)
 
     @property
-    def messages(self) -> list[Message]:
-        observation, call = self.result.observation if self.result else "", self.call
-        return [
-            Message(role="assistant", content=str(self.message)),
-            Message(role="tool", content=observation, name=call.name if call else None),
-        ]
+    def observation(self) -> str:
+        return self.result.observation if self.result else ""
 
 
 def opening_is_too_long(rollout: Rollout) -> bool:

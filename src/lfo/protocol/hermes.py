@@ -153,7 +153,7 @@ def call_of(value: Any, message: str, *, key: str = "arguments", ignored: tuple[
     # The next two checks walk the arguments; a quick test of the message decides whether they are needed.
     if message.count("{") + message.count("[") > MAX_NESTING and nests_deeper(arguments, MAX_NESTING):
         raise Mistake("The tool call is nested too deeply.")
-    if ("\\u" in message or not message.isascii()) and _has_lone_surrogate(name, arguments):
+    if ("\\u" in message or not message.isascii()) and has_half_character([name, arguments]):
         raise Mistake("The tool call contains half of a Unicode surrogate pair.")
     return ToolCall(name=name, arguments=arguments)
 
@@ -250,9 +250,10 @@ def nests_deeper(value: dict[str, Any], depth: int) -> bool:
     return True
 
 
-def _has_lone_surrogate(name: str, arguments: dict[str, Any]) -> bool:
+def has_half_character(value: Any) -> bool:
+    """Whether a JSON value contains half of a Unicode surrogate pair, which is no text."""
     try:
-        json.dumps([name, arguments], ensure_ascii=False).encode()
+        json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         return True
     return False

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from lfo.errors import ConfigError
 from lfo.protocol.chat import ChatCodec
+from lfo.protocol.fitting import largest_fit
 from lfo.types import Message, ReplyFacts, Rollout, ToolCall, Turn
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ _MAX_CHARS = 8_000
 _CHARS_A_TOKEN = 16  # an upper bound of the average
 _CACHED = 1_024  # texts whose ids are cached
 _MAX_COLLECTED = 100
+_FEW_ACTIONS = 4  # are read first where many may not fit
+_LEFT_OUT_TOKENS = 48  # more than the line about actions that were left out has, even with a token for each letter
 _MAX_VALUE_CHARS = 200
 _MIN_VALUE_CHARS = 3  # of a value that identifies something; shorter ones occur everywhere
 _LINE_BREAK = "; "  # replaces line breaks of a text in a state
@@ -95,25 +98,43 @@ class WorldModelExample:
 
 def state_of(opening: Sequence[Message], turns: Sequence[Turn]) -> WorldModelState:
     """Return the state after these turns; imagined ones are ignored."""
-    real = [turn for turn in turns if not turn.predicted]
-    tasks = [message.content for message in opening if message.role == "user"]
-    collected: dict[str, str] = {}
-    for turn in real:
-        collected.update(_strings_in(turn.observation))
-    return WorldModelState(
-        task=_one_line(tasks[-1]) if tasks else "",
-        step=len(real) + 1,
-        actions=tuple((_call_line(turn.call), _one_line(turn.observation)) for turn in real),
-        collected=dict(list(collected.items())[-_MAX_COLLECTED:]),
-    )
+    growing = _GrowingState(opening)
+    for turn in turns:
+        growing.add(turn)
+    return growing.now()
 
 
 def observed_calls(rollout: Rollout, *, predict: Collection[str] | None = None) -> Iterator[ObservedCall]:
     """Yield the real calls of a rollout that have a reply, of the tools in `predict` (None: all)."""
-    for index, turn in enumerate(rollout.turns):
+    growing = _GrowingState(rollout.opening)
+    for turn in rollout.turns:
         if turn.call is not None and is_observed_call(turn, predict):
-            state = state_of(rollout.opening, rollout.turns[:index])
+            state = growing.now()
             yield ObservedCall(state=state, call=turn.call, reply=turn.observation, facts=turn.facts, asked=turn.asked)
+        growing.add(turn)
+
+
+class _GrowingState:
+    """The state of a rollout, turn by turn: each is read once."""
+
+    def __init__(self, opening: Sequence[Message]) -> None:
+        tasks = [message.content for message in opening if message.role == "user"]
+        self._task = _one_line(tasks[-1]) if tasks else ""
+        self._actions: list[tuple[str, str]] = []
+        self._collected: dict[str, str] = {}
+
+    def add(self, turn: Turn) -> None:
+        if not turn.predicted:
+            self._actions.append((_call_line(turn.call), _one_line(turn.observation)))
+            self._collected.update(_strings_in(turn.observation))
+
+    def now(self) -> WorldModelState:
+        return WorldModelState(
+            task=self._task,
+            step=len(self._actions) + 1,
+            actions=tuple(self._actions),
+            collected=dict(islice(self._collected.items(), max(0, len(self._collected) - _MAX_COLLECTED), None)),
+        )
 
 
 def is_observed_call(turn: Turn, predict: Collection[str] | None) -> bool:
@@ -188,18 +209,39 @@ class WorldModelCodec:
         other, as little as needed: older actions, the newest observation, the task, the newest call, and finally the
         collected values.
         """
-        if self._size(state) > self._state_tokens:
+        # Each action has at least one token, so more actions than this do not fit, whatever they are.
+        state = _keep_newest_actions(state, self._state_tokens)
+        if self._exceeds(state):
             state = concerning(state, call)
+        if self._exceeds(state):
+            state = self._with_newest_actions(state)
         for size, shrink in _SHRINKS:
             if self._size(state) <= self._state_tokens:
                 break
             keep = partial(shrink, state)
-            state = keep(_most(size(state), lambda n, keep=keep: self._size(keep(n)), self._state_tokens))
+            state = keep(largest_fit(size(state), lambda n, keep=keep: self._size(keep(n)), self._state_tokens))
         return state
+
+    def _exceeds(self, state: WorldModelState) -> bool:
+        """Whether a state is too large; a very long one is not read to its end."""
+        newest = _FEW_ACTIONS
+        while newest < len(state.actions):
+            if self._size(_keep_newest_actions(state, newest)) > self._state_tokens + _LEFT_OUT_TOKENS:
+                return True
+            newest *= 2
+        return self._size(state) > self._state_tokens
+
+    def _with_newest_actions(self, state: WorldModelState) -> WorldModelState:
+        """Return the state with as many actions as fit, at least the newest one."""
+        newest, keep = _FEW_ACTIONS, partial(_keep_newest_actions, state)
+        while newest < len(state.actions) and self._size(keep(newest)) <= self._state_tokens:
+            newest *= 2
+        return keep(largest_fit(min(newest, len(state.actions)), lambda n: self._size(keep(n)), self._state_tokens))
 
     def prompt_ids(self, state: WorldModelState, call: ToolCall) -> list[int]:
         """Return the ids of `render_prompt`, with a compressed state; a call that is too long is cut."""
         body = _call_body(call)[:_MAX_CHARS]
+        state = _keep_newest_actions(state, self._state_tokens)  # no more can fit: see `compress`
         key = render_state(state), body, _identifying_values(call)  # everything that determines the prompt
         ids = self._prompts.get(key)
         if ids is None:
@@ -215,7 +257,7 @@ class WorldModelCodec:
 
     def _prompt_ids(self, state: WorldModelState, call: ToolCall, body: str) -> list[int]:
         if len(self._encode(body)) > CALL_TOKENS:
-            body = _cut(body, _most(len(body), lambda n: len(self._encode(body[:n])), CALL_TOKENS))
+            body = _cut(body, largest_fit(len(body), lambda n: len(self._encode(body[:n])), CALL_TOKENS))
         return self._start + self._encode(_prompt(self.compress(state, call), body))
 
     def forget(self) -> None:
@@ -333,36 +375,13 @@ def _keep_newest_collected(state: WorldModelState, count: int) -> WorldModelStat
     return replace(state, collected=dict(items[len(items) - count :]))
 
 
-# The parts that may shrink, in this order: (size of the part, state with a part of that size).
+# The parts that may shrink after the actions, in this order: (size of the part, state with a part of that size).
 _SHRINKS: tuple[tuple[Callable[[WorldModelState], int], Callable[[WorldModelState, int], WorldModelState]], ...] = (
-    (lambda state: len(state.actions), _keep_newest_actions),
     (lambda state: len(state.actions[-1][1]) if state.actions else 0, _cut_newest_observation),
     (lambda state: len(state.task), _cut_task),
     (lambda state: len(state.actions[-1][0]) if state.actions else 0, _cut_newest_call),
     (lambda state: len(state.collected), _keep_newest_collected),
 )
-
-
-def _most(limit: int, tokens: Callable[[int], int], budget: int) -> int:
-    """Return the largest size up to `limit` that needs at most `budget` tokens, up to one token.
-
-    Alternates interpolation, because tokens mostly grow linearly with text, with bisection, because they need not.
-    """
-    low, high = 0, limit
-    used, over = tokens(low), tokens(high)
-    if over <= budget:
-        return high
-    halve = False
-    while high - low > 1 and used < budget:
-        guess = (low + high) // 2 if halve else low + (high - low) * (budget - used) // (over - used)
-        guess = min(max(guess, low + 1), high - 1)
-        count = tokens(guess)
-        if count <= budget:
-            low, used = guess, count
-        else:
-            high, over = guess, count
-        halve = not halve
-    return low
 
 
 def _cut(text: str, length: int) -> str:

@@ -32,7 +32,7 @@ class Member:
     counts: bool  # in the mean of its group
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Point:
     step: float
     tasks: float
@@ -42,28 +42,27 @@ class Point:
 
 def points(rows: MetricsRows, times: Sequence[float], key: str, limit: int = POINTS) -> list[Point]:
     """Return the values of one metric; means of neighbouring steps if there are more than `limit`."""
-    found = []
+    found = []  # plain tuples until few are left: a run may have many rows
     for row, seconds in zip(rows, times, strict=True):
-        tasks, value = number(row.get("tasks_seen")), number(row.get(key))
-        if tasks is not None and value is not None:
-            found.append(Point(step=row["step"], tasks=tasks, seconds=seconds, value=value))
-    if len(found) < 2:
-        return found
-    spacing = min(later.step - point.step for point, later in pairwise(found)) or 1
-    steps = (found[-1].step - found[0].step) / spacing + 1
+        value = number(row.get(key))
+        tasks = None if value is None else number(row.get("tasks_seen"))
+        if tasks is not None:
+            found.append((row["step"], tasks, seconds, value))
+    spacing = min((later[0] - one[0] for one, later in pairwise(found)), default=0) or 1
+    steps = (found[-1][0] - found[0][0]) / spacing + 1 if found else 0
     if steps <= limit:
-        return found
+        return [Point(*each) for each in found]
     # By step and in powers of two, so that runs of one group are cut at the same steps.
     together = spacing * 2 ** math.ceil(math.log2(steps / limit))
-    buckets: dict[int, list[Point]] = {}
-    for point in found:
-        buckets.setdefault(math.ceil(point.step / together), []).append(point)
+    buckets: dict[int, list[tuple[Any, ...]]] = {}
+    for each in found:
+        buckets.setdefault(math.ceil(each[0] / together), []).append(each)
     return [
         Point(
             step=index * together,
-            tasks=bucket[-1].tasks,
-            seconds=bucket[-1].seconds,
-            value=fmean(each.value for each in bucket),
+            tasks=bucket[-1][1],
+            seconds=bucket[-1][2],
+            value=fmean(value for *_, value in bucket),
         )
         for index, bucket in buckets.items()
     ]

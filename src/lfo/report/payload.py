@@ -66,6 +66,7 @@ TRAINING = {
     "turns": ("turns per rollout", "number"),
     "drafts": ("imagined calls per rollout", "number"),
     "drafts_kept": ("imagined calls that were kept", "share"),
+    "fresh_right": ("predictions right beside what was heard", "share"),
     "eval/val/drafts_informative": ("rollouts with informative calls, val", "share"),
     "tokens_per_second": ("sampled tokens per second", "number"),
 }
@@ -377,7 +378,7 @@ def _group_key(record: RunRecord) -> str:
 
 def _order(config: RunConfig, seeds: int) -> tuple[bool, bool, int]:
     """Sort key: trained groups first, then controls, the baseline last; groups with more seeds first."""
-    shown = config.lookahead_source in ("world_model", "memory_first") and config.feedback != "other_task"
+    shown = config.source.is_learned and config.feedback != "other_task"
     return config.is_plain_dapo, not shown or config.policy.frozen, -seeds
 
 

@@ -45,6 +45,7 @@ class LivePage:
         self._looked = 0.0
         self._seen: Any = None  # the state of the folders when the page was built
         self._records: list[RunRecord] = []
+        self._read: dict[Path, tuple[Any, RunRecord]] = {}  # each run, and the state of its files when it was read
         self._payload: dict[str, Any] = {}
         self._version = 0
         self._changed: dict[str, tuple[bytes, int]] = {}  # part of the page -> digest, version of its last change
@@ -66,7 +67,8 @@ class LivePage:
         found = self._find()
         seen = [(path, *map(_stamp, _growing(path))) for path in found.runs], found.studies, found.problems
         if seen != self._seen:
-            self._records = [read_run(path) for path in found.runs]
+            self._read = {path: self._reread(path, stamps) for path, *stamps in seen[0]}
+            self._records = [record for _, record in self._read.values()]
             self._payload = build(found, self._records)
             self._seen = seen
         self._payload |= {
@@ -80,6 +82,11 @@ class LivePage:
         if new:
             self._version += 1
             self._changed |= {name: (digest, self._version) for name, digest in new.items()}
+
+    def _reread(self, path: Path, stamps: Any) -> tuple[Any, RunRecord]:
+        """Return a run with the state of its files; only one whose files have changed is read again."""
+        known = self._read.get(path)
+        return known if known is not None and known[0] == stamps else (stamps, read_run(path))
 
     def _find(self) -> Found:
         """Find runs; runs and folders may also appear later."""

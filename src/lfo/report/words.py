@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from lfo.config.sources import SOURCES
 from lfo.runs.comparison_text import interval_in_words, is_control
 from lfo.runs.grouping import FROZEN_POLICY, IMITATION, WITH_FEEDBACK
 from lfo.runs.sample_efficiency import TARGET_SHARE, Comparison, Group, Ratio
@@ -30,10 +31,7 @@ SPOKEN = {
     "teacher=hindsight": "in hindsight",
     "lookahead=off": "no look-ahead",
     "lookahead=environment": "look-ahead asked by the environment",
-    "lookahead_source=truth": "true look-ahead",
-    "lookahead_source=shuffled": "shuffled look-ahead",
-    "lookahead_source=memory": "look-ahead from a plain memory",
-    "lookahead_source=memory_first": "look-ahead from a memory first",
+    **{f"lookahead_source={name}": source.spoken for name, source in SOURCES.items() if source.spoken},
     "feedback=other_task": "feedback of another task",
     "coupling=shared": "one shared adapter",
     "coupling=stacked": "stacked adapters",

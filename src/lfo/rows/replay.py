@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -44,24 +45,56 @@ WORD = re.compile(r"[^\W\d_]+|\d+")
 
 @dataclass(slots=True)
 class ReplayBuffer:
-    """Every distinct reply received so far. Environments are stationary, so old replies stay true.
+    """Every distinct reply received so far. Most environments are stationary, so old replies stay true; where the rules
+    have changed (`lfo.runs.rule_change`), those that were not heard since are forgotten.
 
     A draw depends only on the buffer and the seeds, so a resumed run draws the same examples.
     """
 
     examples: dict[str, WorldModelExample] = field(default_factory=dict)
+    heard: dict[str, int] = field(default_factory=dict)  # the step in which each was received last
+    # Each example when it came and, if that was later, when it was first asked: who counts reads only what is new.
+    news: list[WorldModelExample] = field(init=False, repr=False, compare=False)
+    _keys: list[str] = field(init=False, repr=False, compare=False)
+    _places: dict[str, int] = field(init=False, repr=False, compare=False)  # of each key in the list
+    _asked: bytearray = field(init=False, repr=False, compare=False)  # of each key
+
+    def __post_init__(self) -> None:
+        given, heard = self.examples, self.heard
+        self.examples, self.heard = {}, {}
+        self.news, self._keys, self._places, self._asked = [], [], {}, bytearray()
+        self.add(given.values())
+        self.heard |= heard
 
     def __len__(self) -> int:
         return len(self.examples)
 
-    def add(self, examples: Iterable[WorldModelExample]) -> int:
+    def add(self, examples: Iterable[WorldModelExample], step: int = 0) -> int:
         """Add new examples and return their number. `asked` is never unset: a rollout that saw the predicted reply may
         make the same call later without asking."""
         before = len(self.examples)
         for example in examples:
-            if example.asked or example.key not in self.examples:
-                self.examples[example.key] = example
+            self.heard[example.key] = step
+            known = self.examples.get(example.key)
+            if known is None:
+                self._places[example.key] = len(self._keys)
+                self._keys.append(example.key)
+                self._asked.append(example.asked)
+            elif known.asked or not example.asked:
+                continue
+            self.examples[example.key] = example
+            self._asked[self._places[example.key]] = example.asked
+            self.news.append(example)
         return len(self.examples) - before
+
+    def without(self, before: int) -> ReplayBuffer:
+        """Return a buffer without the examples that were received last before this step."""
+        heard = {key: step for key, step in self.heard.items() if step >= before}
+        return ReplayBuffer({key: example for key, example in self.examples.items() if key in heard}, heard)
+
+    def aged(self) -> ReplayBuffer:
+        """Return the buffer as it is before the first step of another run."""
+        return ReplayBuffer(dict(self.examples), dict.fromkeys(self.examples, -1))
 
     def draw(self, count: int, seeds: Sequence[int], *, asked_first: bool = False) -> list[WorldModelExample]:
         """Return at most `count` different examples, all with the same probability.
@@ -69,11 +102,11 @@ class ReplayBuffer:
         With `asked_first`, calls that look-ahead asks about come before all others, because the world model will be
         asked about these. (With three quarters of such calls it learned half as fast: research/LOG.md.)
         """
-        keys = list(self.examples)
-        shuffled = [keys[index] for index in np.random.default_rng(list(seeds)).permutation(len(keys))]
+        shuffled = np.random.default_rng(list(seeds)).permutation(len(self._keys))
         if asked_first:
-            shuffled.sort(key=lambda key: not self.examples[key].asked)
-        return [self.examples[key] for key in shuffled[:count]]
+            asked = np.frombuffer(bytes(self._asked), dtype=bool)[shuffled]
+            shuffled = np.concatenate([shuffled[asked][:count], shuffled[~asked][:count]])
+        return [self.examples[self._keys[index]] for index in shuffled[:count]]
 
     def save(self, path: Path) -> None:
         """Write the buffer as flat arrays. Token weights are 0 or 1."""
@@ -83,6 +116,7 @@ class ReplayBuffer:
             "tokens": np.array([token for each in examples for token in each.tokens], dtype=np.int32),
             "weights": np.array([weight for each in examples for weight in each.token_weights], dtype=np.uint8),
             "asked": np.array([each.asked for each in examples], dtype=np.uint8),
+            "heard": np.array([self.heard.get(each.key, 0) for each in examples], dtype=np.int32),
             "keys": np.frombuffer(b"".join(bytes.fromhex(each.key) for each in examples), dtype=np.uint8),
         }
         save_file(arrays, path)
@@ -93,14 +127,15 @@ class ReplayBuffer:
         buffer = cls()
         ends = np.cumsum(arrays["lengths"])
         size = len(arrays["keys"]) // max(1, len(ends))
+        heard = arrays.get("heard", np.zeros(len(ends), dtype=np.int32))  # older runs have none
         for index, end in enumerate(ends):
             start = end - arrays["lengths"][index]
             key = arrays["keys"][index * size : (index + 1) * size].tobytes().hex()
             tokens = tuple(map(int, arrays["tokens"][start:end]))
             weights = tuple(map(float, arrays["weights"][start:end]))
-            buffer.examples[key] = WorldModelExample(
-                tokens=tokens, token_weights=weights, key=key, asked=bool(arrays["asked"][index])
-            )
+            asked = bool(arrays["asked"][index])
+            example = WorldModelExample(tokens=tokens, token_weights=weights, key=key, asked=asked)
+            buffer.add([example], int(heard[index]))
         return buffer
 
 
@@ -161,16 +196,16 @@ def with_swapped_names(
 ) -> str:
     """Return the text with each name that is not in `spare` replaced, with probability `chance`, by a random one.
 
-    All occurrences of a name get the same replacement. `names` maps False to words and True to numbers."""
-    known = {name: number for number, some in names.items() for name in some}
+    All occurrences of a name get the same replacement. `names` maps False to words and True to numbers, sorted."""
     swapped: dict[str, str] = {}
 
     def swap(match: re.Match[str]) -> str:
         word = match[0]
-        if word not in known or word in spare:
+        others = names[word.isdigit()]
+        place = bisect_left(others, word)  # there may be many names, and a text has few
+        if others[place : place + 1] != [word] or word in spare:
             return word
         if word not in swapped:
-            others = names[known[word]]
             swapped[word] = others[int(rng.integers(len(others)))] if rng.random() < chance else word
         return swapped[word]
 
@@ -192,47 +227,67 @@ class Practice:
 
     def __init__(self, codec: WorldModelCodec, *, swap_names: float, wording: float) -> None:
         self._codec, self._chance, self._wording = codec, swap_names, wording
-        self._prompts: dict[str, str] = {}  # prompt text of each example, by its key
-        # Identifies the examples that the counts below were made from.
-        self._counted: tuple[int, int] = (0, 0)
-        self._names: dict[bool, list[str]] = {}
+        self._counted: ReplayBuffer | None = None  # whose examples the counts below are of
+        self._seen = 0  # news of that buffer that have been counted
+        self._asked_only = False
         self._replies = 0
         self._replies_with: Counter[int] = Counter()  # token -> number of replies that contain it
+        self._states_with: Counter[str] = Counter()  # word -> number of states that contain it
+        self._words: list[str] = []  # of these states, sorted
+        self._names: dict[bool, list[str]] = {}
 
     def of(
-        self, drawn: Iterable[WorldModelExample], known: Collection[WorldModelExample], seeds: Sequence[int]
+        self,
+        drawn: Iterable[WorldModelExample],
+        known: ReplayBuffer | Iterable[WorldModelExample],
+        seeds: Sequence[int],
     ) -> list[WorldModelExample]:
         """Return the drawn examples, augmented with names and word counts of all `known` examples."""
         if not self._chance and self._wording == 1:
             return list(drawn)
-        self._count(known)
+        self._count(known if isinstance(known, ReplayBuffer) else ReplayBuffer({each.key: each for each in known}))
         rng = np.random.default_rng([*seeds, 1])  # other random numbers than those of the draw
         return [self._weighted(self._renamed(example, rng)) for example in drawn]
 
-    def _count(self, known: Collection[WorldModelExample]) -> None:
-        asked = [example for example in known if example.asked]
-        identity = hash(tuple(example.key for example in known)), len(asked)
-        if self._counted == identity:
+    def _count(self, known: ReplayBuffer) -> None:
+        """Add what is new to the counts, which are those of all examples, or of all asked ones if there are any."""
+        if known is not self._counted:
+            self._counted, self._asked_only = known, False
+            self._start_again()
+        elif self._seen == len(known.news):
             return
-        self._counted = identity
-        first = asked or known
-        self._replies = len(first)
-        self._replies_with = Counter(token for example in first for token in set(example.tokens[example.reply_start :]))
+        news = known.news[self._seen :]
+        if not self._asked_only and any(example.asked for example in news):
+            self._asked_only, news = True, known.news
+            self._start_again()
+        self._seen = len(known.news)
+        first = [example for example in news if example.asked or not self._asked_only]
+        self._replies += len(first)
+        for example in first:
+            self._replies_with.update(set(example.tokens[example.reply_start :]))
         if self._chance:
-            states_with = Counter(word for example in first for word in words(self._prompt(example)))
-            names = names_among(states_with, len(first))
-            self._names = {number: [name for name in names if name.isdigit() == number] for number in (False, True)}
+            self._count_words(first)
 
-    def _prompt(self, example: WorldModelExample) -> str:
-        if example.key not in self._prompts:
-            self._prompts[example.key] = self._codec.prompt_text(example)
-        return self._prompts[example.key]
+    def _count_words(self, examples: Sequence[WorldModelExample]) -> None:
+        for example in examples:
+            found = words(self._codec.prompt_text(example))
+            self._words += [word for word in found if word not in self._states_with]
+            self._states_with.update(found)
+        self._words.sort()  # in linear time: nearly all are in order
+        names = names_among({word: self._states_with[word] for word in self._words}, self._replies)
+        self._names = {number: [name for name in names if name.isdigit() == number] for number in (False, True)}
+
+    def _start_again(self) -> None:
+        self._seen = self._replies = 0
+        self._replies_with, self._states_with = Counter(), Counter()
+        self._words, self._names = [], {}
 
     def _renamed(self, example: WorldModelExample, rng: np.random.Generator) -> WorldModelExample:
         if not self._chance:
             return example
         repeated = words(self._codec.reply_text(example))
-        text = with_swapped_names(self._prompt(example), self._names, spare=repeated, chance=self._chance, rng=rng)
+        prompt = self._codec.prompt_text(example)
+        text = with_swapped_names(prompt, self._names, spare=repeated, chance=self._chance, rng=rng)
         return self._codec.with_prompt(example, text)
 
     def _weighted(self, example: WorldModelExample) -> WorldModelExample:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from lfo.config import RunConfig
 from lfo.objectives.advantages import group_advantages
-from lfo.play.look_ahead import asked_at, imagined
+from lfo.play.look_ahead import Question, asked_at, imagined
 from lfo.play.runner import ENVIRONMENT_FAILURES
 from lfo.protocol.world_model import WorldModelExample
 from lfo.rows.replay import Practice, ReplayBuffer
@@ -55,18 +55,23 @@ def acted_by_policy(rollout: Rollout) -> bool:
     return rollout.stop not in ENVIRONMENT_FAILURES and not rollout.untrained
 
 
-def mark_imagined(group: RolloutGroup) -> RolloutGroup:
+def mark_imagined(group: RolloutGroup, *, any_arguments: bool = False) -> RolloutGroup:
     """Mark real calls as `asked` if some rollout of the group has imagined the same call in the same state.
 
     Only imagined calls that stayed in a rollout count. With those that were taken back, mostly filled-in calls, one run
-    learned far slower (LOG 26).
+    learned far slower (LOG 26). `any_arguments`: a call of the same tool is the same. No two calls with a free text are
+    equal; with a handful of asked calls, each mini-batch would repeat them (LOG 58).
     """
-    drafted = {question.key for rollout in group.rollouts for question, _ in imagined(rollout)}
+
+    def key_of(question: Question) -> Hashable:
+        return (question.call.name, question.place) if any_arguments else question.key
+
+    drafted = {key_of(question) for rollout in group.rollouts for question, _ in imagined(rollout)}
 
     def marked(rollout: Rollout) -> Rollout:
         turns = [
             replace(turn, asked=True)
-            if turn.call is not None and not turn.predicted and asked_at(rollout, index).key in drafted
+            if turn.call is not None and not turn.predicted and key_of(asked_at(rollout, index)) in drafted
             else turn
             for index, turn in enumerate(rollout.turns)
         ]
@@ -144,15 +149,6 @@ def world_model_sample(example: WorldModelExample, *, adapters: tuple[str, ...])
     return TrainingSample.supervised(example.tokens, adapters=adapters, world_model_weights=example.token_weights)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Update:
-    """The updates of a step: one for each mini-batch, in order."""
-
-    mini_batches: Sequence[Sequence[TrainingSample]]
-    world_model_weight: float  # the factor of the world-model loss
-    rate_factor: float  # multiplies every learning rate
-
-
 @dataclass(kw_only=True, slots=True)
 class MiniBatches:
     """Makes the samples of each step of a run."""
@@ -175,13 +171,19 @@ class MiniBatches:
     def count(self) -> int:
         return self.config.rollout.prompts // self.config.rollout.mini_batch_prompts
 
-    def store_successes(self, rollouts: Sequence[Rollout]) -> None:
+    def store_successes(self, rollouts: Sequence[Rollout], step: int = 0) -> None:
         """Store the rollouts that the policy should imitate."""
-        self.successes.add(rollouts)
+        self.successes.add(rollouts, step)
         if self.config.internalise.teacher == "hindsight":
-            self.successes.add_in_hindsight(rollouts, self.predicted_tools)
+            self.successes.add_in_hindsight(rollouts, self.predicted_tools, step)
 
-    def update(
+    def store_best(self, plan: StepPlan, groups: Sequence[RolloutGroup], step: int = 0) -> None:
+        """Store the best rollout of each group in which none succeeded, if the plan imitates those too."""
+        if plan.imitated_from < 1.0:
+            for group in groups:
+                self.successes.add_best(group.rollouts, plan.imitated_from, step)
+
+    def of_step(
         self,
         plan: StepPlan,
         groups: Sequence[RolloutGroup],
@@ -189,24 +191,19 @@ class MiniBatches:
         new_examples: Sequence[Sequence[WorldModelExample]],
         *,
         world_model_weight: float,
-    ) -> Update:
+    ) -> list[list[TrainingSample]]:
         """Return the samples of all mini-batches: the groups `kept`, world-model examples and successes to imitate.
 
-        `new_examples` are those of each group. `world_model_weight` is used in steps that train the world model.
+        `new_examples` are those of each group.
         """
         observed = plan.observed if plan.observed and world_model_weight else NOTHING
-        world_model_weight = world_model_weight if plan.predicts else 0.0
-        kept = kept if plan.reinforces else {}
+        kept, predicts = kept if plan.reinforces else {}, plan.predicts and world_model_weight
         parts = [
             self._policy_samples(kept, observed),
-            self._world_samples(plan, groups, kept, new_examples, observed) if world_model_weight else self._none(),
+            self._world_samples(plan, groups, kept, new_examples, observed) if predicts else self._none(),
             self._imitation_samples(plan.step, plan.imitated_from) if plan.imitates else self._none(),
         ]
-        return Update(
-            mini_batches=[[sample for part in each for sample in part] for each in zip(*parts, strict=True)],
-            world_model_weight=world_model_weight,
-            rate_factor=plan.rate,
-        )
+        return [[sample for part in each for sample in part] for each in zip(*parts, strict=True)]
 
     def examples(self, examples: Sequence[WorldModelExample]) -> list[TrainingSample]:
         return [world_model_sample(example, adapters=self.world_model_adapters) for example in examples]
@@ -237,7 +234,7 @@ class MiniBatches:
         world, seeds = self.config.world_model, (self.config.seed, step, index)
         buffer = self.replay if world.replay else ReplayBuffer({each.key: each for each in new})
         drawn = buffer.draw(world.examples_per_mini_batch, seeds, asked_first=world.replay and self.config.looks_ahead)
-        return self.examples(self.practice.of(drawn, buffer.examples.values(), seeds))
+        return self.examples(self.practice.of(drawn, buffer, seeds))
 
     def _imitation_samples(self, step: int, least: float = 1.0) -> list[list[TrainingSample]]:
         seeds = (self.config.seed, step)

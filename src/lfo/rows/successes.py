@@ -114,32 +114,39 @@ class SuccessBuffer:
     """The newest success of each task. A draw depends only on the buffer and the seeds."""
 
     successes: dict[str, Success] = field(default_factory=dict)
+    made: dict[str, int] = field(default_factory=dict)  # the step of each
 
-    def add(self, rollouts: Iterable[Rollout]) -> None:
+    def add(self, rollouts: Iterable[Rollout], step: int = 0) -> None:
         """Store successful rollouts, except those in which a call was made for the policy."""
         for rollout in rollouts:
             if rollout.succeeded:
-                self._keep(rollout)
+                self._keep(rollout, step)
 
-    def add_best(self, rollouts: Sequence[Rollout], least: float) -> None:
+    def add_best(self, rollouts: Sequence[Rollout], least: float, step: int = 0) -> None:
         """Store the best rollout of a group in which none succeeded, if it has this reward and others have less."""
         best = max(rollouts, key=lambda rollout: rollout.reward)
         stored = self.successes.get(best.task_id)
         differs = best.reward > min(rollout.reward for rollout in rollouts)
         if best.turns and differs and least <= best.reward < 1.0 and (stored is None or stored.reward <= best.reward):
-            self._keep(best)
+            self._keep(best, step)
 
-    def add_in_hindsight(self, rollouts: Iterable[Rollout], tools: Collection[str] | None) -> None:
+    def add_in_hindsight(self, rollouts: Iterable[Rollout], tools: Collection[str] | None, step: int = 0) -> None:
         """Store failed rollouts in hindsight, for tasks without a stored success."""
         for rollout in rollouts:
             better = in_hindsight(rollout, tools)
             if better is not None and rollout.task_id not in self.successes:
-                self._keep(better)
+                self._keep(better, step)
 
-    def _keep(self, rollout: Rollout) -> None:
+    def _keep(self, rollout: Rollout, step: int) -> None:
         success = without_shown(rollout)
         if success.tokens:
             self.successes[rollout.task_id] = success
+            self.made[rollout.task_id] = step
+
+    def forget(self, before: int) -> None:
+        """Drop the successes of before this step: by other rules they may be none."""
+        self.made = {task: step for task, step in self.made.items() if step >= before}
+        self.successes = {task: success for task, success in self.successes.items() if task in self.made}
 
     def draw(self, count: int, seeds: Sequence[int], *, least: float = -math.inf) -> list[Success]:
         """Return at most `count` different successes with at least this reward."""
@@ -155,6 +162,7 @@ class SuccessBuffer:
             "tokens": np.array([token for each in successes for token in each.tokens], dtype=np.int32),
             "sampled": np.array([sampled for each in successes for sampled in each.sampled], dtype=np.uint8),
             "rewards": np.array([each.reward for each in successes], dtype=np.float64),
+            "made": np.array([self.made.get(task, 0) for task in self.successes], dtype=np.int32),
             "name_lengths": np.array([len(name) for name in names], dtype=np.int64),
             "names": np.frombuffer(b"".join(names), dtype=np.uint8),
         }
@@ -163,17 +171,17 @@ class SuccessBuffer:
     @classmethod
     def load(cls, path: Path) -> SuccessBuffer:
         arrays = load_file(path)
-        names = _split(arrays["names"], arrays["name_lengths"])
+        names = [name.tobytes().decode() for name in _split(arrays["names"], arrays["name_lengths"])]
+        made = arrays.get("made", np.zeros(len(names), dtype=np.int32))  # older runs have none
         tokens = _split(arrays["tokens"], arrays["lengths"])
         sampled = _split(arrays["sampled"], arrays["lengths"])
-        rewards = arrays.get("rewards", np.ones(len(names)))  # runs of before have successes only
+        rewards = arrays.get("rewards", np.ones(len(names)))  # older runs have successes only
         return cls(
             {
-                name.tobytes().decode(): Success(
-                    tokens=tuple(map(int, ids)), sampled=tuple(map(bool, where)), reward=got
-                )
-                for name, ids, where, got in zip(names, tokens, sampled, map(float, rewards), strict=True)
-            }
+                name: Success(tokens=tuple(map(int, ids)), sampled=tuple(map(bool, where)), reward=reward)
+                for name, ids, where, reward in zip(names, tokens, sampled, map(float, rewards), strict=True)
+            },
+            dict(zip(names, map(int, made), strict=True)),
         )
 
 

@@ -135,10 +135,7 @@ def done_before(folder: Path, cells: Iterable[Cell]) -> list[Cell]:
 def write_ablation(folder: Path, study: str, cells: Sequence[Cell]) -> None:
     """Write `ablation.json`, for the report and for people."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json_atomic(
-        folder / "ablation.json",
-        {"study": study, "setting": STUDIES[study].setting, "cells": [asdict(cell) for cell in cells]},
-    )
+    write_json_atomic(folder / "ablation.json", as_json(study, cells))
 
 
 # Results
@@ -173,11 +170,9 @@ def table(study: str, cells: Sequence[Cell], found: Mapping[str, Group]) -> list
     return rows
 
 
-def as_json(study: str, cells: Sequence[Cell], found: Mapping[str, Group]) -> dict[str, Any]:
-    """Return the content of `ablation.json` with the result of each value."""
-    return {
-        "study": study,
-        "setting": STUDIES[study].setting,
-        "cells": [asdict(cell) for cell in cells],
-        "values": [{"value": value, **group_as_json(group)} for value, group in found.items()],
-    }
+def as_json(study: str, cells: Sequence[Cell], found: Mapping[str, Group] | None = None) -> dict[str, Any]:
+    """Return the content of `ablation.json`, with the result of each value if they were `found`."""
+    content = {"study": study, "setting": STUDIES[study].setting, "cells": [asdict(cell) for cell in cells]}
+    if found is None:
+        return content
+    return content | {"values": [{"value": value, **group_as_json(group)} for value, group in found.items()]}

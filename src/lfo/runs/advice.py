@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median, variance
 from typing import Any
 
@@ -20,6 +20,7 @@ from lfo.config.couplings import coupling_of
 from lfo.play.runner import ENVIRONMENT_FAILURES
 from lfo.runs.correlation import ACCURACY_KEYS, LOOKAHEAD, VAL
 from lfo.runs.costs import MetricsRows
+from lfo.runs.rule_change import noticed_in
 from lfo.runs.trends import FAR, GAIN, LATELY, MOST_RATIO, Trends, evaluated_tasks, far_below, numbers
 from lfo.types import StopReason
 
@@ -45,6 +46,7 @@ LOW_RATE = 3e-5  # LoRA hardly learns below
 BROKEN = 0.05  # share of rollouts in which the environment failed
 # Share of rollouts that end in a turn without an end. Of 394 kept runs 12 have more, and none of them solves its tasks.
 ENDLESS = 0.2
+RECOVERED = 0.9  # of the share of right predictions before the rules changed
 FEW_DRAFTS = 0.05  # imagined calls per rollout with look-ahead: fewer are as good as none
 FEW_KEPT = 0.1  # share of imagined calls that were kept: below, predictions hardly ever change the calls
 # Sampled rollouts of every kept run have more than half of the success of greedy ones; those of small instruct models
@@ -57,20 +59,20 @@ MEASURE_GATE = "lfo check-env --run RUN"
 class Trouble:
     """`Trouble(name="entropy collapse", figure="entropy fell to 0.004 ...", knob="lower policy.learning_rate")`"""
 
-    name: str
+    name: str = ""  # its key in `_LOOKS`
     figure: str  # the evidence
     knob: str  # the option to change
 
 
 def advise(rows: MetricsRows, config: RunConfig, gate: Mapping[str, Any] | None = None) -> list[Trouble]:
-    """Return all problems in the rows, causes before consequences; a short run can only have a failed `gate`."""
+    """Return all problems in the rows, causes before consequences; a short run can only have a failed `gate` and rules
+    that have changed."""
     training = [row for row in rows if row["step"] > 0]
     run = Trends(rows=rows, training=training, config=config, gate=gate)
-    if len(training) < MIN_STEPS:
-        return [trouble for trouble in (_gate_failed(run),) if trouble is not None]
-    found = [trouble for look in _LOOKS if (trouble := look(run)) is not None]
-    names = {trouble.name for trouble in found}
-    return [trouble for trouble in found if not names & _EXPLAINED_BY.get(trouble.name, set())]
+    names = _LOOKS if len(training) >= MIN_STEPS else ("gate failed", "rules changed")
+    found = {name: trouble for name in names if (trouble := _LOOKS[name](run)) is not None}
+    told = [name for name in found if found.keys().isdisjoint(_EXPLAINED_BY.get(name, ()))]
+    return [replace(found[name], name=name) for name in told]
 
 
 # The problems
@@ -80,9 +82,23 @@ def _gate_failed(run: Trends) -> Trouble | None:
     if run.gate is None or run.gate["helps"] is not False or not run.config.looks_ahead or run.success >= SOLVED:
         return None
     return Trouble(
-        name="gate failed",
         figure=run.gate["verdict"],
         knob="take a base that acts on what it reads, or train without look-ahead (lookahead=off); docs/YOUR_MODEL.md",
+    )
+
+
+def _rules_changed(run: Trends) -> Trouble | None:
+    alarms = noticed_in(run.rows)
+    if not alarms:
+        return None
+    step, noticed = alarms[-1]
+    since = numbers([row for row in run.training if row["step"] > step], "fresh_right")[-LATELY:]
+    if len(since) == LATELY and fmean(since) >= RECOVERED * noticed.before:
+        return None
+    return Trouble(
+        figure=f"at step {step} {noticed.words}",
+        knob="what was heard before is forgotten, so look-ahead recovers by itself; if steps run out first, go on "
+        "with lfo train --from RUN policy.frozen=true (docs/TRAINING.md, When the rules change)",
     )
 
 
@@ -91,7 +107,6 @@ def _environment_fails(run: Trends) -> Trouble | None:
     if not count or broken / count < BROKEN:
         return None
     return Trouble(
-        name="environment errors",
         figure=f"the environment failed in {broken} of the last {count} rollouts ({broken / count:.0%})",
         knob="look at `error` in rollouts/*.jsonl; raise rollout.environment_timeout where it is slow",
     )
@@ -102,7 +117,6 @@ def _endless_turns(run: Trends) -> Trouble | None:
     if not count or endless / count < ENDLESS or run.success >= SOLVED:
         return None
     return Trouble(
-        name="endless turns",
         figure=f"{endless} of the last {count} rollouts ({endless / count:.0%}) ended in a turn of "
         f"{run.config.rollout.max_turn_tokens} tokens without an end",
         knob="if the first steps had such turns too, raise rollout.max_turn_tokens; if not, penalise length "
@@ -126,9 +140,7 @@ def _nothing_to_learn_from(run: Trends) -> Trouble | None:
     else:
         how = f"in {succeeded / groups:.0%} of the last {groups:.0f} groups every rollout succeeded"
         knob = "train on harder levels; success in training does not carry over to val"
-    return Trouble(
-        name="nothing to learn from", figure=f"{how}, so the policy learned from {kept / groups:.0%} of them", knob=knob
-    )
+    return Trouble(figure=f"{how}, so the policy learned from {kept / groups:.0%} of them", knob=knob)
 
 
 def _entropy_collapse(run: Trends) -> Trouble | None:
@@ -137,7 +149,6 @@ def _entropy_collapse(run: Trends) -> Trouble | None:
         return None
     before = f" from {fmean(early):.3f}" if early else ""
     return Trouble(
-        name="entropy collapse",
         figure=f"entropy went{before} to {fmean(lately):.3f} at {run.success:.0%} success: the policy gives one answer "
         "to everything",
         knob="lower policy.learning_rate",
@@ -151,7 +162,6 @@ def _world_model_not_learning(run: Trends) -> Trouble | None:
             return None
         setting = "world_model.weight=0" if config.world_model.weight == 0 else "world_model.predict=none"
         return Trouble(
-            name="world model not learning",
             figure=f"{setting}, so an untrained world model speaks in the look-ahead",
             knob="unless this is the control, set world_model.weight=1 and world_model.predict=default",
         )
@@ -167,7 +177,6 @@ def _world_model_not_learning(run: Trends) -> Trouble | None:
         else f"is right in {fmean(tokens):.0%} of the trained tokens, by weight"
     )
     return Trouble(
-        name="world model not learning",
         figure=f"its loss went from {fmean(losses[0]):.3f} to {fmean(losses[1]):.3f}, and it {seen}",
         knob="raise world_model.learning_rate or world_model.examples_per_mini_batch, keep world_model.replay=true, "
         "and let more rollouts explore (exploration.blind_share)",
@@ -179,7 +188,6 @@ def _imagines_nothing(run: Trends) -> Trouble | None:
     if not drafts or fmean(drafts) >= FEW_DRAFTS or run.success >= SOLVED:
         return None
     return Trouble(
-        name="imagines nothing",
         figure=f"rollouts that look ahead imagine {fmean(drafts):.2f} calls each, at {run.success:.0%} success",
         knob="the policy calls no tool that may be imagined; check world_model.predict",
     )
@@ -190,7 +198,6 @@ def _takes_back(run: Trends) -> Trouble | None:
     if not drafts or fmean(drafts) < FEW_DRAFTS or not kept or fmean(kept) >= FEW_KEPT or run.success >= SOLVED:
         return None
     return Trouble(
-        name="takes back what it imagines",
         figure=f"of {fmean(drafts):.1f} calls that a rollout imagines {fmean(kept):.0%} are kept, at {run.success:.0%} "
         "success: what the world model predicts does not change what the policy does",
         knob=f"measure whether true replies help this base here ({MEASURE_GATE}), also with another imagine.form; read "
@@ -222,7 +229,6 @@ def _weight_too_high(run: Trends) -> Trouble | None:
     if weight < HIGH_WEIGHT or fmean(tokens) < GOOD_TOKENS or run.success >= SOLVED or (run.gains and lost < LOST):
         return None
     return Trouble(
-        name="weight too high",
         figure=f"with weight {weight:g} the world model is right in {fmean(tokens):.0%} of the trained tokens, by "
         f"weight, while success on val is {run.val[-1]:.0%} (best {max(run.val):.0%})",
         knob="lower world_model.weight (0.01 to 0.05 where one adapter carries both losses), or set "
@@ -249,9 +255,7 @@ def _success_lost(run: Trends) -> Trouble | None:
     else:
         figure += "" if math.isnan(now_right) else f", while look-ahead is right in {now_right:.0%} of cases"
         knob = "lower policy.learning_rate (to a third)"
-    return Trouble(
-        name="success lost", figure=figure, knob=f"{knob}; the best checkpoint is kept: lfo eval --adapter best"
-    )
+    return Trouble(figure=figure, knob=f"{knob}; the best checkpoint is kept: lfo eval --adapter best")
 
 
 def _lookahead_hinders(run: Trends) -> Trouble | None:
@@ -262,7 +266,6 @@ def _lookahead_hinders(run: Trends) -> Trouble | None:
     if len(sighted) < LATELY or helped or fmean(blind) - fmean(sighted) < HINDERS:
         return None
     return Trouble(
-        name="look-ahead hinders",
         figure=f"over the last {LATELY} evaluations success on val is {fmean(sighted):.0%} with look-ahead and "
         f"{fmean(blind):.0%} without",
         knob="use the policy without it (lfo eval --no-lookahead), or train with lookahead=off; a reply that does not "
@@ -279,7 +282,6 @@ def _changes_nothing(run: Trends) -> Trouble | None:
     if len(sighted) < LATELY or differ:
         return None
     return Trouble(
-        name="look-ahead changes nothing",
         figure=f"over the last {LATELY} evaluations success on val is {fmean(sighted):.0%} with look-ahead and "
         f"{fmean(blind):.0%} without",
         knob=f"measure whether true replies help this base here ({MEASURE_GATE}); if they do, predictions are wrong or "
@@ -293,7 +295,6 @@ def _sampled_calls_break(run: Trends) -> Trouble | None:
         return None
     temperature = run.config.rollout.temperature
     return Trouble(
-        name="sampled calls break",
         figure=f"greedy rollouts with look-ahead succeed in {fmean(greedy):.0%} of val, those of training, sampled at "
         f"temperature {temperature:g}, in {fmean(sampled):.0%}",
         knob=f"lower rollout.temperature, as to {temperature / 2:g}; {MEASURE_GATE} measures how many calls are valid",
@@ -304,7 +305,6 @@ def _never_rises(run: Trends) -> Trouble | None:
     if len(run.val) <= LATELY or run.success >= SOLVED or max(run.val[1:]) - run.val[0] >= GAIN:
         return None
     return Trouble(
-        name="val never rises",
         figure=f"success on val began at {run.val[0]:.0%} and was at most {max(run.val[1:]):.0%} in "
         f"{len(run.val) - 1} evaluations",
         knob=f"measure what this base can do here ({MEASURE_GATE}): alone, with true replies, with feedback",
@@ -328,7 +328,6 @@ def _losses_flat(run: Trends) -> Trouble | None:
             "internalise.teacher=policy): the rates are usual ones"
         )
     return Trouble(
-        name="both losses flat",
         figure=f"policy loss {fmean(policy[0]):.3f} to {fmean(policy[1]):.3f}, world-model loss {fmean(world[0]):.3f} "
         f"to {fmean(world[1]):.3f}, success {run.success:.0%}, at learning rates {rates[0]:g} and {rates[1]:g}",
         knob=knob,
@@ -351,35 +350,34 @@ def _gradient_imbalance(run: Trends) -> Trouble | None:
         return None
     if ratio < 1:
         return Trouble(
-            name="gradient imbalance",
             figure=f"the gradient of the world model was {1 / ratio:.0f} times the policy's, {_over(ratios)}",
             knob="raise policy.learning_rate, or lower world_model.weight with coupling=shared",
         )
     return Trouble(
-        name="gradient imbalance",
         figure=f"the gradient of the policy was {ratio:.0f} times the world model's, {_over(ratios)}",
         knob="raise world_model.learning_rate or world_model.examples_per_mini_batch",
     )
 
 
-_LOOKS: Sequence[Callable[[Trends], Trouble | None]] = (
-    _gate_failed,
-    _environment_fails,
-    _endless_turns,
-    _nothing_to_learn_from,
-    _entropy_collapse,
-    _losses_flat,
-    _world_model_not_learning,
-    _imagines_nothing,
-    _takes_back,
-    _weight_too_high,
-    _success_lost,
-    _lookahead_hinders,
-    _changes_nothing,
-    _sampled_calls_break,
-    _never_rises,
-    _gradient_imbalance,
-)
+_LOOKS: Mapping[str, Callable[[Trends], Trouble | None]] = {
+    "gate failed": _gate_failed,
+    "rules changed": _rules_changed,
+    "environment errors": _environment_fails,
+    "endless turns": _endless_turns,
+    "nothing to learn from": _nothing_to_learn_from,
+    "entropy collapse": _entropy_collapse,
+    "both losses flat": _losses_flat,
+    "world model not learning": _world_model_not_learning,
+    "imagines nothing": _imagines_nothing,
+    "takes back what it imagines": _takes_back,
+    "weight too high": _weight_too_high,
+    "success lost": _success_lost,
+    "look-ahead hinders": _lookahead_hinders,
+    "look-ahead changes nothing": _changes_nothing,
+    "sampled calls break": _sampled_calls_break,
+    "val never rises": _never_rises,
+    "gradient imbalance": _gradient_imbalance,
+}
 
 # A problem hides its consequences.
 _EXPLAINED_BY: Mapping[str, set[str]] = {
@@ -391,9 +389,9 @@ _EXPLAINED_BY: Mapping[str, set[str]] = {
     "val never rises": {
         *("gate failed", "environment errors", "endless turns", "nothing to learn from", "entropy collapse"),
         *("world model not learning", "weight too high", "imagines nothing", "takes back what it imagines"),
-        "success lost",
+        *("success lost", "rules changed"),
     },
-    "success lost": {"environment errors", "endless turns", "entropy collapse", "weight too high"},
+    "success lost": {"rules changed", "environment errors", "endless turns", "entropy collapse", "weight too high"},
     "gradient imbalance": {"nothing to learn from", "success lost"},
 }
 

@@ -50,8 +50,7 @@ def is_control(group: Group) -> bool:
     config = group.runs[0].config
     if config is None:
         return False
-    other = config.lookahead_source in ("truth", "shuffled") or config.feedback == "other_task"
-    return other or config.policy.frozen
+    return config.source.is_control or config.feedback == "other_task" or config.policy.frozen
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:

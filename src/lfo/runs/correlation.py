@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -40,9 +42,11 @@ def correlation(runs: Sequence[Sequence[Mapping[str, Any]]]) -> Correlation | No
     pairs = []
     for rows in runs:
         points = [row for row in rows if isinstance(row.get(VAL), int | float)]
+        reached = list(accumulate((row["step"] for row in points), max))  # the furthest step up to each
         for row in points:
-            later = next((other for other in points if other["step"] >= row["step"] + steps), None)
-            if later is not None and isinstance(row.get(key), int | float):
+            index = bisect_left(reached, row["step"] + steps)
+            if index < len(points) and isinstance(row.get(key), int | float):
+                later = points[index]
                 pairs.append((row[key], later[VAL] - row[VAL], later[VAL]))
     columns = list(zip(*pairs, strict=True)) or [(), (), ()]
     return Correlation(

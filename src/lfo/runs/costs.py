@@ -21,9 +21,12 @@ COSTS = {
 }
 
 
+_NUMBERS = (int, float)  # a union would be made anew for each of a million values
+
+
 def number(value: Any) -> float | None:
     """Return a finite number, or None for any other value in a file."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    if isinstance(value, _NUMBERS) and not isinstance(value, bool) and math.isfinite(value):
         return float(value)
     return None
 
@@ -34,12 +37,8 @@ def training_seconds(rows: MetricsRows) -> list[float]:
     >>> training_seconds([{"seconds/eval": 9.0}, {"seconds/rollout": 2.0, "seconds/update": 1.0}, {"step": 2}])
     [0.0, 3.0, 3.0]
     """
-    return list(accumulate(sum(_seconds(row).values()) - _seconds(row).get("seconds/eval", 0.0) for row in rows))
-
-
-def all_seconds(rows: MetricsRows) -> float:
-    """Return the seconds of rollouts, updates and evaluations."""
-    return sum(sum(_seconds(row).values()) for row in rows)
+    phases = map(_seconds, rows)
+    return list(accumulate(sum(each.values()) - each.get("seconds/eval", 0.0) for each in phases))
 
 
 def _seconds(row: Mapping[str, Any]) -> dict[str, float]:

@@ -226,15 +226,8 @@ class RunDirectory:
         with self._writing("data.json"):
             write_json_atomic(self.path / "data.json", _finite(description))
 
-    def write_rollouts(self, step: int, rows: Iterable[Mapping[str, Any]]) -> Path:
-        """Write sample rollouts of one step."""
-        return self._write_rows("rollouts", step, rows)
-
-    def write_predictions(self, step: int, rows: Iterable[Mapping[str, Any]]) -> Path:
-        """Write replies that the world model predicted at one step."""
-        return self._write_rows("predictions", step, rows)
-
-    def _write_rows(self, what: str, step: int, rows: Iterable[Mapping[str, Any]]) -> Path:
+    def write_samples(self, what: str, step: int, rows: Iterable[Mapping[str, Any]]) -> Path:
+        """Write sample `rollouts` of one step, or replies that the world model predicted (`predictions`)."""
         path = self.path / what / f"{step_name(step)}.jsonl"
         with self._writing(f"sample {what}"):
             path.parent.mkdir(exist_ok=True)

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -33,8 +33,8 @@ CLIENT_GONE = 499  # the client has disconnected and reads no status
 Submit = Callable[[ChatRequest], "Future[Reply]"]
 
 
-def make_app(submit: Submit, *, model: str, token: str) -> ASGIApp:
-    """Return the application with the endpoints of one served model."""
+def make_app(submit: Submit, *, model: str, token: str, figures: Callable[[], str] = str) -> ASGIApp:
+    """Return the application with the endpoints of one served model; `figures` returns what /metrics shows."""
 
     async def chat(request: Request) -> Response:
         wanted = wire.parse_request(await _body(request), model=model)
@@ -49,6 +49,9 @@ def make_app(submit: Submit, *, model: str, token: str) -> ASGIApp:
     async def models(request: Request) -> Response:
         return JSONResponse(wire.models(model))
 
+    async def metrics(request: Request) -> Response:
+        return PlainTextResponse(figures())
+
     async def refused(request: Request, error: Exception) -> Response:
         known = error if isinstance(error, RefusedRequest) else RefusedRequest(str(error), status=500)
         return JSONResponse(known.body(), status_code=known.status)
@@ -58,15 +61,19 @@ def make_app(submit: Submit, *, model: str, token: str) -> ASGIApp:
 
     async def not_found(request: Request, error: Exception) -> Response:
         status = getattr(error, "status_code", 404)
-        known = RefusedRequest("this server only has /v1/chat/completions and /v1/models", status=status)
+        known = RefusedRequest("this server only has /v1/chat/completions, /v1/models and /metrics", status=status)
         return JSONResponse(known.body(), status_code=status)
 
-    routes = [Route("/v1/chat/completions", chat, methods=["POST"]), Route("/v1/models", models, methods=["GET"])]
+    routes = [
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/models", models, methods=["GET"]),
+        Route("/metrics", metrics, methods=["GET"]),
+    ]
     handlers = {LfoError: refused, ClientDisconnect: gone, 404: not_found, 405: not_found}
-    return _Guarded(Starlette(routes=routes, exception_handlers=handlers), token)
+    return Guarded(Starlette(routes=routes, exception_handlers=handlers), token)
 
 
-class _Guarded:
+class Guarded:
     """Returns 403 on every path without the token."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
@@ -127,12 +134,15 @@ def listen(host: str, port: int) -> socket.socket:
         raise UsageError(f"cannot listen on {host} port {port}: {reason}; choose another --port or --host") from error
 
 
-def make_server(app: ASGIApp) -> uvicorn.Server:
+def make_server(app: ASGIApp, *, passes_through: bool = False) -> uvicorn.Server:
+    """Return a server; one that passes answers through adds no headers, and tells the app when it starts and ends."""
     config = uvicorn.Config(
         app,
+        server_header=not passes_through,
+        date_header=not passes_through,
         log_level="warning",
         access_log=False,
-        lifespan="off",
+        lifespan="on" if passes_through else "off",
         http=Connection,
         ws="none",
         limit_concurrency=most_connections(),

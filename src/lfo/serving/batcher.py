@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ from lfo.play.look_ahead import Deliberation
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import without_calls
 from lfo.serving.conversations import Answered, Context, Conversations, packed
+from lfo.serving.fresh import Listener
 from lfo.serving.speaker import Speaker, SpeakingSlots
 from lfo.serving.upstream import Failed
 from lfo.serving.wire import ChatRequest, RefusedRequest, Reply, message_of, read_message
@@ -74,21 +76,21 @@ class Batcher:
 
     def __init__(self, speaker: Speaker, *, lookahead: bool = True, slots: int = SLOTS) -> None:
         self._lookahead = speaker.lookahead if lookahead else None
-        if self._lookahead is not None and speaker.config.lookahead_source in ("truth", "shuffled"):
+        if self._lookahead is not None and speaker.config.source.is_control:
             source = speaker.config.lookahead_source
             raise UsageError(
                 f"this run looks ahead by lookahead_source={source}, a control that needs the environment's own tasks; "
                 "serve it with --no-lookahead"
             )
         self._speaker, self._count = speaker, slots
+        self.listener = Listener(self._lookahead, speaker.make_environment())
         self._default_tools = _name_of(speaker.make_environment().tools())
-        self._codecs: OrderedDict[str, ChatCodec] = OrderedDict({self._default_tools: speaker.codec})
+        self._codec = lru_cache(maxsize=CODECS)(self._make_codec)
         self._conversations = Conversations()
         self._waiting: queue.Queue[Job | None] = queue.Queue(WAITING)
         self._thread = threading.Thread(target=self._work, name="batcher", daemon=True)
         self._slots = Slots(speaker.new_slots(slots), slots)
-        self.sampled_tokens = 0  # including drafts, for measurements
-        self.batches = 0
+        self.batches = 0  # for measurements
 
     def __enter__(self) -> Batcher:
         self._thread.start()
@@ -160,7 +162,7 @@ class Batcher:
         """Answer jobs of one kind; an error in one job fails only that job."""
         ready: list[Ready] = []
         with _failing(*jobs):
-            codec = self._codec(key, jobs[0].request)
+            codec = self._codec(key.tools)
             self._slots.begin()
             for job in jobs:
                 with _failing(job):
@@ -174,27 +176,23 @@ class Batcher:
             for each in ready:
                 with _failing(each.job):
                     each.job.answer.set_result(self._reply(each, codec, key))
+            self.listener.hear([each.context for each in ready])
 
-    def _codec(self, key: Key, request: ChatRequest) -> ChatCodec:
-        if key.tools not in self._codecs:
-            try:
-                self._codecs[key.tools] = ChatCodec(
-                    self._speaker.tokenizer, request.tools or (), thinking=self._speaker.config.rollout.thinking
-                )
-            except LfoError as error:
-                raise RefusedRequest(f"these tools cannot be described to the model: {error}", param="tools") from error
-            while len(self._codecs) > CODECS:
-                self._codecs.popitem(last=False)
-        self._codecs.move_to_end(key.tools)
-        return self._codecs[key.tools]
+    def _make_codec(self, tools: str) -> ChatCodec:
+        if tools == self._default_tools:
+            return self._speaker.codec
+        try:
+            thinking = self._speaker.config.rollout.thinking
+            return ChatCodec(self._speaker.tokenizer, json.loads(tools), thinking=thinking)
+        except LfoError as error:
+            raise RefusedRequest(f"these tools cannot be described to the model: {error}", param="tools") from error
 
     def _prepare(self, job: Job, codec: ChatCodec, key: Key) -> Ready:
         try:
             context = self._conversations.context(job.request, codec, key.tools)
         except LfoError as error:
-            raise RefusedRequest(
-                f"these messages cannot be written for the model: {error}", param="messages"
-            ) from error
+            sentence = f"these messages cannot be written for the model: {error}"
+            raise RefusedRequest(sentence, param="messages") from error
         most = self._speaker.config.rollout.max_context
         if len(context.tokens) >= most:
             sentence = f"the conversation has {len(context.tokens)} tokens, and the run's context ends at {most}"
@@ -237,11 +235,6 @@ class Batcher:
         if deliberation is not None:
             deliberation.reconsider([episode for episode in episodes if episode.stop is None], 0, key.temperature)
         self.batches += 1
-        sampled = (
-            sum(origin == Origin.SAMPLED for origin in episode.origins) + episode.discarded_tokens
-            for episode in episodes
-        )
-        self.sampled_tokens += sum(sampled)
 
     def _reply(self, ready: Ready, codec: ChatCodec, key: Key) -> Reply:
         """Return the message of an episode for the client, and keep its tokens for the next request."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 from lfo.protocol.chat import ChatCodec
@@ -103,13 +103,7 @@ def _grown(context: Context, rest: Sequence[Message], codec: ChatCodec) -> Conte
         else:
             tokens += codec.after_action(*replies, stopped=True).ids
         turns += _turns(said, replies)
-    return Context(
-        opening=context.opening,
-        tokens=tokens,
-        turns=tuple(turns),
-        transcript=(*context.transcript, *rest),
-        slot=context.slot,
-    )
+    return replace(context, tokens=tokens, turns=tuple(turns), transcript=(*context.transcript, *rest))
 
 
 def _written(messages: Sequence[Message], codec: ChatCodec) -> Context:
@@ -126,18 +120,9 @@ def _written(messages: Sequence[Message], codec: ChatCodec) -> Context:
 
 
 def _turns(said: str, replies: Sequence[str]) -> list[Turn]:
-    """Return the exchanges of one message, one for each call with a reply."""
-    return [_turn(action, observation) for action, observation in zip(one_by_one(said), replies, strict=False)]
-
-
-def _turn(action: str, observation: str) -> Turn:
-    """Return a real exchange, without spans: only training needs them."""
-    return Turn(
-        action=action,
-        observation=observation,
-        call=read_tool_call(action),
-        action_start=0,
-        action_end=0,
-        observation_start=0,
-        observation_end=0,
-    )
+    """Return the exchanges of one message, one for each call with a reply; without spans, which only training needs."""
+    spans = dict.fromkeys(("action_start", "action_end", "observation_start", "observation_end"), 0)
+    return [
+        Turn(action=action, observation=observation, call=read_tool_call(action), **spans)
+        for action, observation in zip(one_by_one(said), replies, strict=False)
+    ]

@@ -22,8 +22,8 @@ from http.client import HTTPException
 from typing import Any
 
 from lfo.errors import WorkError
-from lfo.play.episode import Dictated
 from lfo.play.predictors import Complete
+from lfo.types import Speech
 
 PATIENCE = 300.0  # seconds to wait for one completion
 AT_ONCE = 64
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Failed(Dictated):
+class Failed(Speech):
     """The empty message of a prompt that the server refused or failed on."""
 
     tokens: tuple[int, ...] = ()
@@ -62,10 +62,10 @@ class Upstream:
         limits: Sequence[int],
         temperature: float,
         seeds: Sequence[int],
-    ) -> list[Dictated]:
+    ) -> list[Speech]:
         """Return the completions of all prompts, requested in parallel; an error fails only its own prompt."""
 
-        def one(prompt: Sequence[int], limit: int, seed: int) -> Dictated:
+        def one(prompt: Sequence[int], limit: int, seed: int) -> Speech:
             body = {
                 "model": model,
                 "prompt": list(prompt),
@@ -83,7 +83,7 @@ class Upstream:
 
         return list(self._pool.map(one, prompts, limits, seeds))
 
-    def _read(self, answer: Any, limit: int) -> Dictated:
+    def _read(self, answer: Any, limit: int) -> Speech:
         try:
             choice = answer["choices"][0]
             tokens, stopped = array("i", choice["token_ids"]).tolist(), choice["finish_reason"] == "stop"
@@ -93,7 +93,7 @@ class Upstream:
             raise WorkError(f"{self._url} returned no token ids: lfo serve needs vLLM 0.10.2 or later") from None
         if stopped and (not tokens or tokens[-1] not in self.ends):
             tokens.append(self.ends[0])
-        return Dictated(tokens=tuple(tokens[:limit]), logprobs=(0.0,) * min(len(tokens), limit), stopped=stopped)
+        return Speech(tokens=tuple(tokens[:limit]), logprobs=(0.0,) * min(len(tokens), limit), stopped=stopped)
 
     def _ask(self, path: str, body: Any = None) -> Any:
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
@@ -132,7 +132,7 @@ class UpstreamSlots:
 
     def decode(
         self, slots: Sequence[int], *, max_new_tokens: Sequence[int], temperature: float, uniforms: Any
-    ) -> list[Dictated]:
+    ) -> list[Speech]:
         limits = [min(limit, self.room(slot)) for slot, limit in zip(slots, max_new_tokens, strict=True)]
         seeds = [int(numbers[0] * 2**31) for numbers in uniforms]
         prompts = [self._tokens[slot] for slot in slots]

@@ -14,12 +14,13 @@ import math
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, cast
 
 from lfo.errors import UsageError
-from lfo.protocol.hermes import format_tool_call, nests_deeper
+from lfo.protocol.hermes import format_tool_call, has_half_character, nests_deeper
 from lfo.serving.options import unsupported
 from lfo.types import Message, Role, ToolCall, Turn
 
@@ -75,17 +76,22 @@ def parse_request(body: bytes, *, model: str) -> ChatRequest:
         wanted = _read_json(body.decode("utf-8-sig"))
     except (ValueError, RecursionError):
         raise RefusedRequest("the body is not a JSON object in UTF-8") from None
-    if not isinstance(wanted, dict) or nests_deeper(wanted, MAX_NESTING):
-        raise RefusedRequest(f"the body must be a JSON object, nested at most {MAX_NESTING} deep")
-    _check_model(wanted.get("model"), model)
-    _check_options(wanted)
+    right = isinstance(wanted, dict) and not nests_deeper(wanted, MAX_NESTING)
+    _require(right, f"the body must be a JSON object, nested at most {MAX_NESTING} deep")
+    name, stream = _part(wanted, "model"), _part(wanted, "stream")
+    _require(isinstance(name, str), f"model must be the name of the served model, {model!r}", "model")
+    if name != model:
+        sentence = f"there is no model {name[:80]!r}; this server has {model!r}"
+        raise RefusedRequest(sentence, param="model", code="model_not_found", status=404)
+    if refused := unsupported(wanted):
+        raise RefusedRequest(refused[1], param=refused[0])
+    _require(isinstance(stream, bool | None), "stream must be true or false", "stream")
     messages, call_ids = _read_messages(wanted.get("messages"))
     limit = _number(wanted, "max_completion_tokens", whole=True, low=1)
     if limit is None:
         limit = _number(wanted, "max_tokens", whole=True, low=1)
     temperature = _number(wanted, "temperature", low=0, high=2)
     seed = _number(wanted, "seed", whole=True)
-    stream_options = wanted.get("stream_options") or {}
     return ChatRequest(
         messages=messages,
         call_ids=call_ids,
@@ -93,25 +99,18 @@ def parse_request(body: bytes, *, model: str) -> ChatRequest:
         temperature=0.0 if temperature is not None and temperature < GREEDY_BELOW else temperature,
         max_tokens=None if limit is None else int(limit),
         seed=None if seed is None else int(seed) % 2**63,
-        stream=wanted.get("stream") is True,
-        usage_in_stream=isinstance(stream_options, dict) and stream_options.get("include_usage") is True,
+        stream=stream is True,
+        usage_in_stream=_part(wanted.get("stream_options"), "include_usage") is True,
     )
 
 
-def _check_model(name: Any, model: str) -> None:
-    if not isinstance(name, str):
-        raise RefusedRequest(f"model must be the name of the served model, {model!r}", param="model")
-    if name != model:
-        sentence = f"there is no model {name[:80]!r}; this server has {model!r}"
-        raise RefusedRequest(sentence, param="model", code="model_not_found", status=404)
+def _part(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, dict) else None
 
 
-def _check_options(wanted: Mapping[str, Any]) -> None:
-    if refused := unsupported(wanted):
-        name, sentence = refused
-        raise RefusedRequest(sentence, param=name)
-    if not isinstance(wanted.get("stream"), bool | None):
-        raise RefusedRequest("stream must be true or false", param="stream")
+def _require(holds: bool, sentence: str, param: str | None = None) -> None:
+    if not holds:
+        raise RefusedRequest(sentence, param=param)
 
 
 def _number(
@@ -121,10 +120,9 @@ def _number(
     if value is None:
         return None
     right = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-    if not right or not low <= value <= high:
-        limits = [f"from {low:g}"] * (low > -math.inf) + [f"up to {high:g}"] * (high < math.inf)
-        kind = "a whole number" if whole else "a number"
-        raise RefusedRequest(f"{name} must be {' '.join([kind, *limits])}", param=name)
+    limits = [f"from {low:g}"] * (low > -math.inf) + [f"up to {high:g}"] * (high < math.inf)
+    kind = "a whole number" if whole else "a number"
+    _require(right and low <= value <= high, f"{name} must be {' '.join([kind, *limits])}", name)
     return value
 
 
@@ -132,8 +130,8 @@ def _number(
 
 
 def _read_messages(given: Any) -> tuple[tuple[Message, ...], tuple[str | None, ...]]:
-    if not isinstance(given, list) or not 1 <= len(given) <= MAX_MESSAGES:
-        raise RefusedRequest(f"messages must be a list of 1 to {MAX_MESSAGES} messages", param="messages")
+    right = isinstance(given, list) and 1 <= len(given) <= MAX_MESSAGES
+    _require(right, f"messages must be a list of 1 to {MAX_MESSAGES} messages", "messages")
     called: dict[str, str] = {}  # id of a call -> name of its tool
     messages, call_ids = [], []
     for index, each in enumerate(_in_order_of_calls(given)):
@@ -141,10 +139,8 @@ def _read_messages(given: Any) -> tuple[tuple[Message, ...], tuple[str | None, .
         messages.append(message)
         called |= ids
         call_ids.append(next(iter(ids), None))
-    if messages[-1].role == "assistant":
-        raise RefusedRequest(
-            "the last message must not be the assistant's: there is nothing to answer", param="messages"
-        )
+    answerable = messages[-1].role != "assistant"
+    _require(answerable, "the last message must not be the assistant's: there is nothing to answer", "messages")
     return tuple(messages), tuple(call_ids)
 
 
@@ -158,12 +154,12 @@ def _in_order_of_calls(given: Sequence[Any]) -> list[Any]:
     """
     ordered: list[Any] = []
     indices: dict[str, int] = {}
-    for replies, group in groupby(given, key=lambda each: isinstance(each, dict) and each.get("role") == "tool"):
+    for replies, group in groupby(given, key=lambda each: _part(each, "role") == "tool"):
         part = list(group)
         if replies:
             part.sort(key=lambda each: indices.get(str(each.get("tool_call_id")), len(indices)))
         else:
-            calls = part[-1].get("tool_calls") if isinstance(part[-1], dict) else None
+            calls = _part(part[-1], "tool_calls")
             calls = calls if isinstance(calls, list) else []
             indices = {str(call.get("id")): index for index, call in enumerate(calls) if isinstance(call, dict)}
         ordered += part
@@ -172,22 +168,20 @@ def _in_order_of_calls(given: Sequence[Any]) -> list[Any]:
 
 def read_message(given: Any, called: Mapping[str, str], where: str) -> tuple[Message, dict[str, str]]:
     """Return a message as the policy wrote or reads it, with the ids of its calls; calls are part of the text."""
-    if not isinstance(given, dict) or given.get("role") not in SPEAKERS:
-        raise RefusedRequest(f"{where} must be an object whose role is one of {', '.join(SPEAKERS)}", param=where)
+    right = isinstance(given, dict) and given.get("role") in SPEAKERS
+    _require(right, f"{where} must be an object whose role is one of {', '.join(SPEAKERS)}", where)
     speaker = given["role"]
     content = _text(given.get("content"), where, may_be_absent=speaker == "assistant")
     name, ids = None, {}
     if speaker == "assistant":
         calls = given.get("tool_calls") or []
-        if not isinstance(calls, list):
-            raise RefusedRequest(f"{where}.tool_calls must be a list", param=where)
+        _require(isinstance(calls, list), f"{where}.tool_calls must be a list", where)
         read = [_read_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)]
         ids = {number: call.name for number, call in read}
         content = "\n".join(filter(None, [content, *(format_tool_call(call) for _, call in read)]))
     elif speaker == "tool":
-        number = given.get("tool_call_id")
-        if not isinstance(number, str):
-            raise RefusedRequest(f"{where}.tool_call_id must be the id of a call", param=where)
+        number = _part(given, "tool_call_id")
+        _require(isinstance(number, str), f"{where}.tool_call_id must be the id of a call", where)
         name = called.get(number)
     role = "system" if speaker == "developer" else speaker
     return Message(role=cast(Role, role), content=content, name=name), ids
@@ -211,39 +205,32 @@ def _whole(text: str) -> str:
 
 
 def _read_call(given: Any, where: str) -> tuple[str, ToolCall]:
-    function = given.get("function") if isinstance(given, dict) else None
-    if not isinstance(function, dict) or not isinstance(given.get("id"), str):
-        raise RefusedRequest(f"{where} must have an id and a function", param=where)
-    name, arguments = function.get("name"), function.get("arguments")
-    try:
-        read = _read_json(arguments) if isinstance(arguments, str) else None
-    except (ValueError, RecursionError):
-        read = None
-    if not isinstance(name, str) or not isinstance(read, dict) or nests_deeper(read, MAX_NESTING):
-        raise RefusedRequest(f"{where}.function must have a name, and arguments that are a JSON object", param=where)
-    if _has_half_character([name, read]):
-        raise RefusedRequest(f"{where} contains half of a Unicode surrogate pair", param=where)
-    return given["id"], ToolCall(name=name, arguments=read)
+    function, number = _part(given, "function"), _part(given, "id")
+    right = isinstance(function, dict) and isinstance(number, str)
+    _require(right, f"{where} must have an id and a function", where)
+    name, read = _part(function, "name"), None
+    with suppress(TypeError, ValueError, RecursionError):
+        read = _read_json(_part(function, "arguments"))
+    right = isinstance(name, str) and isinstance(read, dict) and not nests_deeper(read, MAX_NESTING)
+    _require(right, f"{where}.function must have a name, and arguments that are a JSON object", where)
+    _require(not has_half_character([name, read]), f"{where} contains half of a Unicode surrogate pair", where)
+    return number, ToolCall(name=name, arguments=cast(dict[str, Any], read))
 
 
 def _read_tools(given: Any) -> tuple[Mapping[str, Any], ...] | None:
     if given is None:
         return None
-    if not isinstance(given, list) or len(given) > MAX_TOOLS:
-        raise RefusedRequest(f"tools must be a list of at most {MAX_TOOLS} tools", param="tools")
+    right = isinstance(given, list) and len(given) <= MAX_TOOLS
+    _require(right, f"tools must be a list of at most {MAX_TOOLS} tools", "tools")
     for index, tool in enumerate(given):
         where = f"tools[{index}]"
-        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise RefusedRequest(
-                f"{where} must be of the type function, and its function must have a name", param=where
-            )
-        right = {"parameters": dict, "description": str}
-        if not all(isinstance(function.get(name), kind | None) for name, kind in right.items()):
-            sentence = f"{where}.function.parameters must be an object and its description text"
-            raise RefusedRequest(sentence, param=where)
-    if _has_half_character(given):
-        raise RefusedRequest("tools contain half of a Unicode surrogate pair", param="tools")
+        function = _part(tool, "function") if _part(tool, "type") == "function" else None
+        named = isinstance(function, dict) and isinstance(_part(function, "name"), str)
+        _require(named, f"{where} must be of the type function, and its function must have a name", where)
+        types = {"parameters": dict, "description": str}
+        right = all(isinstance(_part(function, name), kind | None) for name, kind in types.items())
+        _require(right, f"{where}.function.parameters must be an object and its description text", where)
+    _require(not has_half_character(given), "tools contain half of a Unicode surrogate pair", "tools")
     return tuple(given)
 
 
@@ -270,15 +257,6 @@ def _float(text: str) -> float:
 
 def _constant(name: str) -> None:
     raise RefusedRequest(f"{name} in the request is not a JSON value")
-
-
-def _has_half_character(value: Any) -> bool:
-    """Whether a JSON value contains half of a Unicode surrogate pair, which is no text."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return True
-    return False
 
 
 # --- answers -------------------------------------------------------------------------------------------------------

@@ -46,15 +46,12 @@ def model_card(agent: Agent, run: Path, form: str, own_world_model: bool) -> str
     ]
     return _template().render(
         base=base,
-        base_is_local=Path(base).is_absolute(),
         acts_alone=acts_alone,
         config=config,
-        embedded=config.model == EMBEDDED,
         end_of_reply=render_target("").removeprefix("<|csr|>"),
         exchange=json.dumps(exchange, indent=2),
         figures=_figures(record, weights, acts_alone=acts_alone),
         form=form,
-        merged=form == "merged",
         most_imagined=MOST_IMAGINED,
         name=record.name,
         own_world_model=own_world_model,

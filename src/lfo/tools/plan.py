@@ -32,7 +32,7 @@ PREDICTION = 512  # tokens of a world-model prompt and reply
 PADDING = 1.15  # of rows of different lengths in a micro-batch; affects only attention
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Shape:
     """The sizes of a Llama-like model."""
 
@@ -83,22 +83,17 @@ class Shape:
 
 
 SHAPES: Mapping[str, Shape] = {
-    shape.name: shape
-    for shape in (
-        Shape(name="tiny", layers=4, hidden=128, inner=384, heads=4, key_heads=2, head_size=32, vocabulary=1216,
-              tied=True, head_norms=True),
-        Shape(name="smollm2-135m", layers=30, hidden=576, inner=1536, heads=9, key_heads=3, head_size=64,
-              vocabulary=49152, tied=True),
-        Shape(name="qwen3-0.6b", layers=28, hidden=1024, inner=3072, heads=16, key_heads=8, head_size=128,
-              vocabulary=151936, tied=True, head_norms=True),
-        Shape(name="qwen3-1.7b", layers=28, hidden=2048, inner=6144, heads=16, key_heads=8, head_size=128,
-              vocabulary=151936, tied=True, head_norms=True),
-        Shape(name="qwen3-4b", layers=36, hidden=2560, inner=9728, heads=32, key_heads=8, head_size=128,
-              vocabulary=151936, tied=True, head_norms=True),
-        Shape(name="qwen3-8b", layers=36, hidden=4096, inner=12288, heads=32, key_heads=8, head_size=128,
-              vocabulary=151936, tied=False, head_norms=True),
+    row[0]: Shape(*row)
+    for row in (
+        # name, layers, hidden, inner, heads, key heads, head size, vocabulary, tied, head norms
+        ("tiny", 4, 128, 384, 4, 2, 32, 1216, True, True),
+        ("smollm2-135m", 30, 576, 1536, 9, 3, 64, 49152, True, False),
+        ("qwen3-0.6b", 28, 1024, 3072, 16, 8, 128, 151936, True, True),
+        ("qwen3-1.7b", 28, 2048, 6144, 16, 8, 128, 151936, True, True),
+        ("qwen3-4b", 36, 2560, 9728, 32, 8, 128, 151936, True, True),
+        ("qwen3-8b", 36, 4096, 12288, 32, 8, 128, 151936, False, True),
     )
-}  # fmt: skip
+}
 
 
 def shape_of(model: str) -> Shape:

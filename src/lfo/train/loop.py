@@ -9,17 +9,16 @@ pure functions called from here. All random numbers are seeded by (seed, step, .
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from lfo.algorithms import count_tasks, draw_requests, draw_tasks, plan_of
-from lfo.algorithms.auto import outcomes_of, seat_metrics
 from lfo.algorithms.dual_lora import adapted_weight
 from lfo.backend import Backend
 from lfo.checkpoints import Checkpoint, reading
@@ -45,58 +44,23 @@ from lfo.play.predictors import world_model_codec
 from lfo.play.runner import RunnerConfig, refuse_dead_environment
 from lfo.protocol.world_model import WorldModelExample
 from lfo.rows.replay import Practice, ReplayBuffer, examples_of_groups, logged_replies
-from lfo.rows.samples import MiniBatches, Update, acted_by_policy, mark_first_calls, mark_imagined
+from lfo.rows.samples import MiniBatches, acted_by_policy, mark_first_calls, mark_imagined
 from lfo.rows.successes import Renaming, SuccessBuffer
 from lfo.runs.data import continued_data, describe_data
 from lfo.runs.folder import RunDirectory
+from lfo.runs.rule_change import NOTICED
 from lfo.runs.trends import evaluated_tasks, far_below
+from lfo.train.changed_rules import REPLAY_FILE, STATE_FILE, forget, go_on_from, heed
+from lfo.train.kept_evaluation import Evaluation, KeptEvaluation
+from lfo.train.state import Clock, Collected, State
 from lfo.train.tracking import Progress, open_trackers
-from lfo.types import Rollout, RolloutGroup, Situation, StepPlan
+from lfo.types import Rollout, RolloutGroup, Situation, StepPlan, TrainingSample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-REPLAY_FILE, SUCCESSES_FILE, STATE_FILE = "replay.safetensors", "successes.safetensors", "state.json"
+SUCCESSES_FILE = "successes.safetensors"
 SUCCESS_LOST = "success on val is far below its best, whose checkpoint is kept; if it stays there, run lfo advise"
-
-
-@dataclass(slots=True)
-class State:
-    """The training state besides the adapters; part of every checkpoint."""
-
-    step: int = 0
-    tasks_seen: int = 0
-    weight: float = 0.0  # the factor of the world-model loss
-    best: float | None = None  # best success on val so far
-    rollouts: int = 0  # this and the next two: the cost of the run so far, besides tasks
-    sampled_tokens: int = 0
-    seconds: float = 0.0
-    outcomes: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # of seats with names, for each step
-
-
-class Clock:
-    """Measures the seconds spent in named phases."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        started = time.monotonic()
-        yield
-        self.seconds[name] = time.monotonic() - started
-
-
-class Collected(NamedTuple):
-    """The rollouts of a step."""
-
-    groups: Sequence[RolloutGroup]  # all groups of the step
-    kept: Mapping[int, RolloutGroup]  # groups that train the policy, by index in `groups`, with shaped rewards
-    report: DynamicSamplingReport
-
-    @property
-    def rollouts(self) -> list[Rollout]:
-        return [rollout for group in self.groups for rollout in group.rollouts]
 
 
 class Trainer:
@@ -135,6 +99,7 @@ class Trainer:
         if world.from_logs:
             logged = logged_replies(world.from_logs, self.environment, self.codec, predict=self.predicted_tools)
             self.mini_batches.replay = logged
+        self.kept: KeptEvaluation | None = None  # where the first evaluation may be found instead of measured
         self.examination: Examination | None = None
         if world.weight and world.predict != "none" and world.input == "state":
             self.examination = Examination(config, make_environment, self.codec, backend, self.coupling.world_model)
@@ -154,6 +119,8 @@ class Trainer:
                 checkpoint, first_row = run.rewind()
                 if checkpoint is not None:
                     self.load(checkpoint)
+            if state.step == 0:
+                state.watch = go_on_from(config, self.mini_batches, self.backend.reply_store)
             run.write_data(continued_data(run.path, describe_data(config, self.make_environment)))
             if self.backend.ending_tools is not None and state.step == 0:  # also if killed after the row of step 0
                 drawn = self.asks(lambda: draw_tasks(config, self.environment, 0, 0))
@@ -161,7 +128,7 @@ class Trainer:
             with open_trackers(config, run.path, first_step=first_row) as track:
                 if config.eval.every and first_row == 0:
                     # The untrained policy is the first point of every curve.
-                    row = {"step": 0, "tasks_seen": 0, **self.evaluate(run)}
+                    row = {"step": 0, "tasks_seen": 0, **self.evaluate(run, kept=self.kept)}
                     run.append_metrics(row)
                     track(row)
                 for step in range(state.step, config.steps):
@@ -184,7 +151,7 @@ class Trainer:
     @contextmanager
     def _saving_what_was_learned(self, run: RunDirectory) -> Iterator[None]:
         """Write a checkpoint of the last full step if the environment fails; the error then says how to continue."""
-        before = dataclasses.replace(self.state)
+        before = dataclasses.replace(self.state, watch=deepcopy(self.state.watch))
         try:
             yield
         except (EnvironmentFailed, UsageError) as error:
@@ -204,20 +171,20 @@ class Trainer:
         with clock("rollout"):
             collected = self.collect(plan)
         with clock("examples"):
-            examples = self.store_replies(collected.groups) if plan.listens else []
-            if plan.imitated_from < 1.0:
-                for group in collected.groups:
-                    self.mini_batches.successes.add_best(group.rollouts, plan.imitated_from)
+            fresh = heed(self.state.watch, collected.groups, step, judge=self.environment, asks=self.asks)
+            examples = self.store_replies(collected.groups, step) if plan.listens else []
+            if NOTICED in fresh:
+                forget(self.mini_batches, self.backend.reply_store, fresh[NOTICED]["since"])
+            self.mini_batches.store_best(plan, collected.groups, step)
         plan = self.plan(step)  # again: a success of this step may be the one that imitation was waiting for
         with clock("update"):
-            update = self.make_update(plan, collected, examples)
-            learnt = self.backend.learn(
-                update.mini_batches, world_model_weight=update.world_model_weight, rate_factor=update.rate_factor
-            )
+            learnt = self.learn(plan, self.samples(plan, collected, examples))
         with clock("sync"):
             self.backend.sync(step + 1)
-        seats = self.record(plan, collected)
-        row, watched = self.rollout_metrics(plan, collected) | seats, mean_of_each(learnt)
+        row = self.rollout_metrics(plan, collected) | self.decided(plan, collected)
+        watched = mean_of_each(learnt)
+        heard = [*row.get("warnings", ()), *fresh.get("warnings", ())]
+        row |= {**fresh, **({"warnings": heard} if heard else {})}
         self.state.rollouts += len(collected.rollouts)
         self.state.sampled_tokens += row["sampled_tokens"]
         self.state.seconds += sum(clock.seconds.values())
@@ -247,13 +214,10 @@ class Trainer:
         """The plan of the last step, with what its outcomes have decided."""
         return self.plan(max(0, self.state.step - 1))
 
-    def record(self, plan: StepPlan, collected: Collected) -> dict[str, Any]:
+    def decided(self, plan: StepPlan, collected: Collected) -> dict[str, Any]:
         """Record the outcomes of a step, if its plan names its seats; return what they say for the row of metrics."""
-        if not plan.kinds:
-            return {}
-        seen = outcomes_of(plan, collected.groups)
-        self.state.outcomes = [*self.state.outcomes, seen]
-        return {**seat_metrics(seen), "agent": self.plan(plan.step).agent}
+        metrics = self.state.record(plan, collected.groups)
+        return {**metrics, "agent": self.plan(plan.step).agent} if metrics else {}
 
     # --- rollouts ----------------------------------------------------------------------------------------------
 
@@ -293,7 +257,8 @@ class Trainer:
         ]
         if self.config.lookahead != "policy" or (plan.kinds and "look" not in plan.kinds):
             return groups
-        groups = list(map(mark_imagined, groups))
+        found = self.backend.ending_tools is not None  # nobody has said which calls are asked about
+        groups = [mark_imagined(group, any_arguments=found) for group in groups]
         if self.backend.reply_store is None:
             return groups
         tools = self.predicted_tools if self.backend.ending_tools is None else self.backend.ending_tools
@@ -321,29 +286,33 @@ class Trainer:
 
     # --- learning ----------------------------------------------------------------------------------------------
 
-    def store_replies(self, groups: Sequence[RolloutGroup]) -> list[list[WorldModelExample]]:
+    def store_replies(self, groups: Sequence[RolloutGroup], step: int = 0) -> list[list[WorldModelExample]]:
         """Store what later steps need of these rollouts; return the distinct world-model examples of each group."""
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         if self.imitates:
-            self.mini_batches.store_successes(rollouts)
-        for observer in (self.backend.reply_store, self.backend.ending_tools):
-            if observer is not None:
-                observer.observe(rollouts)
+            self.mini_batches.store_successes(rollouts, step)
+        if self.backend.reply_store is not None:
+            self.backend.reply_store.observe(rollouts, step)
+        if self.backend.ending_tools is not None:
+            self.backend.ending_tools.observe(rollouts)
         if not self.state.weight or self.config.world_model.input == "inline":
             return [[] for _ in groups]
         found = examples_of_groups(groups, self.codec, predict=self.predicted_tools)
         if self.config.world_model.replay:
             for examples in found:
-                self.mini_batches.replay.add(examples)
+                self.mini_batches.replay.add(examples, step)
         return found
 
-    def make_update(
+    def samples(
         self, plan: StepPlan, collected: Collected, examples: Sequence[Sequence[WorldModelExample]]
-    ) -> Update:
+    ) -> list[list[TrainingSample]]:
         """Return the samples of each mini-batch of this step; `examples` are those of each group."""
-        return self.mini_batches.update(
-            plan, collected.groups, collected.kept, examples, world_model_weight=self.state.weight
-        )
+        groups, weight = (collected.groups, collected.kept), self.state.weight
+        return self.mini_batches.of_step(plan, *groups, examples, world_model_weight=weight)
+
+    def learn(self, plan: StepPlan, samples: Sequence[Sequence[TrainingSample]]) -> list[dict[str, float]]:
+        weight = self.state.weight if plan.predicts else 0.0
+        return self.backend.learn(samples, world_model_weight=weight, rate_factor=plan.rate)
 
     def rollout_metrics(self, plan: StepPlan, collected: Collected) -> dict[str, Any]:
         """Return the metrics that come from the rollouts of a step."""
@@ -369,23 +338,35 @@ class Trainer:
 
     # --- evaluation --------------------------------------------------------------------------------------------
 
-    def evaluate(self, run: RunDirectory | None = None, splits: Sequence[str] | None = None) -> dict[str, Any]:
+    def evaluate(
+        self,
+        run: RunDirectory | None = None,
+        splits: Sequence[str] | None = None,
+        *,
+        kept: KeptEvaluation | None = None,
+    ) -> dict[str, Any]:
         """Measure greedy success on the fixed tasks of each split, with look-ahead unless the last step has ended it,
-        and the world model on the held-out calls."""
+        and the world model on the held-out calls; or find that in `kept`."""
         started = time.monotonic()
-        splits = self.config.eval.splits if splits is None else splits
+        measure = partial(self._measured, self.config.eval.splits if splits is None else splits)
+        # Which tools look-ahead may imagine depends on the first tasks of this run, if it has to find them out.
+        kept = kept if self.backend.ending_tools is None else None
+        row, rollouts, predictions = measure() if kept is None else kept.of(measure)
+        if run is not None:
+            run.write_samples("rollouts", self.state.step, rollouts)
+            if predictions:
+                run.write_samples("predictions", self.state.step, predictions)
+        return {**row, "seconds/eval": time.monotonic() - started}
+
+    def _measured(self, splits: Sequence[str]) -> Evaluation:
+        """Return metrics, and rollouts and predictions to read."""
         ahead = self.last_plan.looks_ahead
         play = self.backend.roll_out
         row, rollouts = evaluate_splits(self.config, self.make_environment, splits, play, look_ahead=ahead)
-        predictions: list[dict[str, Any]] = []
-        if self.examination is not None and ahead:
-            metrics, predictions = self.examination.run()
-            row |= metrics
-        if run is not None:
-            run.write_rollouts(self.state.step, rollouts)
-            if predictions:
-                run.write_predictions(self.state.step, predictions)
-        return {**row, "seconds/eval": time.monotonic() - started}
+        if self.examination is None or not ahead:
+            return row, rollouts, []
+        metrics, predictions = self.examination.run()
+        return row | metrics, rollouts, predictions
 
     @property
     def _judged_by(self) -> str:
@@ -417,7 +398,7 @@ class Trainer:
         self.mini_batches.replay.save(folder / REPLAY_FILE)
         if self.imitates:
             self.mini_batches.successes.save(folder / SUCCESSES_FILE)
-        (folder / STATE_FILE).write_text(json.dumps(dataclasses.asdict(self.state)), encoding="utf-8")
+        self.state.save(folder / STATE_FILE)
 
     def save_adapters(self, folder: Path) -> None:
         """Write what an agent needs to act."""
@@ -428,13 +409,14 @@ class Trainer:
         self.backend.load(checkpoint.path)
         self.backend.sync(checkpoint.step)
         with reading(checkpoint.path / REPLAY_FILE) as file:
+            logged = self.mini_batches.replay.examples.values()  # from logs, which may have grown since
             self.mini_batches.replay = ReplayBuffer.load(file)
+            self.mini_batches.replay.add(logged)
         if self.imitates:
             with reading(checkpoint.path / SUCCESSES_FILE) as file:
                 self.mini_batches.successes = SuccessBuffer.load(file)
         with reading(checkpoint.path / STATE_FILE) as file:
-            for name, value in json.loads(file.read_text(encoding="utf-8")).items():
-                setattr(self.state, name, value)
+            self.state.load(file)
 
     def _summary(self, run: RunDirectory) -> dict[str, Any]:
         best = run.best_checkpoint()

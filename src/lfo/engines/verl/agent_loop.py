@@ -33,7 +33,7 @@ from lfo.play.predictors import make_lookahead, world_model_codec
 from lfo.play.runner import Runner, RunnerConfig
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.world_model import WorldModelCodec
-from lfo.types import Origin, Rollout
+from lfo.types import Origin, Rollout, Speech
 
 # Each rollout has its own thread, which mostly waits for its server. All rollouts of a step must run at the same time,
 # so that servers get the requests of a turn together; asyncio's default pool has about as many threads as cores.
@@ -50,13 +50,6 @@ class RolloutOutput(AgentLoopOutput):
         fields = super().as_dict()
         fields["rollout"] = msgspec.to_builtins(self.rollout)  # plain data; `Cluster` rebuilds the rollout
         return fields
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Said:
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    stopped: bool
 
 
 class ServedSlot:
@@ -78,12 +71,12 @@ class ServedSlot:
 
     def decode(
         self, slots: Sequence[int], *, max_new_tokens: Sequence[int], temperature: float, uniforms: Any
-    ) -> list[_Said]:
+    ) -> list[Speech]:
         if not slots:
             return []
         limit = min(max_new_tokens[0], self.room(0))
         if limit <= 0:
-            return [_Said(tokens=(), logprobs=(), stopped=False)]
+            return [Speech(tokens=(), stopped=False)]
         said = self._loop.ask(
             self._tokens, self._loop.adapter, limit=limit, temperature=temperature, uniforms=uniforms[0]
         )
@@ -99,14 +92,14 @@ class ScriptedSlot(ServedSlot):
         super().__init__(loop)
         self._environment = environment
 
-    def decode(self, slots: Sequence[int], **options: Any) -> list[_Said]:
+    def decode(self, slots: Sequence[int], **options: Any) -> list[Speech]:
         before = len(self._tokens)
         if not super().decode(slots, **options):
             return []
         del self._tokens[before:]
         words = self._loop.words(self._environment.scripted_words())
         self._tokens.extend(words)
-        return [_Said(tokens=words, logprobs=(0.0,) * len(words), stopped=True)]
+        return [Speech(tokens=words, logprobs=(0.0,) * len(words), stopped=True)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,7 +176,7 @@ class RunnerLoop(AgentLoopBase):
         """Complete all prompts in parallel, one request for each."""
         limit = self.run_config.world_model.reply_tokens
 
-        async def everybody() -> list[_Said]:
+        async def everybody() -> list[Speech]:
             asked = [
                 self._answer(prompt, WORLD_MODEL, f"-{index}", limit=limit, temperature=0.0, uniforms=())
                 for index, prompt in enumerate(prompts)
@@ -192,12 +185,9 @@ class RunnerLoop(AgentLoopBase):
 
         return [said.tokens for said in asyncio.run_coroutine_threadsafe(everybody(), self._event_loop).result()]
 
-    def ask(
-        self, tokens: Sequence[int], adapter: str, *, limit: int, temperature: float, uniforms: Sequence[float]
-    ) -> _Said:
-        """Let the server continue these tokens; called from the thread of the rollout."""
-        asking = self._answer(tokens, adapter, limit=limit, temperature=temperature, uniforms=uniforms)
-        return asyncio.run_coroutine_threadsafe(asking, self._event_loop).result()
+    def ask(self, tokens: Sequence[int], adapter: str, **options: Any) -> Speech:
+        """Let the server continue these tokens; called from the thread of the rollout, with options of `_answer`."""
+        return asyncio.run_coroutine_threadsafe(self._answer(tokens, adapter, **options), self._event_loop).result()
 
     async def _answer(
         self,
@@ -208,7 +198,7 @@ class RunnerLoop(AgentLoopBase):
         limit: int,
         temperature: float,
         uniforms: Sequence[float],
-    ) -> _Said:
+    ) -> Speech:
         server, ends = self.rollout_config.name, self._parts.codec.ends
         parameters = sampling_parameters(
             server,
@@ -223,7 +213,7 @@ class RunnerLoop(AgentLoopBase):
             self._request_id + part, prompt_ids=list(tokens), sampling_params=parameters, **options
         )
         stopped = bool(output.token_ids) and output.token_ids[-1] in self._parts.codec.ends
-        return _Said(tokens=tuple(output.token_ids), logprobs=tuple(output.log_probs or ()), stopped=stopped)
+        return Speech(tokens=tuple(output.token_ids), logprobs=tuple(output.log_probs or ()), stopped=stopped)
 
 
 def _output(rollout: Rollout) -> RolloutOutput:

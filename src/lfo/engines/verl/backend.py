@@ -52,7 +52,7 @@ class VerlBackend:
     def __init__(
         self, config: RunConfig, make_environment: EnvironmentFactory, tokenizer: PreTrainedTokenizerBase
     ) -> None:
-        if config.lookahead_source in ("shuffled", "memory", "memory_first"):
+        if config.source.needs_whole_step:
             raise ConfigError(
                 f"lookahead_source={config.lookahead_source} needs all rollouts of a step in one process: "
                 "use engine=local"

@@ -34,7 +34,8 @@ from lfo.config import RunConfig
 from lfo.engines.verl.unread import why_unread
 from lfo.errors import ConfigError
 from lfo.loading import model_source, pick_device
-from lfo.model.learner import BETAS, CLIP_HIGH, CLIP_LOW, MAX_NORM, WEIGHT_DECAY
+from lfo.model.learner import BETAS, MAX_NORM, WEIGHT_DECAY
+from lfo.objectives.losses import CLIP_HIGH, CLIP_LOW
 from lfo.settings import dotted
 
 PLUGIN = "lfo.engines.verl.plugin"  # registers our parts wherever verl builds a model config

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,8 +26,7 @@ from torch import Tensor
 
 from lfo.config import RunConfig
 from lfo.model.adapters import DualAdapterModel
-from lfo.model.learner import Batch, Learner, Normalizers, collate
-from lfo.objectives.losses import fused_token_logprobs
+from lfo.model.learner import Batch, Learner, collate
 from lfo.types import TrainingSample
 
 
@@ -84,8 +83,10 @@ class RankedLearner(Learner):
         for parts in rounds(samples, ranks=self.ranks, tokens=self.micro_batch_tokens):
             yield collate(parts[self.rank], self.model.device)
 
-    def _backward(self, batch: Batch, tokens: Normalizers, world_model_weight: float, sums: dict[str, Any]) -> None:
-        if batch.has_policy or batch.has_world_model or batch.has_imitation:
+    def _backward(
+        self, batch: Batch, tokens: Mapping[str, float], world_model_weight: float, sums: dict[str, Any]
+    ) -> None:
+        if batch.losses:
             super()._backward(batch, tokens, world_model_weight, sums)
             return
         # Make the same passes as the other ranks.
@@ -124,14 +125,7 @@ class RankedLearner(Learner):
         for parts in rounds(samples, ranks=self.ranks, tokens=self.micro_batch_tokens):
             part = parts[self.rank]
             batch = collate(part, self.model.device)
-            logprobs_BT, _ = fused_token_logprobs(
-                self.model.hidden(batch.tokens_BT, batch.adapters, tree=batch.tree, wanted_BT=batch.wanted_BT),
-                self.model.head,
-                batch.tokens_BT,
-                positions_BT=batch.policy_weights_BT > 0,
-                temperature=self.config.rollout.temperature,
-                chunk=self.chunk,
-            )
+            logprobs_BT, _ = self._policy_logprobs(self._hidden(batch), batch)
             for sample, logprobs_T in zip(part, logprobs_BT.cpu(), strict=True):
                 if id(sample) in named:
                     mine[named[id(sample)]] = logprobs_T[: len(sample.tokens)].clone()

@@ -53,6 +53,9 @@ class CpuPlatform(PlatformBase):
     device_name = "cpu"  # pyright: ignore[reportAssignmentType]
     vendor_name = "cpu"  # pyright: ignore[reportAssignmentType]
     device_module = _CpuModule("lfo_cpu")  # pyright: ignore[reportAssignmentType]
+    set_device = synchronize = set_allocator_settings = empty_cache = staticmethod(_nothing)
+    profiler_start = profiler_stop = cudart = staticmethod(_nothing)
+    manual_seed = manual_seed_all = staticmethod(torch.manual_seed)  # pyright: ignore[reportAssignmentType]
 
     def is_available(self) -> bool:
         return True
@@ -62,24 +65,6 @@ class CpuPlatform(PlatformBase):
 
     def device_count(self) -> int:
         return 1
-
-    def set_device(self, device_index: int) -> None:
-        pass
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        pass
-
-    def manual_seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def manual_seed_all(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def set_allocator_settings(self, settings: str) -> None:
-        pass
-
-    def empty_cache(self) -> None:
-        pass
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
         return None, None
@@ -94,12 +79,6 @@ class CpuPlatform(PlatformBase):
     def nvtx_range(self, msg: str) -> Iterator[None]:
         yield
 
-    def profiler_start(self) -> None:
-        pass
-
-    def profiler_stop(self) -> None:
-        pass
-
     def ray_resource_name(self) -> str:
         return "GPU"
 
@@ -108,6 +87,3 @@ class CpuPlatform(PlatformBase):
 
     def is_ipc_supported(self) -> bool:
         return False
-
-    def cudart(self) -> Any:
-        return None

@@ -7,6 +7,7 @@ and the run's `env_args`. This module imports none of them, so that a config can
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,11 @@ ADAPTERS: Mapping[str, str] = {
     "verifiers": "verifiers_env",
     "verl": "verl_project",
     "scienceworld": "scienceworld_task",
+    "logs": "logged",  # of no library: what `lfo record` has written
 }
+
+# Where a library has changed so much that another version of it needs another module.
+OTHER_VERSIONS: Mapping[str, str] = {"verifiers": "verifiers_v1"}
 
 
 def adapter_word(env: str) -> str | None:
@@ -38,12 +43,31 @@ def adapter_class(env: str) -> Any:
     """Return the class of a name such as `textarena:FrozenLake-v0`; its library is imported only here."""
     word = env.partition(":")[0]
     try:
-        return importlib.import_module(f"{__name__}.{ADAPTERS[word]}").LibraryEnvironment
+        return _class_in(ADAPTERS[word])
     except ImportError as error:
-        missing = (error.name or word).partition(".")[0]
+        missing, reason = (error.name or word).partition(".")[0], error
+    if not _is_installed(missing):
         raise ConfigError(
             f"env={env} needs {missing}, which is not installed: pip install 'learn-from-observation[{word}]'"
+        ) from reason
+    try:
+        return _class_in(OTHER_VERSIONS.get(word, ADAPTERS[word]))
+    except ImportError as error:
+        raise ConfigError(
+            f"env={env}: the installed version of {missing} cannot be used ({error}); one that can: pip install "
+            f"'learn-from-observation[{word}]'"
         ) from error
+
+
+def _class_in(module: str) -> Any:
+    return importlib.import_module(f"{__name__}.{module}").LibraryEnvironment
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):  # None stands for it in sys.modules
+        return False
 
 
 def refuse_code_elsewhere(env: str, env_args: Mapping[str, Any], remedy: str = "") -> None:

@@ -101,13 +101,20 @@ class ForeignEnvironment(ABC):
         """Complete the reaction to any message; called after a mistake too."""
         return reaction
 
-    def tasks(self, split: str) -> Sequence[Any]:
-        if split not in FIRST_SEED:
-            raise UsageError(f"{self.spec} has no split {split!r}; it has {', '.join(FIRST_SEED)}")
-        first = FIRST_SEED[split]
-        return [SeededTask(id=f"{split}-{index}", seed=first + index) for index in range(self.counts[split])]
+    def splits(self) -> Mapping[str, Sequence[Any]]:
+        """Return the tasks of each split: seeds, where the library has no tasks of its own."""
+        return {
+            split: [SeededTask(id=f"{split}-{index}", seed=first + index) for index in range(self.counts[split])]
+            for split, first in FIRST_SEED.items()
+        }
 
     # The rest of the system calls these.
+
+    def tasks(self, split: str) -> Sequence[Any]:
+        splits = self.splits()
+        if split not in splits:
+            raise UsageError(f"{self.spec} has no split {split!r}; it has {', '.join(splits)}")
+        return splits[split]
 
     def reset(self, task: Any) -> Sequence[Message]:
         if self._phase != "new":
@@ -184,6 +191,12 @@ class ForeignEnvironment(ABC):
         due = (min(1.0, max(0.0, mapped)) if self.reward_range else mapped) - self._paid
         self._paid += due
         return due
+
+
+def own_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Take what `ForeignEnvironment` itself understands out of `env_args`; the rest goes to the library."""
+    own = ("train_tasks", "val_tasks", "max_mistakes", "reward_range")
+    return {name: options.pop(name) for name in own if name in options}
 
 
 def system_message(name: str, rules: str = "") -> Message:

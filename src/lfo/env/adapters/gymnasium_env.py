@@ -18,9 +18,9 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from lfo.env.adapters.foreign import ForeignEnvironment, Reaction, SeededTask, one_tool, system_message
+from lfo.env.adapters.foreign import ForeignEnvironment, Reaction, SeededTask, one_tool, own_options, system_message
 from lfo.env.by_name import find_modules_here, refuse_pythons_own
-from lfo.errors import ConfigError
+from lfo.errors import ConfigError, first_line
 from lfo.protocol.hermes import Mistake
 from lfo.types import Message, ToolCall
 
@@ -33,20 +33,8 @@ class LibraryEnvironment(ForeignEnvironment):
     word = "gymnasium"
     shares_global_state = True  # most do not, but this cannot be detected
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        train_tasks: int = 1000,
-        val_tasks: int = 200,
-        max_mistakes: int = 8,
-        reward_range: Sequence[float] | None = None,
-        render: bool = False,
-        **options: Any,
-    ) -> None:
-        super().__init__(
-            name, train_tasks=train_tasks, val_tasks=val_tasks, max_mistakes=max_mistakes, reward_range=reward_range
-        )
+    def __init__(self, name: str, *, render: bool = False, **options: Any) -> None:
+        super().__init__(name, **own_options(options))
         find_modules_here()  # an ID may name its module, as in `module:Name-v0`
         if render:
             options["render_mode"] = "ansi"
@@ -55,10 +43,8 @@ class LibraryEnvironment(ForeignEnvironment):
                 refuse_pythons_own(name.partition(":")[0])
             self._game = gymnasium.make(name, **options)
         except Exception as error:
-            reason = (str(error).strip().splitlines() or ["no message"])[0]
-            raise ConfigError(
-                f"env={self.spec} cannot be made with env_args={options}: {type(error).__name__}: {reason}"
-            ) from error
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            raise ConfigError(f"env={self.spec} cannot be made with env_args={options}: {reason}") from error
         self._render = render
         self._actions, self._observations = self._game.action_space, self._game.observation_space
         self._meanings = _meanings(self._game.unwrapped, self._actions)

@@ -11,7 +11,7 @@ import atexit
 import functools
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 from scienceworld import ScienceWorldEnv  # pyright: ignore[reportMissingImports]
 
 from lfo.env.adapters.foreign import ForeignEnvironment, Reaction, one_text_tool, system_message
-from lfo.errors import ConfigError, UsageError
+from lfo.errors import ConfigError
 from lfo.types import Message, ToolCall
 
 WHOLE = 100.0  # the score of a finished task
@@ -55,11 +55,8 @@ class LibraryEnvironment(ForeignEnvironment):
     def tools(self) -> list[dict[str, Any]]:
         return _TOOL
 
-    def tasks(self, split: str) -> Sequence[Variation]:
-        splits = _splits(self.name)
-        if split not in splits:
-            raise UsageError(f"{self.spec} has no split {split!r}; it has {', '.join(splits)}")
-        return splits[split]
+    def splits(self) -> Mapping[str, Sequence[Variation]]:
+        return _splits(self.name)
 
     def open(self, task: Variation) -> Sequence[Message]:
         self._world = _world(_java())

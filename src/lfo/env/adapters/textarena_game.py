@@ -21,9 +21,10 @@ from lfo.env.adapters.foreign import (
     Reaction,
     SeededTask,
     one_text_tool,
+    own_options,
     system_message,
 )
-from lfo.errors import ConfigError
+from lfo.errors import ConfigError, first_line
 from lfo.types import Message, ToolCall
 
 _BRACKETED = re.compile(r"\[[^\[\]\n]{1,40}\]")
@@ -35,19 +36,8 @@ class LibraryEnvironment(ForeignEnvironment):
     word = "textarena"
     shares_global_state = True  # games draw from `random`
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        train_tasks: int = 1000,
-        val_tasks: int = 200,
-        max_mistakes: int = 8,
-        reward_range: Sequence[float] | None = (0.0, 1.0),
-        **options: Any,
-    ) -> None:
-        super().__init__(
-            name, train_tasks=train_tasks, val_tasks=val_tasks, max_mistakes=max_mistakes, reward_range=reward_range
-        )
+    def __init__(self, name: str, **options: Any) -> None:
+        super().__init__(name, **{"reward_range": (0.0, 1.0), **own_options(options)})
         if name not in ENV_REGISTRY:
             near = get_close_matches(name, ENV_REGISTRY, n=1, cutoff=0.0)
             raise ConfigError(f"env={self.spec}: TextArena has no game {name}; the nearest is {near[0]}")
@@ -97,6 +87,5 @@ def _refuse_multiplayer(name: str, spec: str, options: dict[str, Any]) -> None:
         except AssertionError as error:
             raise ConfigError(f"env={spec} is not a game for one player: {error}") from error
         except Exception as error:
-            reason = (str(error).strip().splitlines() or ["no message"])[0]
-            raise ConfigError(f"env={spec} cannot be opened: {type(error).__name__}: {reason}") from error
+            raise ConfigError(f"env={spec} cannot be opened: {type(error).__name__}: {first_line(error)}") from error
     _played.add(name)

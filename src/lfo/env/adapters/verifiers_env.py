@@ -10,11 +10,12 @@ rubric, and the rubric gives the reward at the end. Tasks are rows of the enviro
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,7 @@ from verifiers.types import ToolCall as TheirCall  # pyright: ignore[reportMissi
 
 from lfo.env.adapters.foreign import ForeignEnvironment, Reaction, one_tool
 from lfo.env.by_name import find_modules_here, refuse_pythons_own
-from lfo.errors import ConfigError, EnvironmentFailed, UsageError
+from lfo.errors import ConfigError, EnvironmentFailed, first_line
 from lfo.types import Message, ToolCall
 
 HELD_OUT = 5  # without an evaluation set, every fifth row of the dataset is held out
@@ -59,11 +60,8 @@ class LibraryEnvironment(ForeignEnvironment):
     def tools(self) -> list[dict[str, Any]]:
         return self._own_tools or _SAY
 
-    def tasks(self, split: str) -> Sequence[DatasetRow]:
-        splits = _splits(self._library)
-        if split not in splits:
-            raise UsageError(f"{self.spec} has no split {split!r}; it has {', '.join(splits)}")
-        return splits[split]
+    def splits(self) -> Mapping[str, Sequence[DatasetRow]]:
+        return _splits(self._library)
 
     def open(self, task: DatasetRow) -> Sequence[Message]:
         library = self._library
@@ -128,19 +126,28 @@ _NoClient = type("_NoClient", (Client,), dict.fromkeys(Client.__abstractmethods_
 def _loaded(name: str, options: str) -> Any:
     """Load an environment once: it has data and tools, but no state of a rollout."""
     find_modules_here()
-    signals = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         refuse_pythons_own(name.rpartition("/")[2].replace("-", "_"))  # as the library makes a module of a name
-        library = verifiers.load_environment(name, **json.loads(options))
-        for each, handler in signals.items():  # the library replaces them
-            signal.signal(each, handler)
+        with _keeping_signals():
+            library = verifiers.load_environment(name, **json.loads(options))
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error, type(error).__name__)
         raise ConfigError(f"env=verifiers:{name} cannot be loaded: {reason}") from error
     if not isinstance(library, verifiers.MultiTurnEnv):
         kind = type(library).__name__
         raise ConfigError(f"env=verifiers:{name} is a {kind}; only environments of turns (MultiTurnEnv) can be played")
     return library
+
+
+@contextlib.contextmanager
+def _keeping_signals() -> Iterator[None]:
+    """The library replaces handlers of signals, which must stay, and which only the main thread may replace."""
+    real = signal.signal
+    signal.signal = lambda number, handler: signal.getsignal(number)  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        signal.signal = real
 
 
 _SPLITS: dict[int, dict[str, list[DatasetRow]]] = {}

@@ -32,7 +32,7 @@ from verl.tools.tool_registry import load_all_tools
 
 from lfo.env.adapters.foreign import ForeignEnvironment, Reaction
 from lfo.env.by_name import refuse_code_of_a_run, run_around
-from lfo.errors import ConfigError, DataError, UsageError
+from lfo.errors import ConfigError, DataError, first_line
 from lfo.types import Message, ToolCall
 
 # The files of a split have the first prefix that has any: data for tests must not select checkpoints.
@@ -79,11 +79,8 @@ class LibraryEnvironment(ForeignEnvironment):
     def tools(self) -> list[dict[str, Any]]:
         return [_schema(tool) for tool in self._project.tools.values()]
 
-    def tasks(self, split: str) -> Sequence[Prompt]:
-        splits = self._project.splits
-        if split not in splits:
-            raise UsageError(f"{self.spec} has no split {split!r}; it has {', '.join(splits)}")
-        return splits[split]
+    def splits(self) -> Mapping[str, Sequence[Prompt]]:
+        return self._project.splits
 
     def open(self, task: Prompt) -> Sequence[Message]:
         self._row = task.row
@@ -162,8 +159,7 @@ def _opened(
             tools = load_all_tools(config and str(config), functions and str(functions))
             score = getattr(_module_at(scorer), reward_name)
     except Exception as error:
-        reason = (str(error).strip().splitlines() or ["no message"])[0]
-        raise ConfigError(f"env=verl:{name} cannot be loaded: {type(error).__name__}: {reason}") from error
+        raise ConfigError(f"env=verl:{name} cannot be loaded: {type(error).__name__}: {first_line(error)}") from error
     return Project(tools={tool.name: tool for tool in tools}, score=score, splits=_splits(folder))
 
 

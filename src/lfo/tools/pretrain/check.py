@@ -25,12 +25,12 @@ from lfo.env.worlds.phone.world import company
 from lfo.loading import load_base, load_tokenizer
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.sampler import Sampler
-from lfo.play.episode import RolloutRequest
 from lfo.play.look_ahead import LookAhead
 from lfo.play.predictors import true_reply_predictor
 from lfo.play.runner import Runner, RunnerConfig
 from lfo.protocol.chat import ChatCodec
 from lfo.statistics import wilson
+from lfo.tools.pretrain.syntax import rollouts_of_base
 from lfo.types import Rollout
 
 MAX_CONTEXT = 1_536
@@ -67,20 +67,11 @@ class Player:
     def play(
         self, tasks: Sequence[Task], *, temperature: float, with_true_replies: bool = False, batch: int = 64
     ) -> list[Rollout]:
-        environment = self._environment
-        runner_config = RunnerConfig()
-        lookahead = None
+        environment, runner_config, lookahead = self._environment, RunnerConfig(), None
         if with_true_replies:
             lookahead = LookAhead(predictor=true_reply_predictor(environment, runner_config), proposed_by="environment")
         runner = Runner(environment, self._codec, config=runner_config, lookahead=lookahead)
-        rollouts: list[Rollout] = []
-        for start in range(0, len(tasks), batch):
-            part = tasks[start : start + batch]
-            requests = [RolloutRequest(task=task, seeds=(0, start + index)) for index, task in enumerate(part)]
-            rollouts += runner.run(
-                requests, self._sampler.session(slots=len(part), adapters=()), temperature=temperature
-            )
-        return rollouts
+        return rollouts_of_base(runner, self._sampler, tasks, batch=batch, temperature=temperature)
 
 
 def check_base(

@@ -20,17 +20,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lfo.env.seeds import stream
-from lfo.env.tool_environment import ToolEnvironment
 from lfo.env.worlds.oracle import WORDS, OracleCodes
 from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.env.worlds.phone.fields import ALTERNATIVE, FIELDS, REFERENCE
+from lfo.env.worlds.phone.players import PlayerView
 from lfo.env.worlds.phone.reps import describe
 from lfo.env.worlds.phone.tasks import LEVEL, Errand, Level, Task, draw_task
 from lfo.env.worlds.phone.world import company
 from lfo.protocol.chat import ChatCodec
-from lfo.protocol.hermes import format_tool_call, read_tool_call
+from lfo.protocol.hermes import read_tool_call
 from lfo.protocol.world_model import WorldModelCodec, render_prompt, render_target, state_of
-from lfo.types import Message, StepResult, ToolCall, Turn
+from lfo.types import Message, Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -112,42 +112,26 @@ class _PracticeOracle(OracleCodes):
         return bool(self.spoken)
 
 
-class _Talk:
-    """An environment with a record of its messages."""
+@dataclass
+class _Talk(PlayerView):
+    """A player's view with a record of its messages."""
 
-    def __init__(self, environment: ToolEnvironment, task: Any) -> None:
-        self.environment = environment
-        self.opening = tuple(environment.reset(task))
-        self.turns: list[Turn] = []
-        self.result: StepResult | None = None
+    turns: list[Turn] = dataclasses.field(default_factory=list)
 
-    @property
-    def done(self) -> bool:
-        return self.result is not None and self.result.done
+    def __post_init__(self) -> None:
+        self.opening = tuple(self.environment.reset(self.task))
 
     def say(self, text: str) -> str:
-        self.result = self.environment.step(text)
+        reply = super().say(text)
         span = dict.fromkeys(("action_start", "action_end", "observation_start", "observation_end"), 0)
-        turn = Turn(action=text, observation=self.result.observation, call=read_tool_call(text), **span)
-        self.turns.append(turn)
-        return self.result.observation
+        self.turns.append(Turn(action=text, observation=reply, call=read_tool_call(text), **span))
+        return reply
 
-    def tool(self, name: str, /, **arguments: object) -> str:
-        return "" if self.done else self.say(format_tool_call(ToolCall(name=name, arguments=arguments)))
-
-    def call(self, number: str, values: Mapping[str, str]) -> tuple[str, str]:
-        """Return the number that was reached at last, and its reply."""
-        reply = self.tool("make_phone_call", phone_number=number, auth_info=values)
-        if moved := re.search(r"555-\d{4}", reply):
-            number = moved[0]
-            reply = self.tool("make_phone_call", phone_number=number, auth_info=values)
-        return number, reply
-
-    def end(self, rng: random.Random) -> Conversation:
+    def finish(self, rng: random.Random) -> Conversation:
         if not self.done:
             self.say(rng.choice(_GIVING_UP))
-        tools = self.environment.tools()
-        return Conversation(opening=self.opening, tools=tuple(tools), turns=tuple(self.turns))
+        tools = tuple(self.environment.tools())
+        return Conversation(opening=self.opening, tools=tools, turns=tuple(self.turns))
 
 
 def _requested(reply: str, *, alternatives: bool) -> list[str]:
@@ -162,9 +146,7 @@ def phone_conversation(number: int) -> Conversation:
     rng = stream(PRACTICE_WORLD, "habit", number)
     environment = PhoneCalls(seed=PRACTICE_WORLD, companies=PRACTICE_COMPANIES, unseen_companies=0)
     talk = _Talk(environment, task)
-    directory = talk.tool("search_company", name=task.company_name)
-    lines = re.findall(r"(555-\d{4}): (.+)", directory)
-    numbers = {service: number for number, services in lines for service in services.split(", ")}
+    numbers = talk.numbers()
     order = [errand.service for errand in task.errands]
     wanted: list[str] = []
     if limits.failures_to_lock > 1 or rng.random() < 0.5:
@@ -180,7 +162,7 @@ def phone_conversation(number: int) -> Conversation:
         facts = describe(reply)
         if not facts or facts.category != "success":
             break
-    return talk.end(rng)
+    return talk.finish(rng)
 
 
 def oracle_conversation(number: int) -> Conversation:
@@ -195,7 +177,7 @@ def oracle_conversation(number: int) -> Conversation:
         facts = environment.describe_reply(talk.tool("open_door", words=[]))
         words = facts.facts if facts else words
     talk.tool("open_door", words=list(words))
-    return talk.end(rng)
+    return talk.finish(rng)
 
 
 def converse(number: int) -> Conversation:

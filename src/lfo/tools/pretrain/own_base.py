@@ -23,6 +23,8 @@ from typing import Any
 
 from lfo.atomic import writing
 from lfo.config import RunConfig
+from lfo.config.presets import PRESETS
+from lfo.env.adapters import adapter_word
 from lfo.env.answers import opening_of, tools_of
 from lfo.env.interface import EnvironmentFactory, tasks_of
 from lfo.env.patience import ask
@@ -32,9 +34,10 @@ from lfo.model.catalog import PROVENANCE, practice_of
 from lfo.tools.pretrain.recipe import Progress
 from lfo.tools.pretrain.syntax import SYNTAX, teach_syntax
 
-VERSION = 2  # of practice: another one makes other bases
+VERSION = 3  # of practice: another one makes other bases
 FOLDER = ".bases"  # beside the runs; hidden, because it holds no runs
 OPENINGS = 8
+ROOM = 2  # times the longest state of practice: requests may be longer, and rollouts have more calls
 
 
 def with_practised_base(
@@ -49,8 +52,8 @@ def with_practised_base(
     `say` is told in one sentence which base that is and what it took.
     """
     timeout = config.rollout.environment_timeout
-    if config.model != EMBEDDED or config.practice == "off" or config.init_from:
-        return config
+    if config.model != EMBEDDED or config.practice == "off" or config.init_from or adapter_word(config.env) == "logs":
+        return config  # nobody can practise in logs
     tools = ask(lambda: tools_of(make_environment()), timeout=timeout, what=f"tools of {config.env}")
     if knows(tools):
         return config
@@ -74,7 +77,19 @@ def with_practised_base(
             )
     used = practice_of(str(folder))
     say(f"model={folder}: the embedded base after {used.get('rollouts', 0):,} rollouts in {used.get('tasks', 0)} tasks")
-    return replace(config, model=str(folder))
+    return fitted(config, str(folder))
+
+
+def fitted(config: RunConfig, folder: str) -> RunConfig:
+    """Return the config with a practised base, and room in a state of its world model for what is looked up.
+
+    The room of the preset is for phone calls. One that was set otherwise stays.
+    """
+    world = config.world_model
+    if world.state_tokens != PRESETS["tiny"]["world_model.state_tokens"]:
+        return replace(config, model=folder)
+    wanted = min(ROOM * practice_of(folder).get("longest_state", 0), config.rollout.max_context // 2)
+    return replace(config, model=folder, world_model=replace(world, state_tokens=max(world.state_tokens, wanted)))
 
 
 def knows(tools: Sequence[Mapping[str, Any]]) -> bool:

@@ -63,7 +63,7 @@ def practise(
     end, warnings = end_of(tokenizer), []
     rows: list[Row] = []
     tasks: list[Any] = []
-    found = None
+    found, figures = None, {}
     if reading:
         progress("finding out", 0, 1, "")
         environment = ask(make_environment, timeout=timeout)
@@ -98,7 +98,8 @@ def practise(
         made = maker.rows(math.ceil(steps * config.batch * (1 - PLAYED)), config.row)
         share = math.ceil(len(made) * PLAYED / (1 - PLAYED))
         rows = [*made, *(rows[index % len(rows)] for index in range(share))]
-    figures = {**_figures(found, played), "rows": len(rows), "steps": steps}
+        figures = {"longest_state": maker.longest_state()}
+    figures = {**_figures(found, played), **figures, "rows": len(rows), "steps": steps}
     return Practice(steps=steps, figures=figures, warnings=tuple(warnings), **_arrays(rows, end))
 
 

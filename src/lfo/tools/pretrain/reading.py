@@ -5,6 +5,9 @@
     P  look-ups..  F                        nothing says what to do
     state  F  <|predict|>  R                as the world model is asked: it learns how replies are worded
 
+Where something must be looked up, most requests are worded anew: words around the names are left out, made up or moved.
+With the few wordings of an environment a base learns where names stand, and finds none in another wording.
+
 Everything that the base says has a loss, and so has what a world model predicts. The law is scrambled anew in each row:
 the members of an enum are permuted, and other values that a reply names are replaced by random ones of the same shape,
 in everything but the opening. So the task does not predict the call; only the reply does. Names of the opening are
@@ -25,15 +28,16 @@ from lfo.env.seeds import stream
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.shown import ShownForm
-from lfo.protocol.world_model import WorldModelCodec, state_of
+from lfo.protocol.world_model import WorldModelCodec, render_state, state_of
 from lfo.tools.pretrain.lessons import Experience, Lesson, Step
-from lfo.tools.pretrain.values import alike, names, resolved, swapped, swapper
+from lfo.tools.pretrain.values import alike, names, resolved, reworded, swapped, swapper
 from lfo.types import ToolCall, Turn
 
 OPEN = 0.4  # share of rows in which nothing says what to do
 PREDICTED = 0.25  # share of rows that predict a reply
 LOOKED = 0.2  # share of these that predict a look-up's
 UNKNOWN = 0.15  # share of shown replies that are empty: nobody can predict yet
+REWORDED = 0.6  # share of rows with a look-up whose request is worded anew
 REAL = 0.4  # share of refusals that were made, where the environment goes on after them
 FROM_STOCK = 0.6  # chance that a word is replaced by another value of the same parameter instead of a made-up one
 
@@ -57,6 +61,11 @@ class Reading:
         made = [self._row(stream(self.seed, "practice", number)) for number in range(count)]
         return [row for row in made if row is not None and len(row[0]) <= room]
 
+    def longest_state(self) -> int:
+        """Return the tokens of the longest state in which a decisive call was made."""
+        states = [state_of(each.opening, list(map(_turn, each.looked))) for each in self.experience.lessons]
+        return max((len(self.codec.encode(render_state(state))) for state in states), default=0)
+
     def _row(self, random: Random) -> Row | None:
         if self.experience.lessons and random.random() < self.predicted:
             return self._prediction(random)
@@ -64,6 +73,8 @@ class Reading:
         is_open = not explained or random.random() < OPEN
         lesson = random.choice(self.experience.lessons if is_open else explained)
         lesson = scrambled(lesson, self.experience.schemas, random, self._stock)
+        if lesson.looked and random.random() < REWORDED:
+            lesson = self._reworded(lesson, random)
         writer = Writer(self.codec, self.form, lesson, self.experience.names.renaming(self._copied(lesson), random))
         for step in lesson.looked:
             writer.say(step.call)
@@ -80,6 +91,15 @@ class Reading:
             (writer.hear if made else writer.show)(step.reply)
         writer.say(lesson.success)
         return writer.row
+
+    def _reworded(self, lesson: Lesson, random: Random) -> Lesson:
+        """Return the lesson with another wording of the request, so that names to look up are found in any."""
+        is_name = self.experience.names.is_name
+        opening = tuple(
+            replace(each, content=reworded(each.content, is_name, random)) if each.role == "user" else each
+            for each in lesson.opening
+        )
+        return replace(lesson, opening=opening)
 
     def _prediction(self, random: Random) -> Row:
         """Return a row that predicts the reply to a refused call or to a look-up."""

@@ -126,17 +126,25 @@ def check_syntax(
     dual = DualAdapterModel.build(load_base(model, device or torch.device("cpu")), coupling="separate", seed=0, rank=1)
     sampler = Sampler(dual, max_context=max_context, eos_ids=codec.ends)
     runner = Runner(make_environment, codec, config=RunnerConfig(max_turns=MAX_TURNS))
-    rollouts: list[Rollout] = []
-    for start in range(0, episodes, batch):
-        part = chosen[start : start + batch]
-        requests = [RolloutRequest(task=task, seeds=(0, start + index)) for index, task in enumerate(part)]
-        rollouts += runner.run(requests, sampler.session(slots=len(part), adapters=()))
+    rollouts = rollouts_of_base(runner, sampler, chosen, batch=batch)
     monitor = CallMonitor(30.0)
     random = [
         play(make_environment, task, monitor, max_turns=MAX_TURNS, next_message=partial(random_message, tools, index))
         for index, task in enumerate(chosen)
     ]
     return _verdict(model, rollouts, random, {tool["function"]["name"] for tool in tools})
+
+
+def rollouts_of_base(
+    runner: Runner, sampler: Sampler, tasks: Sequence[Any], *, batch: int, temperature: float | None = None
+) -> list[Rollout]:
+    """Let a base without adapters play each task once."""
+    rollouts: list[Rollout] = []
+    for start in range(0, len(tasks), batch):
+        part = tasks[start : start + batch]
+        requests = [RolloutRequest(task=task, seeds=(0, start + index)) for index, task in enumerate(part)]
+        rollouts += runner.run(requests, sampler.session(slots=len(part), adapters=()), temperature=temperature)
+    return rollouts
 
 
 def _verdict(model: str, rollouts: Sequence[Rollout], random: Sequence[Playthrough], names: set[str]) -> dict[str, Any]:

@@ -16,6 +16,8 @@ COMMON = 0.6  # a word in more than this share of the texts is wording
 RARE = 0.25  # a code or a capitalised word in at most this share of the openings is a name,
 RARE_WORD = 0.1  # any other word in at most this one
 MOST_WORDS = 4  # of a value
+MOST_NOISE = 0.7  # share of words of a reworded text that change, at most
+MOVED = 0.6  # share of reworded texts whose parts change places
 _SYLLABLES = (
     *("ba", "ce", "di", "fo", "gu", "la", "me", "ni", "ro", "su", "ta", "ve", "ki", "po", "tu", "ran", "bel", "cor"),
     *("den", "fin", "gal", "hod", "jun", "kar", "lim", "mor", "nel", "pex", "quil", "sar", "tov", "wen"),
@@ -143,6 +145,25 @@ def swapper(swaps: Mapping[str, str]) -> Callable[[str], str]:
     longest_first = sorted(swaps, key=len, reverse=True)
     pattern = re.compile("|".join(rf"(?<!\w){re.escape(each)}(?!\w)" for each in longest_first))
     return lambda text: pattern.sub(lambda found: swaps[found[0]], text)
+
+
+def reworded(text: str, is_name: Callable[[str], bool], random: Random) -> str:
+    """Return the text with some words left out, made up or moved; names stay, and neighbours among them together."""
+    noise, units, joined = random.random() * MOST_NOISE, list[str](), False
+    for piece in text.split():
+        stays = any(map(is_name, words_in(piece)))
+        if stays and joined:
+            units[-1] += f" {piece}"
+        elif stays or random.random() >= noise:
+            units.append(piece)
+        elif random.random() < 0.5:
+            units.append(alike(piece, {}, random))
+        joined = stays and piece[-1].isalnum()
+    if random.random() < MOVED and len(units) > 1:
+        cuts = sorted(random.sample(range(1, len(units)), min(random.randint(1, 3), len(units) - 1)))
+        parts = [units[start:end] for start, end in pairwise([0, *cuts, len(units)])]
+        units = [unit for part in random.sample(parts, len(parts)) for unit in part]
+    return " ".join(units)
 
 
 class Names:

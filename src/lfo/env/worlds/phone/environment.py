@@ -13,8 +13,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from lfo.env.worlds.phone import reps
 from lfo.env.worlds.phone.fields import ALTERNATIVE, FIELDS, REFERENCE
 from lfo.env.worlds.phone.generator import load_cached
 from lfo.env.worlds.phone.players import EVERY_REPLY, Player
-from lfo.env.worlds.phone.tasks import LEVEL, LEVELS, SPLITS, Errand, Task, TaskStream
+from lfo.env.worlds.phone.tasks import LEVEL, LEVELS, SPLITS, Errand, Task, TaskStream, World
 from lfo.env.worlds.phone.world import UNSEEN, Company, Department, company
 from lfo.errors import UsageError
 from lfo.protocol.hermes import read_tool_call
@@ -35,36 +34,11 @@ SYSTEM = "You make phone calls for your user. Search the company, ask the user o
 DEFAULT_COUNTS = {"train": 500, "val": 300} | {split: 300 for split in SPLITS if split.startswith("test")}
 
 
-@dataclass(frozen=True, slots=True)
-class World:
-    """The companies of one seed, by index or by name."""
-
-    seed: int = 0
-    companies: int = 100
-    unseen_companies: int = 50
-    law: int = 0
-    by_name: Mapping[str, Company] = field(default_factory=dict, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        indexes = [*range(self.companies), *range(UNSEEN, UNSEEN + self.unseen_companies)]
-        every = (company(self.seed, index, self.law) for index in indexes)
-        object.__setattr__(self, "by_name", {each.name.lower(): each for each in every})
-
-    def stream(self, split: str, *, levels: Iterable[int] = LEVELS, stream_seed: int = 0) -> TaskStream:
-        return TaskStream(
-            world=self.seed,
-            split=split,
-            levels=tuple(levels),
-            companies=self.companies,
-            unseen_companies=self.unseen_companies,
-            stream_seed=stream_seed,
-            law=self.law,
-        )
-
-
 @lru_cache(maxsize=8)
-def world_of(seed: int, companies: int, unseen_companies: int, law: int) -> World:
-    return World(seed, companies, unseen_companies, law)
+def _by_name(world: World) -> Mapping[str, Company]:
+    indexes = [*range(world.companies), *range(UNSEEN, UNSEEN + world.unseen_companies)]
+    every = (company(world.seed, index, world.law) for index in indexes)
+    return {each.name.lower(): each for each in every}
 
 
 @lru_cache(maxsize=32)
@@ -74,8 +48,8 @@ def _tasks(world: World, split: str, levels: tuple[int, ...], count: int) -> tup
 
 @lru_cache(maxsize=65536)
 def _close_names(world: World, name: str) -> tuple[str, ...]:
-    close = difflib.get_close_matches(name.lower()[:60], world.by_name, n=3, cutoff=0.5)
-    return tuple(world.by_name[each].name for each in close)
+    known = _by_name(world)
+    return tuple(known[each].name for each in difflib.get_close_matches(name.lower()[:60], known, n=3, cutoff=0.5))
 
 
 class PhoneCalls(ToolEnvironment):
@@ -111,7 +85,7 @@ class PhoneCalls(ToolEnvironment):
             raise UsageError(f"levels must be some of {list(known)}, each once, not {list(self.levels)}.")
         if law < 0:
             raise UsageError(f"law must be a seed from 0 on, not {law}.")
-        self.world = world_of(seed, companies, unseen_companies, law)
+        self.world = World(seed, companies, unseen_companies, law)
         self._counts = counts or {}
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -158,7 +132,7 @@ class PhoneCalls(ToolEnvironment):
         name: the company's name
         """
         self._quiet()
-        found = self.world.by_name.get(name.strip().lower())
+        found = _by_name(self.world).get(name.strip().lower())
         if found is None:
             close = _close_names(self.world, name)
             return f"No company is called {quote(name)}." + (f" Close names: {', '.join(close)}." if close else "")
@@ -296,17 +270,6 @@ class PhoneCalls(ToolEnvironment):
             "department_order": self.called == self.order[: len(self.called)],
         }
 
-    def check(self) -> None:
-        limits = self.task.limits
-        assert 0 <= self.done_errands <= len(self.task.errands)
-        assert 0 <= self.calls <= limits.calls
-        assert sum(self.failures.values()) + self.done_errands <= self.calls
-        assert all(0 < count <= limits.failures_to_lock for count in self.failures.values())
-        assert all(self.task.profile[name] == value for name, value in self.values.items() if name != REFERENCE)
-        assert self.form is not None or set(self.values) <= {REFERENCE}
-        assert len(self.form or ()) <= limits.max_fields or not set(self.values) - {REFERENCE}
-        assert (self.reward() == 1.0) == (self.done_errands == len(self.task.errands))
-
     # --- for evaluation, and for look-ahead --------------------------------------------------------------------
 
     def scripted_players(self) -> Sequence[Player]:
@@ -354,37 +317,3 @@ def lookahead_query(transcript: Sequence[Message]) -> ToolCall | None:
     )
     number = next((number for _, number in named if number not in numbers), None)
     return ToolCall(name="make_phone_call", arguments={"phone_number": number, "auth_info": {}}) if number else None
-
-
-# --- the tools, for engines that read them from a file ---------------------------------------------------------------
-
-
-def tool_config_yaml() -> str:
-    """Return `configs/tool_config.yaml`: the schemas of the three tools in verl's format."""
-    tools = [
-        {
-            "class_name": "lfo.env.worlds.phone.environment.PhoneCalls",
-            "config": {"type": "native"},
-            "tool_schema": schema,
-        }
-        for schema in PhoneCalls().tools()
-    ]
-    return _TOOL_CONFIG_HEADER + "tools:" + _yaml(tools, indent="  ") + "\n"
-
-
-def _yaml(value: Any, indent: str) -> str:
-    """Return a value as YAML. JSON strings are valid YAML, so no YAML package is needed."""
-    if isinstance(value, dict) and value:
-        return "".join(f"\n{indent}{key}:{_yaml(item, indent + '  ')}" for key, item in value.items())
-    if isinstance(value, list) and value:
-        return "".join(
-            f"\n{indent}-{_yaml(item, indent + '  ')}".replace("-\n" + indent + "  ", "- ", 1) for item in value
-        )
-    return " " + json.dumps(value)
-
-
-_TOOL_CONFIG_HEADER = """\
-# The tools of the phone-call world, written from its typed methods; to write it again:
-#   python -c 'from lfo.env.worlds.phone import environment as e; print(e.tool_config_yaml(), end="")'
-# The class is the environment that carries the calls out: one object plays one rollout.
-"""

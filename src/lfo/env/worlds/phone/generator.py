@@ -18,17 +18,15 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from lfo.atomic import write_folder_atomic
 from lfo.env.worlds.phone.ceiling import mean_ceiling
-from lfo.env.worlds.phone.tasks import LEVEL, LEVELS, SPLITS, Task, TaskStream
+from lfo.env.worlds.phone.tasks import LEVEL, LEVELS, SPLITS, Task, TaskStream, World
 from lfo.env.worlds.phone.world import UNSEEN, Company, company
 from lfo.errors import DataError, UsageError, WorkError
 
@@ -72,15 +70,8 @@ class Options:
 
     def stream(self, split: str, *, levels: Sequence[int] = (), stream_seed: int = 0) -> TaskStream:
         """Return an endless stream of tasks; the files are the start of `stream_seed` 0."""
-        return TaskStream(
-            world=self.seed,
-            split=split,
-            levels=tuple(levels) or self.levels,
-            companies=self.num_companies,
-            unseen_companies=self.num_unseen_companies,
-            stream_seed=stream_seed,
-            law=self.law,
-        )
+        world = World(self.seed, self.num_companies, self.num_unseen_companies, self.law)
+        return world.stream(split, levels=tuple(levels) or self.levels, stream_seed=stream_seed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,34 +100,25 @@ def parse_levels(text: str) -> tuple[int, ...]:
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-def generate(
-    output_dir: str | Path,
-    *,
-    num_companies: int = 100,
-    num_train_tasks: int = 500,
-    num_val_tasks: int = 100,
-    seed: int = 0,
-    law: int = 0,
-    levels: Sequence[int] = LEVELS,
-    force: bool = False,
-) -> dict[str, Any]:
-    """Write a folder of data and return its manifest. Replace data of other options only with `force`."""
-    options = Options(
-        num_companies=num_companies,
-        num_unseen_companies=max(1, num_companies // 2),
-        num_train_tasks=num_train_tasks,
-        num_val_tasks=num_val_tasks,
-        seed=seed,
-        levels=tuple(levels),
-        law=law,
-    )
-    output = Path(output_dir)
+def generate(output_dir: str | Path, *, num_companies: int = 100, force: bool = False, **others: Any) -> dict[str, Any]:
+    """Write a folder of data and return its manifest; `others` are further `Options`.
+
+    Replace data of other options only with `force`.
+    """
+    options = Options(num_companies=num_companies, num_unseen_companies=max(1, num_companies // 2), **others)
+    output = Path(output_dir).absolute()
     _refuse_to_overwrite(output, options, force=force)
     files = render(options)
+
+    def write(folder: Path) -> None:
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+
     try:
-        _write_folder(output, files)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_folder_atomic(output, write)
     except OSError as error:
-        raise WorkError(f"Could not write {output}: {error.strerror or error}.") from error
+        raise WorkError(f"Could not write {output_dir}: {error.strerror or error}.") from error
     return json.loads(files[MANIFEST])
 
 
@@ -234,25 +216,6 @@ def _refuse_to_overwrite(output: Path, options: Options, *, force: bool) -> None
         raise UsageError(
             f"{output} contains data of other options (seed {before.seed}, law {before.law}); use --force."
         )
-
-
-def _write_folder(output: Path, files: Mapping[str, bytes]) -> None:
-    """Write to a temporary folder and rename it, so that the folder is always complete."""
-    output.absolute().parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.absolute().parent))
-    try:
-        new = temporary / "new"
-        new.mkdir()  # with default permissions; the temporary folder around it is private
-        for name, content in files.items():
-            with open(new / name, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-        if output.exists():
-            output.rename(temporary / "old")
-        new.rename(output)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

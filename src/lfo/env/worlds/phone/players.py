@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lfo.env.interface import FAREWELL
 from lfo.env.seeds import stream
@@ -27,19 +27,24 @@ if TYPE_CHECKING:
 Player = Callable[["PhoneCalls", Task], float]
 
 
-@dataclass(slots=True)
+@dataclass
 class PlayerView:
     """An environment from the player's side: tools as methods, and the last result."""
 
-    environment: PhoneCalls
-    task: Task
+    environment: Any
+    task: Any
     result: StepResult | None = None
 
+    @property
+    def done(self) -> bool:
+        return self.result is not None and self.result.done
+
+    def say(self, text: str) -> str:
+        self.result = result = self.environment.step(text)
+        return result.observation
+
     def tool(self, name: str, /, **arguments: object) -> str:
-        if self.result and self.result.done:
-            return ""
-        self.result = self.environment.step(format_tool_call(ToolCall(name=name, arguments=arguments)))
-        return self.result.observation
+        return "" if self.done else self.say(format_tool_call(ToolCall(name=name, arguments=arguments)))
 
     def numbers(self) -> dict[str, str]:
         """Return service -> number, as in the directory."""
@@ -55,19 +60,25 @@ class PlayerView:
         answers.pop("unavailable", None)
         return answers
 
+    def call(self, number: str, values: Mapping[str, str]) -> tuple[str, str]:
+        """Return the number that was reached at last, by following a moved line, and its reply."""
+        reply = self.tool("make_phone_call", phone_number=number, auth_info=values)
+        if moved := re.search(r"555-\d{4}", reply):
+            number = moved[0]
+            reply = self.tool("make_phone_call", phone_number=number, auth_info=values)
+        return number, reply
+
     def call_all(self, numbers: dict[str, str], values: dict[str, str]) -> None:
         """Call for every service that the user named, in order; follow moved lines and pass references on."""
         for errand in self.task.errands:  # in the order of the goal, which names their services
-            reply = self.tool("make_phone_call", phone_number=numbers[errand.service], auth_info=values)
-            if moved := re.search(r"555-\d{4}", reply):
-                reply = self.tool("make_phone_call", phone_number=moved[0], auth_info=values)
+            _, reply = self.call(numbers[errand.service], values)
             if reference := re.search(r"Your reference number is (\w+)\.", reply):
                 values = values | {REFERENCE: reference[1]}
 
     def end(self) -> float:
-        if not (self.result and self.result.done):
-            self.result = self.environment.step(FAREWELL)
-        return self.result.reward
+        if not self.done:
+            self.say(FAREWELL)
+        return self.result.reward if self.result else 0.0
 
 
 def form_then_call(fields: Callable[[Task], Sequence[str]]) -> Player:
@@ -96,10 +107,7 @@ def reader(environment: PhoneCalls, task: Task) -> float:
     numbers = view.numbers()
     wanted: dict[str, None] = {}
     for errand in task.errands:
-        reply = view.tool("make_phone_call", phone_number=numbers[errand.service], auth_info={})
-        if moved := re.search(r"555-\d{4}", reply):
-            numbers[errand.service] = moved[0]
-            reply = view.tool("make_phone_call", phone_number=moved[0], auth_info={})
+        numbers[errand.service], reply = view.call(numbers[errand.service], {})
         facts = describe(reply)
         wanted |= dict.fromkeys(name for name in (facts.facts if facts else ()) if name in FIELDS)
     values = view.form(itertools.islice(wanted, task.limits.max_fields)) if wanted else {}
@@ -113,7 +121,7 @@ def random(environment: PhoneCalls, task: Task) -> float:
     view = PlayerView(environment, task)
     numbers = sorted(set(view.numbers().values()))
     values = view.form(rng.sample(sorted(FIELDS), task.limits.max_fields))
-    while not (view.result and view.result.done):
+    while not view.done:
         view.tool("make_phone_call", phone_number=rng.choice(numbers), auth_info=values)
     return view.end()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lfo.env.seeds import stream
@@ -269,3 +269,24 @@ class TaskStream:
 
     def __iter__(self) -> Iterator[Task]:
         return map(self.task, itertools.count())
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What determines companies and tasks."""
+
+    seed: int = 0
+    companies: int = 100
+    unseen_companies: int = 50
+    law: int = 0
+
+    def stream(self, split: str, *, levels: Iterable[int] = LEVELS, stream_seed: int = 0) -> TaskStream:
+        return TaskStream(
+            world=self.seed,
+            split=split,
+            levels=tuple(levels),
+            companies=self.companies,
+            unseen_companies=self.unseen_companies,
+            stream_seed=stream_seed,
+            law=self.law,
+        )

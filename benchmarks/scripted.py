@@ -1,6 +1,6 @@
 """The phone-call world for a policy with random weights: a script makes the calls, whatever the policy writes.
 
-    lfo train engine=verl env=lfo.env.worlds.phone.scripted:ScriptedCalls model=FOLDER ...
+    lfo train engine=verl env=benchmarks.scripted:ScriptedCalls model=FOLDER ...
 
 It measures the cost of a step for model sizes of which only random weights exist. Tasks, prompts, replies and turns are
 real; rewards alternate, so that every group trains the policy. With engine=verl the policy samples a turn of full
@@ -48,6 +48,3 @@ class ScriptedCalls(PhoneCalls):
 
     def reward(self) -> float:
         return self._reward
-
-    def check(self) -> None:
-        pass  # the reward does not depend on the state
