@@ -14,7 +14,7 @@ import pytest
 
 from lfo.agent import load_agent
 from lfo.algorithms import plan_of
-from lfo.algorithms.auto import FIRST, SEATS, TRIAL, outcomes_of, read
+from lfo.algorithms.auto import FIRST, SEATS, TRIAL, outcomes_of, read, without_probes
 from lfo.config import load_config
 from lfo.errors import ConfigError
 from lfo.play.acting import FILE, acting_config, save_agent
@@ -157,7 +157,8 @@ def test_dapo_has_a_trial_where_imitation_stalls_and_groups_differ():
 
 def test_rewards_below_1_are_imitated_from_what_the_policy_reaches():
     assert plan(record(8, own=0.25, explore=0.0)).imitated_from == 0.25
-    assert plan_of(small_config("algo=internalise"), 3).imitated_from == 1.0
+    assert plan(record(30, own=1.0, explore=0.0)).imitated_from == 1.0, "nothing worse than what it reaches already"
+    assert plan_of(small_config("algo=internalise"), 3).imitated_from is None
 
 
 def test_plans_are_the_same_for_verl_and_its_requests_arrive():
@@ -255,6 +256,14 @@ def test_outcomes_are_recorded_by_seat_without_what_says_nothing():
     members = (rollout(-3.0, said="Hi"), rollout(7.0, said="Hi"), rollout(1.0, said="Hi"), rollout(1.0), broken)
     seen = outcomes_of(plan, [RolloutGroup(task_id="t", rollouts=members)])
     assert seen == {"phase": "imitate", "groups": [{"own": [0.0, 1.0], "probe": [1.0]}]}
+
+
+def test_true_replies_are_no_evidence_that_predictions_are_right():
+    """An alarm over changed rules compares predictions with real replies: a probe would always be right."""
+    plan = StepPlan(step=0, kinds=("own", "look", "probe"))
+    group = RolloutGroup(task_id="t", rollouts=(rollout(0.1), rollout(0.2), rollout(0.3)))
+    assert [each.reward for each in without_probes(plan, [group])[0].rollouts] == [0.1, 0.2]
+    assert without_probes(StepPlan(step=0), [group]) == [group]
 
 
 def test_the_best_of_a_group_is_imitated_where_none_succeeds(tmp_path: Path):

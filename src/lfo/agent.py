@@ -251,8 +251,9 @@ def _no_environment() -> Environment:
 
 def _opened(run: Path, adapter: AdapterChoice) -> tuple[RunConfig, Path | None]:
     """Return the config of a run and the folder of the adapters that were chosen."""
+    config = saved_config(run_folder(run))
     folder = None if adapter == "none" else adapters_of(run, adapter)
-    return acting_config(saved_config(run_folder(run)), folder), folder
+    return acting_config(config, folder), folder
 
 
 def _base_of(config: RunConfig, device: str) -> Any:

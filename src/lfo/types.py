@@ -213,7 +213,7 @@ class StepPlan:
     rate: float = 1.0  # multiplies every learning rate
     phase: str = ""  # of a run that has phases
     kinds: tuple[str, ...] = ()  # names of the seats, whose outcomes are recorded by them; (): nothing is recorded
-    imitated_from: float = 1.0  # least reward of what is imitated; below 1 only the best rollout of a group is
+    imitated_from: float | None = None  # least reward of what is imitated, successes or not; None: all that is stored
     agent: str = ""  # who acts, and what was given up and why, in words
 
 

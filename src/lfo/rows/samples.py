@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -179,7 +178,7 @@ class MiniBatches:
 
     def store_best(self, plan: StepPlan, groups: Sequence[RolloutGroup], step: int = 0) -> None:
         """Store the best rollout of each group in which none succeeded, if the plan imitates those too."""
-        if plan.imitated_from < 1.0:
+        if plan.imitated_from is not None:
             for group in groups:
                 self.successes.add_best(group.rollouts, plan.imitated_from, step)
 
@@ -236,9 +235,8 @@ class MiniBatches:
         drawn = buffer.draw(world.examples_per_mini_batch, seeds, asked_first=world.replay and self.config.looks_ahead)
         return self.examples(self.practice.of(drawn, buffer, seeds))
 
-    def _imitation_samples(self, step: int, least: float = 1.0) -> list[list[TrainingSample]]:
+    def _imitation_samples(self, step: int, least: float | None) -> list[list[TrainingSample]]:
         seeds = (self.config.seed, step)
-        least = least if least < 1.0 else -math.inf  # what is imitated in hindsight failed
         drawn = self.successes.draw(self.config.internalise.rows * self.count, seeds, least=least)
         renamed = self.renaming.of(drawn, self.successes.successes.values(), seeds)
         return deal([[imitation_sample(success, adapters=self.policy_adapters)] for success in renamed], self.count)

@@ -21,7 +21,6 @@ repeats may count by its value, such as a price: `copied` swaps only what it rep
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -148,9 +147,9 @@ class SuccessBuffer:
         self.made = {task: step for task, step in self.made.items() if step >= before}
         self.successes = {task: success for task, success in self.successes.items() if task in self.made}
 
-    def draw(self, count: int, seeds: Sequence[int], *, least: float = -math.inf) -> list[Success]:
-        """Return at most `count` different successes with at least this reward."""
-        kept = [success for success in self.successes.values() if success.reward >= least]
+    def draw(self, count: int, seeds: Sequence[int], *, least: float | None = None) -> list[Success]:
+        """Return at most `count` different successes, with at least this reward if one is named."""
+        kept = [success for success in self.successes.values() if least is None or success.reward >= least]
         order = np.random.default_rng([*seeds, DRAW_STREAM]).permutation(len(kept))[:count]
         return [kept[index] for index in order]
 

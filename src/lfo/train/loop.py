@@ -19,6 +19,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from lfo.algorithms import count_tasks, draw_requests, draw_tasks, plan_of
+from lfo.algorithms.auto import without_probes
 from lfo.algorithms.dual_lora import adapted_weight
 from lfo.backend import Backend
 from lfo.checkpoints import Checkpoint, reading
@@ -171,7 +172,8 @@ class Trainer:
         with clock("rollout"):
             collected = self.collect(plan)
         with clock("examples"):
-            fresh = heed(self.state.watch, collected.groups, step, judge=self.environment, asks=self.asks)
+            predicted = without_probes(plan, collected.groups)
+            fresh = heed(self.state.watch, predicted, step, judge=self.environment, asks=self.asks)
             examples = self.store_replies(collected.groups, step) if plan.listens else []
             if NOTICED in fresh:
                 forget(self.mini_batches, self.backend.reply_store, fresh[NOTICED]["since"])
