@@ -15,7 +15,7 @@ from lfo.algorithms import draw_tasks
 from lfo.errors import ConfigError, DataError
 from lfo.play import reply_store
 from lfo.play.look_ahead import Question
-from lfo.play.reply_store import ReplyStore, columns_of, informativeness, occurrences
+from lfo.play.reply_store import TIE, ReplyStore, Similarity, StoredReply, columns_of, informativeness, occurrences
 from lfo.protocol.world_model import ObservedCall, WorldModelState
 from lfo.runs.folder import read_metrics
 from lfo.train.loop import Trainer
@@ -319,3 +319,13 @@ def test_it_needs_look_ahead_and_something_to_hear():
         small_config("lookahead_source=memory", "lookahead=false")
     with pytest.raises(ConfigError, match="lookahead_source other than memory"):
         small_config("lookahead_source=memory", "policy.frozen=true", "world_model.from_logs=x.jsonl")
+
+
+def test_between_equals_rare_words_count_more():
+    """By hand: nothing tells about equal replies, so TF-IDF decides. Of two situations "pay" occurs in both, weight
+    ln(3/3) + 1 = 1, and "bill" in one, weight b = ln(3/2) + 1."""
+    stored = [StoredReply(situation=(text,), reply="No.") for text in ("pay bill", "pay rent")]
+    rare = math.log(3 / 2) + 1
+    ((same, other),) = Similarity(stored)([("pay bill",)]) / TIE
+    assert same == pytest.approx(1)
+    assert other == pytest.approx(1 / (1 + rare**2))

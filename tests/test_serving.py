@@ -23,7 +23,7 @@ from lfo.protocol.chat import ChatCodec
 from lfo.serving import batcher as batcher_module
 from lfo.serving.app import listen, make_app, make_server
 from lfo.serving.batcher import Batcher
-from lfo.serving.conversations import Answered, Context, Conversations
+from lfo.serving.conversations import Answered, Context, Conversations, _alternates
 from lfo.serving.speaker import local_speaker
 from lfo.serving.wire import ChatRequest, RefusedRequest, Reply, chunks, completion, parse_request
 from lfo.types import Message, ToolCall
@@ -524,3 +524,18 @@ def test_several_calls_of_a_reply_are_answered_one_by_one_behind_the_row_that_ma
     ]
     anew = Conversations().context(asked, codec, tools)
     assert [turn.call for turn in anew.turns] == list(calls.values()), "after a restart too"
+
+
+@pytest.mark.parametrize(
+    ("roles", "alternates"),
+    [
+        (["user"], True),
+        (["tool", "tool", "assistant", "user"], True),
+        (["tool", "assistant", "user", "user"], False),
+        (["tool", "assistant", "system"], False),
+        (["user", "assistant", "assistant", "user"], False),
+        (["user", "assistant"], False),
+    ],
+)
+def test_only_a_conversation_of_turns_continues_another(roles: list[Any], alternates: bool):
+    assert _alternates([Message(role=role, content="x") for role in roles]) is alternates

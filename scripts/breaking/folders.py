@@ -23,8 +23,9 @@ from typing import Any
 
 from breaking import Outcome
 
-# What is run on each hostile folder, and whether it must work without the environment.
-COMMANDS: Mapping[tuple[str, ...], bool] = {
+# What is run on each hostile folder, and whether it must work without the environment. None: it makes none, and
+# ends because no server answers.
+COMMANDS: Mapping[tuple[str, ...], bool | None] = {
     ("inspect", "RUN", "--device", "cpu"): True,
     ("export", "RUN", "--out", "OUT"): True,
     ("report", "RUN", "-o", "OUT"): True,
@@ -36,7 +37,7 @@ COMMANDS: Mapping[tuple[str, ...], bool] = {
     ("run", "RUN", "--device", "cpu"): False,
     ("rollouts", "RUN", "--num", "1", "--device", "cpu"): False,
     ("serve", "RUN", "--port", "0", "--device", "cpu"): False,
-    ("serve", "RUN", "--port", "0", "--upstream", "http://127.0.0.1:9/v1"): False,
+    ("serve", "RUN", "--port", "0", "--upstream", "http://127.0.0.1:9/v1"): None,
     ("train", "--resume", "RUN"): False,
 }
 FEW = (("eval", "RUN", "--k", "1", "--tasks", "1", "--device", "cpu"), ("train", "--resume", "RUN"))
@@ -196,7 +197,7 @@ def _tried(
     run: Path,
     command: Sequence[str],
     *,
-    reads: bool,
+    reads: bool | None,
     run_command: Callable[..., tuple[int, str]],
 ) -> Outcome:
     canary, out = project / "canary", project / f"out-{command[0]}"
@@ -213,8 +214,10 @@ def _tried(
     lines = [line for line in said.splitlines() if line.startswith("lfo: ") or "Traceback" in line]
     refused = code == 2 and len(lines) == 1 and (attack.said or attack.env.replace("RUN", str(run))) in lines[0]
     worked = code == 0 and "Traceback" not in said
+    unanswered = reads is None and code == 1 and len(lines) == 1
     reads = reads and not attack.said  # a config that is refused itself cannot be read by any command
-    held = not canary.exists() and SECRET not in said and (worked if reads else refused)
+    ended = worked if reads else refused or unanswered
+    held = not canary.exists() and SECRET not in said and ended
     what = "the canary exists; " if canary.exists() else ""
     canary.unlink(missing_ok=True)
     with contextlib.suppress(OSError):

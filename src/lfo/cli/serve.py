@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib.util
 import secrets
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lfo.cli import common
 from lfo.cli.serve_in_words import ADAPTERS, models_of, serve_in_words
 from lfo.errors import UsageError
+
+if TYPE_CHECKING:
+    from lfo.serving.speaker import Speaker
 
 
 def serve(
@@ -68,19 +71,7 @@ def serve(
         return
     if recorded is not None:
         raise UsageError("--record needs --upstream with any chat server; others are recorded by lfo record")
-    if upstream is None or adapter == "none":
-        agent = common.open_agent(run, adapter=adapter, device=device)
-        from lfo.serving.speaker import local_speaker
-
-        speaker, weights = local_speaker(agent), common.weights_in_words(agent)
-    else:
-        with common.working(f"Loading {common.visible(str(run))}"):
-            from lfo.serving.speaker import upstream_speaker
-
-            speaker, weights = (
-                upstream_speaker(run, upstream, adapter=adapter, api_key=upstream_key, lookahead=not no_lookahead),
-                f"weights of {upstream}",
-            )
+    speaker, weights = _speaker(run, upstream, upstream_key, adapter, device, lookahead=not no_lookahead)
     from lfo.serving.app import listen, make_app, make_server
     from lfo.serving.batcher import Batcher
 
@@ -93,6 +84,22 @@ def serve(
             f"  export OPENAI_BASE_URL=http://{_reached_at(host)}:{socket.getsockname()[1]}/v1 OPENAI_API_KEY={token}"
         )
         make_server(app).run(sockets=[socket])
+
+
+def _speaker(
+    run: Path, upstream: str | None, key: str, adapter: common.Adapter, device: str, *, lookahead: bool
+) -> tuple[Speaker, str]:
+    """Return what speaks for the run, and whose weights it has."""
+    if upstream is None or adapter == "none":
+        agent = common.open_agent(run, adapter=adapter, device=device)
+        from lfo.serving.speaker import local_speaker
+
+        return local_speaker(agent), common.weights_in_words(agent)
+    with common.working(f"Loading {common.visible(str(run))}"):
+        from lfo.serving.speaker import upstream_speaker
+
+        speaker = upstream_speaker(run, upstream, adapter=adapter, api_key=key, lookahead=lookahead)
+    return speaker, f"weights of {upstream}"
 
 
 def learnt_from(run: Path, logs: Path, output_dir: Path, steps: int) -> Path:
