@@ -29,7 +29,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "play": frozenset({"types", "errors", "checkpoints", "config", "env", "protocol"}),
     "rows": frozenset({"types", "errors", "config", "env", "protocol", "objectives", "play"}),
     "model": frozenset({"types", "errors", "checkpoints", "config", "objectives"}),
-    "algorithms": frozenset({"types", "config", "env", "play"}),
+    "algorithms": frozenset({"types", "statistics", "config", "env", "play"}),
     "backend": frozenset({"types", "config", "play"}),
     "runs": frozenset(
         {

@@ -34,6 +34,7 @@ from lfo.model.adapters import DualAdapterModel
 from lfo.model.lora_folder import CONFIG_FILE
 from lfo.model.sampler import Sampler
 from lfo.play import ending_tools, reply_store
+from lfo.play.acting import acting_config
 from lfo.play.ending_tools import EndingTools, learns_tools
 from lfo.play.episode import RolloutRequest
 from lfo.play.look_ahead import LookAhead
@@ -250,7 +251,9 @@ def _no_environment() -> Environment:
 
 def _opened(run: Path, adapter: AdapterChoice) -> tuple[RunConfig, Path | None]:
     """Return the config of a run and the folder of the adapters that were chosen."""
-    return saved_config(run_folder(run)), None if adapter == "none" else adapters_of(run, adapter)
+    config = saved_config(run_folder(run))
+    folder = None if adapter == "none" else adapters_of(run, adapter)
+    return acting_config(config, folder), folder
 
 
 def _base_of(config: RunConfig, device: str) -> Any:

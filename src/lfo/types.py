@@ -150,6 +150,9 @@ class Seat:
     imagine: int | None = None  # how many exchanges it may imagine; None: the limit of the run
     picks: bool = False  # the first candidate turn that other rollouts would imagine is made for real
     player: Literal["policy", "base"] = "policy"  # base: without the policy adapter
+    truth: bool = (
+        False  # what it imagines is answered by a copy of the environment: what a perfect prediction would give
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,6 +184,7 @@ class Situation:
     success_tasks: int = 0  # tasks with a success that could be imitated
     train_tasks: int | None = None  # None: an endless stream
     predicted_tools: Collection[str] | None = frozenset()  # None: all
+    outcomes: Sequence[Mapping[str, Any]] = ()  # of each earlier step, where the plans name their seats
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -208,6 +212,9 @@ class StepPlan:
     looks_ahead: bool = True  # an evaluation after this step looks ahead too, if the run does
     rate: float = 1.0  # multiplies every learning rate
     phase: str = ""  # of a run that has phases
+    kinds: tuple[str, ...] = ()  # names of the seats, whose outcomes are recorded by them; (): nothing is recorded
+    imitated_from: float | None = None  # least reward of what is imitated, successes or not; None: all that is stored
+    agent: str = ""  # who acts, and what was given up and why, in words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

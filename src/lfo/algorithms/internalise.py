@@ -32,12 +32,13 @@ def adapt(plan: StepPlan, config: RunConfig, situation: Situation) -> StepPlan:
         seats=_seats(plan, config, base_acts=taught),
         reinforces=plan.reinforces and not taught,
     )
-    if situation.success_tasks < _first_tasks(situation.train_tasks):
+    if situation.success_tasks < first_tasks(situation.train_tasks):
         return asking
     return replace(asking, phase="internalise", reinforces=False, imitates=plan.reinforces)
 
 
-def _first_tasks(train_tasks: int | None) -> int:
+def first_tasks(train_tasks: int | None) -> int:
+    """Return how many tasks must have a success before imitation begins."""
     return FIRST_TASKS if train_tasks is None else min(FIRST_TASKS, -(-train_tasks // 2))
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lfo.cli.common import Json
+from lfo.cli.common import Json, visible
 from lfo.errors import DataError
 
 
@@ -32,10 +32,12 @@ def advise(
     if as_json:
         enough = steps >= MIN_STEPS
         answer = {"run": str(run), "steps": steps, "enough": enough, "troubles": [asdict(each) for each in troubles]}
-        typer.echo(json.dumps(answer, indent=2))
+        typer.echo(json.dumps(answer | ({"agent": record.agent} if record.agent else {}), indent=2))
         return
     if record.note:
         typer.echo(f"{record.note}.")
+    if record.agent:
+        typer.echo(f"{visible(record.agent)}.")
     for trouble in troubles:
         typer.echo(f"{trouble.name}: {trouble.figure}.\n  -> {trouble.knob}.")
     if not troubles and steps < MIN_STEPS:

@@ -142,8 +142,10 @@ def _resolve(files: Sequence[Setting], overrides: Sequence[Setting] = ()) -> Run
         files = [setting for setting in files if setting[0] != LEVELS]
     tree = dataclasses.asdict(RunConfig(env_args=dict(arguments)))
     preset, algorithm = (str(given.get(name, KNOBS[name].default)) for name in ("preset", "algo"))
-    of_algorithm = ALGORITHMS[algorithm].settings if algorithm in ALGORITHMS else {}
-    tables = (*PRESETS.get(preset, {}).items(), *of_algorithm.items())
+    of_preset, of_algorithm = PRESETS.get(preset, {}), ALGORITHMS.get(algorithm)
+    tables = [*of_preset.items(), *(of_algorithm.settings.items() if of_algorithm else ())]
+    if of_algorithm and {"engine": "local", **of_preset, **given}["engine"] == "local":
+        tables += of_algorithm.local.items()
     for name, value in (*tables, *_spell_out((*files, *overrides))):
         assign(tree, name, value)
     try:

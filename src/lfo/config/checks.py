@@ -107,6 +107,9 @@ def _of_lookahead(c: RunConfig) -> Iterator[Relation]:
         f"feedback={c.feedback} divides rollout.group_size={group} into waves of {first} and {second}, and a rollout "
         "alone in its wave has no other to compare with; use a larger group, or imitate with internalise.rows",
     )
+    compared = "algo=auto compares what helps and imitates it: set rollout.group_size to 4 or more"
+    yield not c.is_auto or group >= 4, compared
+    yield not c.is_auto or (c.feedback == "own" and c.imitates), "algo=auto needs feedback=own and internalise.rows"
     yield c.feedback != "other_task" or c.rollout.prompts > 1, "feedback=other_task needs rollout.prompts above 1"
 
 

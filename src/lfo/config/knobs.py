@@ -217,6 +217,11 @@ class RunConfig:
         return ALGORITHMS[self.algo].has_world_model
 
     @property
+    def is_auto(self) -> bool:
+        """Whether the run finds out itself what helps: `lfo.algorithms.auto`."""
+        return self.algo == "auto"
+
+    @property
     def looks_ahead(self) -> bool:
         return self.lookahead != "off"
 
@@ -248,7 +253,7 @@ class RunConfig:
     @property
     def leaves_policy_alone(self) -> bool:
         """Whether the trained policy acts without look-ahead, so that success without it is what counts."""
-        return self.looks_ahead and (self.imitates or self.internalise.until > 0)
+        return self.looks_ahead and not self.is_auto and (self.imitates or self.internalise.until > 0)
 
     @property
     def is_plain_dapo(self) -> bool:

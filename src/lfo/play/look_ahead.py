@@ -54,6 +54,7 @@ class Question:
     state: WorldModelState
     call: ToolCall
     messages: tuple[str, ...]
+    truth: bool = False  # the real reply answers it, whoever predicts: `Seat.truth`
 
     @classmethod
     def at(cls, task: Any, opening: Sequence[Message], turns: Sequence[Turn], call: ToolCall) -> Question:
@@ -384,7 +385,9 @@ def _before_speech(episode: Episode) -> Mark:
 
 
 def _question(episode: Episode, call: ToolCall) -> Question:
-    return Question.at(episode.request.task, episode.opening, episode.turns, call)
+    request = episode.request
+    asked = Question.at(request.task, episode.opening, episode.turns, call)
+    return replace(asked, truth=True) if request.truth else asked
 
 
 def imagined(rollout: Rollout, task: Any = None) -> Iterator[tuple[Question, str]]:

@@ -54,6 +54,8 @@ def make_lookahead(
     else:
         predictor = world_model_predictor(codec, complete)
         predictor = shuffled_predictor(predictor) if config.lookahead_source == "shuffled" else predictor
+    if config.is_auto:
+        predictor = _true_where_asked(predictor, true_reply_predictor(make_environment, RunnerConfig.of_run(config)))
     return LookAhead(
         predictor=predictor,
         tools=tools,
@@ -111,6 +113,19 @@ def _each_once(answer: Predictor) -> Predictor:
         distinct = dict(zip(keys, questions, strict=True))
         replies = dict(zip(distinct, answer(list(distinct.values())), strict=True))
         return [replies[key] for key in keys]
+
+    return predict
+
+
+def _true_where_asked(predictor: Predictor, truth: Predictor) -> Predictor:
+    """Let `truth` answer the questions of seats that are shown true replies."""
+
+    def predict(questions: Sequence[Question]) -> list[str]:
+        answers = {
+            asked: iter(answer(own) if (own := [each for each in questions if each.truth == asked]) else ())
+            for asked, answer in ((False, predictor), (True, truth))
+        }
+        return [next(answers[question.truth]) for question in questions]
 
     return predict
 

@@ -41,7 +41,7 @@ def now(record: RunRecord, process: Mapping[str, Any] | None) -> dict[str, Any]:
         "phases": list(phases(recent).items()),
         "left": time_left(record) if state == "running" else None,
         "process": process,
-        "warnings": warnings(record),
+        "warnings": [*([{"step": None, "words": shown(record.agent, 600)}] if record.agent else []), *warnings(record)],
     }
 
 

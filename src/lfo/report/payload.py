@@ -199,7 +199,7 @@ class _Page:
         words = record.problem
         if not words and record.config is not None and not record.finished:
             words = f"step {last.get('step')} of {record.config.steps}"
-        words = " ".join(filter(None, (words, _phases(record.rows))))
+        words = ". ".join(filter(None, (" ".join(filter(None, (words, _phases(record.rows)))), record.agent)))
         found = [row["warnings"] for row in record.rows if isinstance(row.get("warnings"), list)]
         warnings = [str(warning) for each in found for warning in each]
         if warnings:

@@ -20,6 +20,7 @@ from lfo.runs.sample_efficiency import TARGET_SHARE, Comparison, Group, Ratio
 SPOKEN = {
     "dapo": "plain DAPO",
     "dual-lora": "dual-LoRA",
+    "auto": "what helps, decided by the run",
     "internalise": "internalised look-ahead",
     f"internalise{WITH_FEEDBACK}": "internalised look-ahead and feedback",
     f"dapo{WITH_FEEDBACK}": "plain DAPO with feedback",

@@ -176,6 +176,12 @@ class MiniBatches:
         if self.config.internalise.teacher == "hindsight":
             self.successes.add_in_hindsight(rollouts, self.predicted_tools, step)
 
+    def store_best(self, plan: StepPlan, groups: Sequence[RolloutGroup], step: int = 0) -> None:
+        """Store the best rollout of each group in which none succeeded, if the plan imitates those too."""
+        if plan.imitated_from is not None:
+            for group in groups:
+                self.successes.add_best(group.rollouts, plan.imitated_from, step)
+
     def of_step(
         self,
         plan: StepPlan,
@@ -194,7 +200,7 @@ class MiniBatches:
         parts = [
             self._policy_samples(kept, observed),
             self._world_samples(plan, groups, kept, new_examples, observed) if predicts else self._none(),
-            self._imitation_samples(plan.step) if plan.imitates else self._none(),
+            self._imitation_samples(plan.step, plan.imitated_from) if plan.imitates else self._none(),
         ]
         return [[sample for part in each for sample in part] for each in zip(*parts, strict=True)]
 
@@ -229,8 +235,8 @@ class MiniBatches:
         drawn = buffer.draw(world.examples_per_mini_batch, seeds, asked_first=world.replay and self.config.looks_ahead)
         return self.examples(self.practice.of(drawn, buffer, seeds))
 
-    def _imitation_samples(self, step: int) -> list[list[TrainingSample]]:
+    def _imitation_samples(self, step: int, least: float | None) -> list[list[TrainingSample]]:
         seeds = (self.config.seed, step)
-        drawn = self.successes.draw(self.config.internalise.rows * self.count, seeds)
+        drawn = self.successes.draw(self.config.internalise.rows * self.count, seeds, least=least)
         renamed = self.renaming.of(drawn, self.successes.successes.values(), seeds)
         return deal([[imitation_sample(success, adapters=self.policy_adapters)] for success in renamed], self.count)

@@ -15,7 +15,8 @@ Names can be swapped in what is imitated, so that the policy does not memorise w
     user: My account at Zylo Bank ...   assistant: search_company("Zylo Bank")        one augmented copy
 
 A name is a word that the environment wrote in few successes and that no agent wrote first: what an agent writes of its
-own accord is its decision. A name is swapped in the whole sample, also where the agent repeats it.
+own accord is its decision. A name is swapped in the whole sample, also where the agent repeats it. What it never
+repeats may count by its value, such as a price: `copied` swaps only what it repeats.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Success:
 
     tokens: tuple[int, ...]
     sampled: tuple[bool, ...]
+    reward: float = 1.0  # less for the best rollout of a group in which none succeeded
 
 
 def without_shown(rollout: Rollout) -> Success:
@@ -67,7 +69,7 @@ def without_shown(rollout: Rollout) -> Success:
         sampled += [origin == Origin.SAMPLED for origin in rollout.origins[start:stop]]
         start = end
     length = max((index + 1 for index, each in enumerate(sampled) if each), default=0)
-    return Success(tokens=tuple(tokens[:length]), sampled=tuple(sampled[:length]))
+    return Success(tokens=tuple(tokens[:length]), sampled=tuple(sampled[:length]), reward=min(1.0, rollout.reward))
 
 
 def in_hindsight(rollout: Rollout, tools: Collection[str] | None) -> Rollout | None:
@@ -119,6 +121,14 @@ class SuccessBuffer:
             if rollout.succeeded:
                 self._keep(rollout, step)
 
+    def add_best(self, rollouts: Sequence[Rollout], least: float, step: int = 0) -> None:
+        """Store the best rollout of a group in which none succeeded, if it has this reward and others have less."""
+        best = max(rollouts, key=lambda rollout: rollout.reward)
+        stored = self.successes.get(best.task_id)
+        differs = best.reward > min(rollout.reward for rollout in rollouts)
+        if best.turns and differs and least <= best.reward < 1.0 and (stored is None or stored.reward <= best.reward):
+            self._keep(best, step)
+
     def add_in_hindsight(self, rollouts: Iterable[Rollout], tools: Collection[str] | None, step: int = 0) -> None:
         """Store failed rollouts in hindsight, for tasks without a stored success."""
         for rollout in rollouts:
@@ -137,9 +147,9 @@ class SuccessBuffer:
         self.made = {task: step for task, step in self.made.items() if step >= before}
         self.successes = {task: success for task, success in self.successes.items() if task in self.made}
 
-    def draw(self, count: int, seeds: Sequence[int]) -> list[Success]:
-        """Return at most `count` different successes."""
-        kept = list(self.successes.values())
+    def draw(self, count: int, seeds: Sequence[int], *, least: float | None = None) -> list[Success]:
+        """Return at most `count` different successes, with at least this reward if one is named."""
+        kept = [success for success in self.successes.values() if least is None or success.reward >= least]
         order = np.random.default_rng([*seeds, DRAW_STREAM]).permutation(len(kept))[:count]
         return [kept[index] for index in order]
 
@@ -150,6 +160,7 @@ class SuccessBuffer:
             "lengths": np.array([len(each.tokens) for each in successes], dtype=np.int64),
             "tokens": np.array([token for each in successes for token in each.tokens], dtype=np.int32),
             "sampled": np.array([sampled for each in successes for sampled in each.sampled], dtype=np.uint8),
+            "rewards": np.array([each.reward for each in successes], dtype=np.float64),
             "made": np.array([self.made.get(task, 0) for task in self.successes], dtype=np.int32),
             "name_lengths": np.array([len(name) for name in names], dtype=np.int64),
             "names": np.frombuffer(b"".join(names), dtype=np.uint8),
@@ -163,10 +174,11 @@ class SuccessBuffer:
         made = arrays.get("made", np.zeros(len(names), dtype=np.int32))  # older runs have none
         tokens = _split(arrays["tokens"], arrays["lengths"])
         sampled = _split(arrays["sampled"], arrays["lengths"])
+        rewards = arrays.get("rewards", np.ones(len(names)))  # older runs have successes only
         return cls(
             {
-                name: Success(tokens=tuple(map(int, ids)), sampled=tuple(map(bool, where)))
-                for name, ids, where in zip(names, tokens, sampled, strict=True)
+                name: Success(tokens=tuple(map(int, ids)), sampled=tuple(map(bool, where)), reward=reward)
+                for name, ids, where, reward in zip(names, tokens, sampled, map(float, rewards), strict=True)
             },
             dict(zip(names, map(int, made), strict=True)),
         )
@@ -207,14 +219,15 @@ class _Read:
 
     pieces: tuple[_Piece, ...]
     given: frozenset[str]  # words that the environment wrote first
+    copied: frozenset[str]  # those of them that the agent repeated
     decided: frozenset[str]  # words that the agent wrote first
 
 
 class Renaming:
-    """Swaps names in drawn successes, each with probability `chance`."""
+    """Swaps names in drawn successes, each with probability `chance`; `copied`: only those that the agent repeats."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, chance: float) -> None:
-        self._codec, self._chance = ChatCodec(tokenizer), chance
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, chance: float, copied: bool = False) -> None:
+        self._codec, self._chance, self._copied = ChatCodec(tokenizer), chance, copied
         self._control = frozenset(tokenizer.added_tokens_decoder)
         self._reads: dict[Success, _Read | None] = {}
 
@@ -248,8 +261,9 @@ class Renaming:
     def _swaps(self, read: _Read, names: list[list[str]], rng: np.random.Generator) -> dict[str, str]:
         """Draw another name for some names of a success: one that it does not have, and for each a different one."""
         swaps: dict[str, str] = {}
+        mine = read.copied if self._copied else read.given
         for kind in names:
-            present = [name for name in kind if name in read.given and rng.random() < self._chance]
+            present = [name for name in kind if name in mine and rng.random() < self._chance]
             others = [name for name in kind if name not in read.given | read.decided]
             # The agent may have written a name in another form, which would stay: 5551000 for 555-1000.
             present = [name for name in present if not any(name.casefold() in word.casefold() for word in read.decided)]
@@ -282,6 +296,7 @@ class Renaming:
         pieces: list[_Piece] = []
         given: set[str] = set()
         decided: set[str] = set()
+        spoken: set[str] = set()
         marked = zip(success.tokens, success.sampled, strict=True)
         for (by_agent, control), run in groupby(marked, key=lambda each: (each[1], each[0] in self._control)):
             ids = tuple(token for token, _ in run)
@@ -292,4 +307,6 @@ class Renaming:
             pieces.append(_Piece(ids=ids, texts=texts, by_agent=by_agent))
             mine, others = (decided, given) if by_agent else (given, decided)
             mine |= words(text) - others
-        return _Read(pieces=tuple(pieces), given=frozenset(given), decided=frozenset(decided))
+            spoken |= words(text) if by_agent else set()
+        copied = frozenset(given & spoken)
+        return _Read(pieces=tuple(pieces), given=frozenset(given), copied=copied, decided=frozenset(decided))

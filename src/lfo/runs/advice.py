@@ -259,7 +259,7 @@ def _success_lost(run: Trends) -> Trouble | None:
 
 
 def _lookahead_hinders(run: Trends) -> Trouble | None:
-    if run.config.leaves_policy_alone or run.config.lookahead_source != "world_model":
+    if run.config.leaves_policy_alone or run.config.is_auto or run.config.lookahead_source != "world_model":
         return None
     sighted, blind = run.both_ways()
     helped = any(with_it > without for with_it, without in zip(sighted, blind, strict=True))
@@ -275,7 +275,7 @@ def _lookahead_hinders(run: Trends) -> Trouble | None:
 
 def _changes_nothing(run: Trends) -> Trouble | None:
     """Look-ahead whose predictions the policy does not use: it succeeds as often without, at a success that is low."""
-    if run.config.leaves_policy_alone or not run.config.looks_ahead or run.success >= SOLVED:
+    if run.config.leaves_policy_alone or run.config.is_auto or not run.config.looks_ahead or run.success >= SOLVED:
         return None
     sighted, blind = run.both_ways()
     differ = any(abs(one - other) >= GAIN for one, other in zip(sighted, blind, strict=True))

@@ -57,7 +57,11 @@ def group_names(configs: Sequence[RunConfig]) -> list[str]:
         own = {name: value for name, (value, _) in differences(config, usual).items() if name in named}
         control = [FROZEN_POLICY] if config.policy.frozen else []
         settings = [f"{_short(name)}={_in_words(value)}" for name, value in own.items()]
-        names.append(" ".join([f"{algo}{WITH_FEEDBACK}" if config.has_feedback else algo, *control, *settings]))
+        names.append(
+            " ".join(
+                [f"{algo}{WITH_FEEDBACK}" if config.has_feedback and not config.is_auto else algo, *control, *settings]
+            )
+        )
     return [
         name if names.count(name) == 1 else f"{name} #{names[: index + 1].count(name)}"
         for index, name in enumerate(names)

@@ -39,6 +39,11 @@ class RunRecord:
         return self.path.name or str(self.path)
 
     @property
+    def agent(self) -> str:
+        """Who acts, and what the run has given up and why, as its last step says; "" if the settings say it all."""
+        return next((str(row["agent"]) for row in reversed(self.rows) if "agent" in row), "")
+
+    @property
     def note(self) -> str:
         """A note if the run has not ended: it may be in progress or stopped."""
         if self.problem or self.finished or not self.rows or self.config is None:

@@ -48,8 +48,11 @@ class Speaker:
 
 
 def local_speaker(agent: Agent) -> Speaker:
+    # Of `algo=auto` whoever succeeds more often: the policy alone, which has no look-ahead, or the base with it.
+    base_acts = agent.config.is_auto and agent.lookahead is not None
+
     def new_slots(slots: int) -> SpeakingSlots:
-        return agent.sampler.session(slots=slots, adapters=agent.model.policy_adapters)
+        return agent.sampler.session(slots=slots, adapters=() if base_acts else agent.model.policy_adapters)
 
     return Speaker(
         config=agent.config,
@@ -58,7 +61,7 @@ def local_speaker(agent: Agent) -> Speaker:
         codec=agent.codec,
         runner_config=agent.runner_config,
         # A policy that imitates has learned to act without look-ahead.
-        lookahead=None if agent.config.looks_ahead_untrained else agent.lookahead,
+        lookahead=None if agent.config.looks_ahead_untrained and not base_acts else agent.lookahead,
         new_slots=new_slots,
     )
 

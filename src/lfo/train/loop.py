@@ -9,18 +9,17 @@ pure functions called from here. All random numbers are seeded by (seed, step, .
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from lfo.algorithms import count_tasks, draw_requests, draw_tasks, plan_of
+from lfo.algorithms.auto import without_probes
 from lfo.algorithms.dual_lora import adapted_weight
 from lfo.backend import Backend
 from lfo.checkpoints import Checkpoint, reading
@@ -39,6 +38,7 @@ from lfo.objectives.advantages import (
     surprise_bonus,
     with_overlong_penalty,
 )
+from lfo.play.acting import save_agent
 from lfo.play.ending_tools import guess_ending_tools
 from lfo.play.feedback import roll_out_in_waves
 from lfo.play.predictors import world_model_codec
@@ -49,10 +49,11 @@ from lfo.rows.samples import MiniBatches, acted_by_policy, mark_first_calls, mar
 from lfo.rows.successes import Renaming, SuccessBuffer
 from lfo.runs.data import continued_data, describe_data
 from lfo.runs.folder import RunDirectory
-from lfo.runs.rule_change import NOTICED, Watch
+from lfo.runs.rule_change import NOTICED
 from lfo.runs.trends import evaluated_tasks, far_below
 from lfo.train.changed_rules import REPLAY_FILE, STATE_FILE, forget, go_on_from, heed
 from lfo.train.kept_evaluation import Evaluation, KeptEvaluation
+from lfo.train.state import Clock, Collected, State
 from lfo.train.tracking import Progress, open_trackers
 from lfo.types import Rollout, RolloutGroup, Situation, StepPlan, TrainingSample
 
@@ -61,45 +62,6 @@ if TYPE_CHECKING:
 
 SUCCESSES_FILE = "successes.safetensors"
 SUCCESS_LOST = "success on val is far below its best, whose checkpoint is kept; if it stays there, run lfo advise"
-
-
-@dataclass(slots=True)
-class State:
-    """The training state besides the adapters; part of every checkpoint."""
-
-    step: int = 0
-    tasks_seen: int = 0
-    weight: float = 0.0  # the factor of the world-model loss
-    best: float | None = None  # best success on val so far
-    rollouts: int = 0  # this and the next two: the cost of the run so far, besides tasks
-    sampled_tokens: int = 0
-    seconds: float = 0.0
-    watch: Watch = field(default_factory=Watch)  # over the predictions: are they still right?
-
-
-class Clock:
-    """Measures the seconds spent in named phases."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        started = time.monotonic()
-        yield
-        self.seconds[name] = time.monotonic() - started
-
-
-class Collected(NamedTuple):
-    """The rollouts of a step."""
-
-    groups: Sequence[RolloutGroup]  # all groups of the step
-    kept: Mapping[int, RolloutGroup]  # groups that train the policy, by index in `groups`, with shaped rewards
-    report: DynamicSamplingReport
-
-    @property
-    def rollouts(self) -> list[Rollout]:
-        return [rollout for group in self.groups for rollout in group.rollouts]
 
 
 class Trainer:
@@ -131,7 +93,7 @@ class Trainer:
             world_model_adapters=self.coupling.world_model,
             predicted_tools=self.predicted_tools,
             practice=Practice(self.codec, swap_names=world.swap_names, wording=world.wording),
-            renaming=Renaming(tokenizer, chance=config.internalise.swap_names),
+            renaming=Renaming(tokenizer, chance=config.internalise.swap_names, copied=config.is_auto),
         )
         self.imitates = config.imitates
         self.train_tasks = self.asks(lambda: count_tasks(self.environment)) if self.imitates else None
@@ -184,7 +146,7 @@ class Trainer:
                         run.write_checkpoint(done, self.save, best=best)
                     track(row)  # after the checkpoint: no display may cost what was learned
                     progress.show(row)
-            run.write_adapters(self.backend.save_adapters)
+            run.write_adapters(self.save_adapters)
             return self._summary(run)
 
     @contextmanager
@@ -210,16 +172,19 @@ class Trainer:
         with clock("rollout"):
             collected = self.collect(plan)
         with clock("examples"):
-            fresh = heed(self.state.watch, collected.groups, step, judge=self.environment, asks=self.asks)
+            predicted = without_probes(plan, collected.groups)
+            fresh = heed(self.state.watch, predicted, step, judge=self.environment, asks=self.asks)
             examples = self.store_replies(collected.groups, step) if plan.listens else []
             if NOTICED in fresh:
                 forget(self.mini_batches, self.backend.reply_store, fresh[NOTICED]["since"])
+            self.mini_batches.store_best(plan, collected.groups, step)
         plan = self.plan(step)  # again: a success of this step may be the one that imitation was waiting for
         with clock("update"):
             learnt = self.learn(plan, self.samples(plan, collected, examples))
         with clock("sync"):
             self.backend.sync(step + 1)
-        row, watched = self.rollout_metrics(plan, collected), mean_of_each(learnt)
+        row = self.rollout_metrics(plan, collected) | self.decided(plan, collected)
+        watched = mean_of_each(learnt)
         heard = [*row.get("warnings", ()), *fresh.get("warnings", ())]
         row |= {**fresh, **({"warnings": heard} if heard else {})}
         self.state.rollouts += len(collected.rollouts)
@@ -242,8 +207,19 @@ class Trainer:
             success_tasks=self.mini_batches.success_tasks,
             train_tasks=self.train_tasks,
             predicted_tools=self.predicted_tools,
+            outcomes=self.state.outcomes,
         )
         return plan_of(self.config, step, situation)
+
+    @property
+    def last_plan(self) -> StepPlan:
+        """The plan of the last step, with what its outcomes have decided."""
+        return self.plan(max(0, self.state.step - 1))
+
+    def decided(self, plan: StepPlan, collected: Collected) -> dict[str, Any]:
+        """Record the outcomes of a step, if its plan names its seats; return what they say for the row of metrics."""
+        metrics = self.state.record(plan, collected.groups)
+        return {**metrics, "agent": self.plan(plan.step).agent} if metrics else {}
 
     # --- rollouts ----------------------------------------------------------------------------------------------
 
@@ -281,7 +257,7 @@ class Trainer:
             RolloutGroup(task_id=rollouts[first].task_id, rollouts=tuple(rollouts[first : first + size]))
             for first in range(0, len(requests), size)
         ]
-        if self.config.lookahead != "policy":
+        if self.config.lookahead != "policy" or (plan.kinds and "look" not in plan.kinds):
             return groups
         found = self.backend.ending_tools is not None  # nobody has said which calls are asked about
         groups = [mark_imagined(group, any_arguments=found) for group in groups]
@@ -386,7 +362,7 @@ class Trainer:
 
     def _measured(self, splits: Sequence[str]) -> Evaluation:
         """Return metrics, and rollouts and predictions to read."""
-        ahead = self.plan(max(0, self.state.step - 1)).looks_ahead
+        ahead = self.last_plan.looks_ahead
         play = self.backend.roll_out
         row, rollouts = evaluate_splits(self.config, self.make_environment, splits, play, look_ahead=ahead)
         if self.examination is None or not ahead:
@@ -420,10 +396,16 @@ class Trainer:
     def save(self, folder: Path) -> None:
         """Write everything that a resumed run needs to continue exactly."""
         self.backend.save(folder)
+        save_agent(folder, self.last_plan)
         self.mini_batches.replay.save(folder / REPLAY_FILE)
         if self.imitates:
             self.mini_batches.successes.save(folder / SUCCESSES_FILE)
-        (folder / STATE_FILE).write_text(json.dumps(dataclasses.asdict(self.state)), encoding="utf-8")
+        self.state.save(folder / STATE_FILE)
+
+    def save_adapters(self, folder: Path) -> None:
+        """Write what an agent needs to act."""
+        self.backend.save_adapters(folder)
+        save_agent(folder, self.last_plan)
 
     def load(self, checkpoint: Checkpoint) -> None:
         self.backend.load(checkpoint.path)
@@ -436,8 +418,7 @@ class Trainer:
             with reading(checkpoint.path / SUCCESSES_FILE) as file:
                 self.mini_batches.successes = SuccessBuffer.load(file)
         with reading(checkpoint.path / STATE_FILE) as file:
-            for name, value in json.loads(file.read_text(encoding="utf-8")).items():
-                setattr(self.state, name, Watch(**value) if name == "watch" else value)
+            self.state.load(file)
 
     def _summary(self, run: RunDirectory) -> dict[str, Any]:
         best = run.best_checkpoint()

@@ -148,6 +148,8 @@ class Progress:
             self._console.print(
                 f"step {row['step']} | {row['tasks_seen']} tasks | {words}", highlight=False, soft_wrap=True
             )
+        if "eval/val/success" in row and row.get("agent"):
+            self._console.print(f"step {row['step']}: {row['agent']}", highlight=False, soft_wrap=True)
         for warning in row.get("warnings", ()):
             if warning not in self._warned:  # rows repeat a warning while it holds; print it once
                 self._warned.add(warning)
