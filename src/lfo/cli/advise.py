@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lfo.cli.common import Json
+from lfo.cli.common import Json, visible
 from lfo.errors import DataError
 
 
@@ -20,7 +20,7 @@ def advise(
     from dataclasses import asdict
 
     from lfo.measure.gate import read_gate
-    from lfo.runs.advice import MIN_STEPS
+    from lfo.runs.advice import MIN_STEPS, passed_warnings
     from lfo.runs.advice import advise as look
     from lfo.runs.reading import read_run
 
@@ -29,15 +29,24 @@ def advise(
         raise DataError(record.problem)
     steps = record.rows[-1]["step"]
     troubles = look(record.rows, record.config, read_gate(run))
+    passed = passed_warnings(record.rows, troubles)
     if as_json:
         enough = steps >= MIN_STEPS
-        answer = {"run": str(run), "steps": steps, "enough": enough, "troubles": [asdict(each) for each in troubles]}
+        answer = {
+            "run": str(run),
+            "steps": steps,
+            "enough": enough,
+            "troubles": [asdict(each) for each in troubles],
+            "passed": passed,
+        }
         typer.echo(json.dumps(answer, indent=2))
         return
     if record.note:
         typer.echo(f"{record.note}.")
     for trouble in troubles:
         typer.echo(f"{trouble.name}: {trouble.figure}.\n  -> {trouble.knob}.")
+    for sentence in passed:
+        typer.echo(f"{visible(sentence)}.")
     if not troubles and steps < MIN_STEPS:
         typer.echo(f"Too early to tell: {steps} steps, and at least {MIN_STEPS} are needed.")
     elif not troubles:
