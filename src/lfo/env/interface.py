@@ -88,7 +88,7 @@ class NamesPredictedTools(Protocol):
 
 @runtime_checkable
 class NamesMoves(Protocol):
-    """Optional: the legal calls now, for random play only (`lfo check-env`, `lfo pretrain --env`)."""
+    """Optional: the legal calls now, for random play only (`lfo check-env`, `lfo pretrain env=...`)."""
 
     def moves(self) -> Sequence[ToolCall]: ...
 

@@ -83,7 +83,7 @@ def passed_warnings(rows: MetricsRows, troubles: Sequence[Trouble]) -> list[str]
     for row in rows:
         for warning in row.get("warnings", ()):
             if isinstance(warning, str) and warning.endswith(ASKS):
-                steps.setdefault(warning.removesuffix(ASKS).rstrip("; "), []).append(row["step"])
+                steps.setdefault(warning.rpartition(";")[0], []).append(row["step"])
     sentences = []
     for warning, warned in steps.items():
         name = "gradient imbalance" if warning.startswith("gradient_ratio") else "success lost"
