@@ -20,8 +20,9 @@ def advise(
     from dataclasses import asdict
 
     from lfo.measure.gate import read_gate
-    from lfo.runs.advice import MIN_STEPS, passed_warnings
+    from lfo.runs.advice import MIN_STEPS
     from lfo.runs.advice import advise as look
+    from lfo.runs.passed_warnings import passed_warnings
     from lfo.runs.reading import read_run
 
     record = read_run(run)

@@ -52,7 +52,6 @@ FEW_KEPT = 0.1  # share of imagined calls that were kept: below, predictions har
 # Sampled rollouts of every kept run have more than half of the success of greedy ones; those of small instruct models
 # at temperature 1 have a tenth.
 BREAKS, NOTABLE = 1 / 3, 0.2
-ASKS = "run lfo advise"  # how warnings of training end
 MEASURE_GATE = "lfo check-env --run RUN"
 
 
@@ -72,36 +71,8 @@ def advise(rows: MetricsRows, config: RunConfig, gate: Mapping[str, Any] | None 
     run = Trends(rows=rows, training=training, config=config, gate=gate)
     names = _LOOKS if len(training) >= MIN_STEPS else ("gate failed", "rules changed")
     found = {name: trouble for name in names if (trouble := _LOOKS[name](run)) is not None}
-    told = [name for name in found if found.keys().isdisjoint(_EXPLAINED_BY.get(name, ()))]
+    told = [name for name in found if found.keys().isdisjoint(EXPLAINED_BY.get(name, ()))]
     return [replace(found[name], name=name) for name in told]
-
-
-def passed_warnings(rows: MetricsRows, troubles: Sequence[Trouble]) -> list[str]:
-    """Return a sentence for each warning of a run that says "run lfo advise" and is no trouble now: why it is none."""
-    told = {trouble.name for trouble in troubles}
-    steps: dict[str, list[int]] = {}
-    for row in rows:
-        for warning in row.get("warnings", ()):
-            if isinstance(warning, str) and warning.endswith(ASKS):
-                steps.setdefault(warning.rpartition(";")[0], []).append(row["step"])
-    sentences = []
-    for warning, warned in steps.items():
-        name = "gradient imbalance" if warning.startswith("gradient_ratio") else "success lost"
-        causes = sorted(told & _EXPLAINED_BY.get(name, set()))
-        if name in told:
-            continue
-        if causes:
-            why = f"explained by: {', '.join(causes)}"
-        elif rows[-1]["step"] < MIN_STEPS:
-            why = f"too early to tell, at least {MIN_STEPS} steps are needed"
-        else:
-            why = (
-                f"a single step is noisy; the last third of the run does not show it, or success is {SOLVED:.0%} anyway"
-            )
-        sentences.append(
-            f"warned at {len(warned)} of {rows[-1]['step']} steps, last at {warned[-1]}: {warning} ({why})"
-        )
-    return sentences
 
 
 # The problems
@@ -409,7 +380,7 @@ _LOOKS: Mapping[str, Callable[[Trends], Trouble | None]] = {
 }
 
 # A problem hides its consequences.
-_EXPLAINED_BY: Mapping[str, set[str]] = {
+EXPLAINED_BY: Mapping[str, set[str]] = {
     "world model not learning": {"both losses flat"},
     "takes back what it imagines": {"world model not learning", "gate failed"},
     "look-ahead changes nothing": {
