@@ -11,7 +11,8 @@ import pytest
 from lfo.cli import main
 from lfo.config import load_config
 from lfo.measure.success import POLICY_SILENT
-from lfo.runs.advice import Trouble, passed_warnings
+from lfo.runs.advice import Trouble
+from lfo.runs.passed_warnings import passed_warnings
 from made_runs import write_run
 
 SCRIPT = runpy.run_path(str(Path(__file__).parent.parent / "scripts" / "wrong_commands.py"))
