@@ -154,7 +154,7 @@ def figures(alone: int, shown: int, *, n: int = 20, **others: Any) -> dict[str, 
         (figures(2, 3), False, "they succeed no more often"),
         (figures(1, 1, drafts_kept=0.05), False, "it does not act on what it reads"),
         (figures(1, 1, drafts_kept=None), False, "drafts no call"),
-        (figures(0, 0, callers={"greedy": 0.1, "sampled": 0.1}), False, "lfo pretrain --env"),
+        (figures(0, 0, callers={"greedy": 0.1, "sampled": 0.1}), False, "lfo pretrain env=NAME"),
     ],
 )
 def test_the_verdict(found: dict[str, Any], helps: bool | None, words: str):

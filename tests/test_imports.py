@@ -33,7 +33,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "backend": frozenset({"types", "config", "play"}),
     "runs": frozenset(
         {
-            *("types", "errors", "statistics", "config", "checkpoints", "atomic", "env", "play"),
+            *("types", "errors", "statistics", "settings", "config", "checkpoints", "atomic", "env", "play"),
             "model.catalog",
         }
     ),

@@ -170,12 +170,14 @@ def test_the_command_to_check_a_base_names_the_same_environment(tmp_path: Path, 
     taught = {"rollouts": 1, "tasks": 1, "loss": 0.5}
     monkeypatch.setattr("lfo.tools.pretrain.syntax.teach_syntax", lambda *given, **options: taught)
     monkeypatch.chdir(tmp_path)
-    options = ["--env", "phone-calls", "--env-arg", "levels=[2, 3]", "--row", "512"]
-    monkeypatch.setattr(sys, "argv", ["lfo", "pretrain", *options, "--output-dir", "base"])
-    with pytest.raises(SystemExit):
-        main()
-    _, _, command = capsys.readouterr().out.strip().partition("check it with: ")
-    assert shlex.split(command) == ["lfo", "pretrain", *options, "--check", "--model", "base"]
+    settings = ["env=phone-calls", "env_args.levels=[2, 3]"]
+    for number, typed in enumerate((settings, ["--env", "phone-calls", "--env-arg", "levels=[2, 3]"])):
+        command = ["lfo", "pretrain", *typed, "--row", "512", "--output-dir", f"base-{number}"]
+        monkeypatch.setattr(sys, "argv", command)
+        with pytest.raises(SystemExit):
+            main()
+        _, _, check = capsys.readouterr().out.strip().partition("check it with: ")
+        assert shlex.split(check) == ["lfo", "pretrain", *settings, "--row", "512", "--check", "--model", command[-1]]
 
 
 def test_the_check_contains_the_gate_in_rows_of_the_same_length(monkeypatch, capsys):

@@ -25,7 +25,6 @@ from lfo.config import RunConfig, from_yaml
 from lfo.config.couplings import POLICY
 from lfo.config.older import refuse_retired
 from lfo.env.answers import tools_of
-from lfo.env.by_name import hold_as_data
 from lfo.env.interface import Environment, EnvironmentFactory, OffersLookahead, tasks_of
 from lfo.env.patience import name_of
 from lfo.errors import DamageError, DataError, UsageError
@@ -45,6 +44,7 @@ from lfo.play.runner import Runner, RunnerConfig
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.world_model import WorldModelCodec, WorldModelState
 from lfo.runs.folder import run_folder
+from lfo.runs.reading import saved_config
 from lfo.settings import dotted
 from lfo.types import Rollout, ToolCall, Turn
 
@@ -266,16 +266,6 @@ def _loaded(agent: Agent, folder: Path | None) -> Agent:
     if folder is not None:
         agent.load(folder)
     return dataclasses.replace(agent, adapters_folder=folder)
-
-
-def saved_config(run: Path) -> RunConfig:
-    """Return the config of a run that is to act; from now on nothing in its folder is run as code."""
-    if not (run / "config.yaml").is_file():
-        raise UsageError(f"{run} is not a run folder: it has no config.yaml")
-    hold_as_data(run)
-    config = from_yaml(run / "config.yaml", known_only=True)
-    refuse_retired(dotted(config.older), f"{run}: ")
-    return config
 
 
 def adapters_of(run: Path, adapter: Literal["best", "last"] = "last") -> Path:

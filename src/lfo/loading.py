@@ -1,4 +1,7 @@
-"""Load what a config names: base model, tokenizer and environment."""
+"""Load what a config names: base model, tokenizer and environment.
+
+torch and transformers are imported late: a wrong name is refused in a second, and they take many to import.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,7 @@ import os
 from functools import cache, partial
 from importlib import resources
 from pathlib import Path
-from typing import Any, cast
-
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
-from transformers.utils.hub import cached_file
-from transformers.utils.logging import disable_progress_bar
+from typing import TYPE_CHECKING, Any, cast
 
 from lfo.config import SHIPPED_ENVIRONMENTS, RunConfig
 from lfo.env.adapters import ADAPTERS, adapter_class, adapter_word, refuse_code_elsewhere
@@ -21,10 +19,14 @@ from lfo.env.by_name import environment_named
 from lfo.env.interface import Environment, EnvironmentFactory
 from lfo.env.patience import QuietFactory, ask, kept_process_state, naming
 from lfo.env.worlds.shipped import SHIPPED
-from lfo.errors import ConfigError, EnvironmentFailed
+from lfo.errors import ConfigError, EnvironmentFailed, first_line
 from lfo.model import catalog
 from lfo.model.untrained_tags import untrained_tags, write_as_text
 from lfo.settings import did_you_mean
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +50,29 @@ def model_source(name: str) -> str:
     return name
 
 
+def refuse_missing_model(name: str) -> None:
+    """Raise a `ConfigError` if a base is neither on this machine nor on the hub; its weights are not fetched."""
+    source = model_source(name)
+    if os.path.isdir(source):
+        return
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.utils import LocalEntryNotFoundError
+
+    try:
+        hf_hub_download(source, "config.json")
+    except LocalEntryNotFoundError as error:
+        raise ConfigError(
+            f"model={name} is no folder and not in the cache, and the hub cannot be reached; name a folder that holds "
+            "a model, or try again when there is a network"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model={name} cannot be loaded from a folder or the hub: {first_line(error)}") from error
+
+
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a base; tags on which the base was never trained are ordinary text."""
+    from transformers import AutoTokenizer
+
     tokenizer = _from_hub_or_folder(partial(AutoTokenizer.from_pretrained, trust_remote_code=False), name)
     if tags := untrained_tags(tokenizer, partial(_file_of, model_source(name))):
         write_as_text(tokenizer, tags)
@@ -69,6 +92,8 @@ def _file_of(source: str, name: str) -> Path | None:
     if os.path.isdir(source):
         path = Path(source) / name
         return path if path.is_file() else None
+    from transformers.utils.hub import cached_file
+
     found = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
     return None if found is None else Path(found)
 
@@ -78,6 +103,10 @@ def load_base(name: str, device: torch.device) -> Any:
 
     A base is data: no code of its folder is run, and weights in pickles, which could be code, are refused.
     """
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
     disable_progress_bar()
     dtype = torch.float32 if device.type == "cpu" or name == EMBEDDED else torch.bfloat16
     as_data = {"trust_remote_code": False, "use_safetensors": True}
@@ -87,6 +116,8 @@ def load_base(name: str, device: torch.device) -> Any:
 def limit_threads(base: Any) -> None:
     """Let this process use one CPU thread if the base is small and OMP_NUM_THREADS is not set."""
     if base.num_parameters() < ONE_THREAD_BELOW and "OMP_NUM_THREADS" not in os.environ:
+        import torch
+
         torch.set_num_threads(1)
 
 
@@ -100,6 +131,8 @@ def _from_hub_or_folder(load: Any, name: str) -> Any:
 
 
 def pick_device(name: str) -> torch.device:
+    import torch
+
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device=cuda needs a GPU that torch can use, and this machine has none; set device=cpu")
     return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
@@ -162,4 +195,8 @@ def _class_of(name: str) -> Any:
     with kept_process_state(), naming(f"the module of env={name}"):
         if adapter_word(name):
             return adapter_class(name)
-        return environment_named(name, hint=did_you_mean(name.partition(":")[0], tuple(ADAPTERS)))
+        return environment_named(name, hint=did_you_mean(name.partition(":")[0], (*ADAPTERS, *_modules_here())))
+
+
+def _modules_here() -> list[str]:
+    return [file.stem for file in sorted(Path().glob("*.py"))]

@@ -25,13 +25,18 @@ from typer.core import TyperGroup
 
 from lfo import __version__
 from lfo.cli import bench, models
+from lfo.cli.usage import one_sentence
 from lfo.errors import LfoError, first_line
 from lfo.streams import flush_stdout, protect_standard_streams
 
 
 class _Commands(TyperGroup):
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        with one_sentence(args):
+            return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
-        with _remembered_interrupts() as interrupts:
+        with _remembered_interrupts() as interrupts, one_sentence(sys.argv[1:]):
             try:
                 return super().invoke(ctx)
             except KeyboardInterrupt as error:  # caught here because Typer would exit without a message

@@ -22,6 +22,7 @@ def advise(
     from lfo.measure.gate import read_gate
     from lfo.runs.advice import MIN_STEPS
     from lfo.runs.advice import advise as look
+    from lfo.runs.passed_warnings import passed_warnings
     from lfo.runs.reading import read_run
 
     record = read_run(run)
@@ -29,9 +30,16 @@ def advise(
         raise DataError(record.problem)
     steps = record.rows[-1]["step"]
     troubles = look(record.rows, record.config, read_gate(run))
+    passed = passed_warnings(record.rows, troubles)
     if as_json:
         enough = steps >= MIN_STEPS
-        answer = {"run": str(run), "steps": steps, "enough": enough, "troubles": [asdict(each) for each in troubles]}
+        answer = {
+            "run": str(run),
+            "steps": steps,
+            "enough": enough,
+            "troubles": [asdict(each) for each in troubles],
+            "passed": passed,
+        }
         typer.echo(json.dumps(answer | ({"agent": record.agent} if record.agent else {}), indent=2))
         return
     if record.note:
@@ -40,6 +48,8 @@ def advise(
         typer.echo(f"{visible(record.agent)}.")
     for trouble in troubles:
         typer.echo(f"{trouble.name}: {trouble.figure}.\n  -> {trouble.knob}.")
+    for sentence in passed:
+        typer.echo(f"{visible(sentence)}.")
     if not troubles and steps < MIN_STEPS:
         typer.echo(f"Too early to tell: {steps} steps, and at least {MIN_STEPS} are needed.")
     elif not troubles:

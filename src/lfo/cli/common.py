@@ -57,9 +57,25 @@ END_IN_WORDS = {
 }
 
 
-def open_agent(run: Path, *, adapter: str, device: str, levels: Sequence[int] | None = None) -> Agent:
-    """`load_agent`, with a message on stderr meanwhile."""
+def open_agent(
+    run: Path, *, adapter: str, device: str, levels: Sequence[int] | None = None, split: str | None = None
+) -> Agent:
+    """`load_agent`, with a message on stderr meanwhile.
+
+    What is no run and a `split` that its environment has not are refused first: the rest takes seconds to import.
+    """
     with working(f"Loading {visible(str(run))}"):
+        from lfo.env.interface import tasks_of
+        from lfo.env.patience import ask, name_of
+        from lfo.loading import environment_of_run
+        from lfo.runs.folder import run_folder
+        from lfo.runs.reading import saved_config
+
+        config = saved_config(run_folder(run))
+        if split is not None:
+            make = environment_of_run(config)
+            timeout = config.rollout.environment_timeout
+            ask(lambda: tasks_of(make(), split), timeout=timeout, what=f"tasks of {name_of(make)}")
         from lfo.agent import load_agent
 
         return load_agent(run, adapter=cast(Any, adapter), device=device, levels=levels)
@@ -68,6 +84,10 @@ def open_agent(run: Path, *, adapter: str, device: str, levels: Sequence[int] | 
 def open_models(run: Path, *, adapter: str, device: str) -> Agent:
     """`load_models`: the models of a run alone, without making its environment."""
     with working(f"Loading {visible(str(run))}"):
+        from lfo.runs.folder import run_folder
+        from lfo.runs.reading import saved_config
+
+        saved_config(run_folder(run))  # what is no run is refused before seconds of imports
         from lfo.agent import load_models
 
         return load_models(run, adapter=cast(Any, adapter), device=device)

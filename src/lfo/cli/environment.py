@@ -85,14 +85,16 @@ def check_env(
     if overrides and run is not None:
         raise UsageError(f"--run takes all settings from {run}; leave out {overrides[0]}")
     with working("checking"):
-        from lfo.agent import saved_config
         from lfo.config import load_config
-        from lfo.loading import environment_factory, load_tokenizer
+        from lfo.loading import environment_factory, load_tokenizer, refuse_missing_model
         from lfo.measure.gate import write_gate
         from lfo.runs.folder import run_folder
+        from lfo.runs.reading import saved_config
 
         config = load_config(overrides or []) if run is None else saved_config(run_folder(run))
-        make_environment, tokenizer = environment_factory(config), load_tokenizer(config.model)
+        make_environment = environment_factory(config)
+        refuse_missing_model(config.model)
+        tokenizer = load_tokenizer(config.model)
         result = _checked(config, make_environment, tokenizer, logs, episodes)
     if logs is None and result["ok"] and gate != 0:
         config = practised(config)

@@ -55,7 +55,7 @@ def evaluate(
     """
     if written_queries and no_lookahead:
         raise UsageError("--written-queries and --no-lookahead exclude each other; choose one")
-    agent = common.open_agent(run, adapter=adapter, device=device)
+    agent = common.open_agent(run, adapter=adapter, device=device, split=split)
     from lfo.measure import fixed_tasks
 
     agent = agent.on_written_queries() if written_queries else agent

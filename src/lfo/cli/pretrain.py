@@ -19,6 +19,10 @@ from lfo.errors import UsageError
 
 
 def pretrain(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME=VALUE", help="Where to practise, as env=my_world:Safes env_args.size=5."),
+    ] = None,
     output_dir: Annotated[Path | None, option("New folder for the base.", "DIR")] = None,
     base: Annotated[
         str | None, option("Warm up this base instead of building one: a fetched model or a folder.")
@@ -29,21 +33,21 @@ def pretrain(
     workers: Annotated[int, option("Processes that write the corpus.", min=1)] = os.cpu_count() or 1,
     check: Annotated[bool, flag("--check", "Measure a base instead of building one.")] = False,
     model: Annotated[str, option("With --check: the base, a folder or tiny.")] = "tiny",
-    tasks: Annotated[int | None, option("With --check: tasks of each level (64), or of --env (500).", min=1)] = None,
+    tasks: Annotated[int | None, option("With --check: tasks of each level (64), or of env= (500).", min=1)] = None,
     law: Annotated[int, option("With --check: the law that the base must not know.", min=0)] = 0,
-    env: Annotated[str | None, option("Practise the tools of this environment.")] = None,
-    env_arg: Annotated[list[str] | None, option("With --env: an argument of the environment.", "NAME=VALUE")] = None,
-    row: Annotated[int | None, option("With --env: tokens of a rollout.", min=64)] = None,
-    reading: Annotated[bool, flag("--reading/--no-reading", "With --env: practise to act on what replies say.")] = True,
+    env: Annotated[str | None, option("The old form of env=NAME.", hidden=True)] = None,
+    env_arg: Annotated[list[str] | None, option("The old form of env_args.NAME=VALUE.", hidden=True)] = None,
+    row: Annotated[int | None, option("With env=: tokens of a rollout.", min=64)] = None,
+    reading: Annotated[bool, flag("--reading/--no-reading", "With env=: practise to act on what replies say.")] = True,
     as_json: Json = False,
 ) -> None:
     """Build the embedded base, warm up a base for the shipped environments or for any tools, or check a base.
 
     lfo pretrain --output-dir base; lfo pretrain --base smollm2-135m; lfo pretrain --check --model base;
-    lfo pretrain --env my_world:Safes --output-dir base
+    lfo pretrain env=my_world:Safes --output-dir base
     """
-    if env is not None:
-        overrides = [f"env={env}", *(f"env_args.{each}" for each in env_arg or ())]
+    overrides = _settings_of_environment(overrides or [], env, env_arg or [])
+    if overrides:
         if check:
             _check_syntax(model, overrides, tasks or 500, row, device, as_json)
         else:
@@ -60,6 +64,23 @@ def pretrain(
     given = {"steps": steps, "conversations": conversations}
     changed = {name: value for name, value in given.items() if value is not None}
     _build(output_dir, base, changed, device, workers, as_json)
+
+
+def _settings_of_environment(typed: list[str], env: str | None, env_arg: list[str]) -> list[str]:
+    """Return the typed settings, among them those in their old form; raise for any that practice does not read."""
+    from lfo.config import load_config
+
+    settings = [*([] if env is None else [f"env={env}"]), *(f"env_args.{each}" for each in env_arg), *typed]
+    load_config(settings)
+    for each in settings:
+        name = each.partition("=")[0]
+        if name not in ("env", "levels") and not name.startswith("env_args."):
+            option_of = {"model": "--model or --base", "output_dir": "--output-dir", "steps": "--steps"}.get(name)
+            right = f"; write {option_of}" if option_of else ""
+            raise UsageError(f"lfo pretrain reads the settings env and env_args only, not {name}{right}")
+    if settings and not any(each.startswith("env=") for each in settings):
+        raise UsageError(f"lfo pretrain {settings[0]} needs the environment: env=NAME")
+    return settings
 
 
 def _warm_folder(base: str) -> Path:
@@ -109,11 +130,12 @@ def _teach_syntax(
 
     from lfo.config import load_config
     from lfo.loading import environment_factory, pick_device
+
+    make_environment = environment_factory(load_config(overrides))  # refused before seconds of imports
+    folder = _new_folder(output_dir)
     from lfo.tools.pretrain.syntax import SYNTAX, teach_syntax
 
-    folder = _new_folder(output_dir)
     chosen = replace(SYNTAX, **{name: value for name, value in practice.items() if value is not None})
-    make_environment = environment_factory(load_config(overrides))
     try:
         with practice_bars() as progress:
             result = teach_syntax(
@@ -128,8 +150,7 @@ def _teach_syntax(
             )
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; the same command goes on with the practice") from None
-    env, *arguments = (each.removeprefix("env=").removeprefix("env_args.") for each in overrides)
-    check = ["lfo", "pretrain", "--env", env, *(word for each in arguments for word in ("--env-arg", each))]
+    check = ["lfo", "pretrain", *overrides]
     check += [] if practice["row"] is None else ["--row", str(practice["row"])]
     words = (
         f"Wrote {folder}: {result['rollouts']:,} rollouts in {result['tasks']:,} tasks of train, final loss "

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from lfo.cli.common import Json, bars, counted, write_file
-from lfo.errors import UsageError
+from lfo.errors import UsageError, WorkError
 
 
 def report(
@@ -43,6 +43,8 @@ def write_report(runs: Sequence[Path], output: Path) -> dict[str, Any]:
     found = find_runs_and_studies(runs)
     with bars(transient=True) as shown:
         payload = build(found, map(read_run, shown.track(found.runs, description="reading runs")))
+    if not payload["runs"] and not found.studies:
+        raise WorkError(f"nothing to report: {'; '.join(payload['problems'])}")
     page = render(payload)
     if output.is_dir():
         raise UsageError(f"{output} is a folder; name a file, such as -o {output / 'report.html'}")

@@ -35,7 +35,7 @@ def rollouts(
     """
     if output is not None and output.exists():
         raise UsageError(f"{output} already exists; choose another --output")
-    agent = common.open_agent(run, adapter=adapter, device=device)
+    agent = common.open_agent(run, adapter=adapter, device=device, split=split)
     from lfo.play.records import rollout_record
 
     tasks = agent.tasks(split)

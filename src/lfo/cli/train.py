@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -45,6 +47,7 @@ def train(
         return
     if resume is None:
         refuse_used_folder(config.output_dir)  # before minutes of practice
+        _refuse_unknown_splits(config)
         config = practised(config)
     try:
         summary = engines.train(config, resume=resume is not None)
@@ -52,6 +55,25 @@ def train(
         raise KeyboardInterrupt(f"interrupted; continue with: lfo train --resume {config.output_dir}") from None
     if as_json:
         typer.echo(json.dumps(summary, indent=2))
+    else:
+        typer.echo(_reached(summary, config), err=True)
+
+
+def _refuse_unknown_splits(config: RunConfig) -> None:
+    from lfo.loading import environment_factory
+    from lfo.train.preflight import refuse_unknown_splits
+
+    refuse_unknown_splits(config, environment_factory(config)())
+
+
+def _reached(summary: Mapping[str, Any], config: RunConfig) -> str:
+    """Say in one line each what a run has reached and what to type next."""
+    folder = config.output_dir
+    run, best = shlex.quote(folder), summary.get("best_success")
+    reached = "" if best is None else f"; best success on val {best:.0%}, at step {summary['best_step']}"
+    done = f"Finished: {summary.get('steps', config.steps)} steps, {summary.get('tasks_seen', 0):,} tasks{reached}."
+    chosen = "" if best is None else " --adapter best"
+    return f"{done} The run is in {folder}.\nNext: lfo eval {run}{chosen}; lfo report {run}; lfo advise {run}"
 
 
 def config(overrides: Overrides = None, as_json: Json = False) -> None:

@@ -39,6 +39,18 @@ logger = logging.getLogger(__name__)
 _RUN = TypeAdapter(RunConfig)
 METRICS = ("metrics.jsonl", "metrics.jsonl.gz")  # one of them lies beside the config of a run
 LEVELS = "levels"  # short for env_args.levels
+_FAMILIAR = {  # what other libraries call a setting -> what it is called here
+    **dict.fromkeys(("lr", "learning_rate"), "policy.learning_rate"),
+    **dict.fromkeys(("epochs", "num_epochs", "max_steps", "num_steps", "iterations"), "steps"),
+    **dict.fromkeys(("batch_size", "train_batch_size"), "rollout.prompts"),
+    **dict.fromkeys(("group_size", "num_generations"), "rollout.group_size"),
+    **dict.fromkeys(("rank", "lora_rank", "r"), "lora.rank"),
+    **dict.fromkeys(("model_name", "model_name_or_path", "base"), "model"),
+    **dict.fromkeys(("environment", "env_name"), "env"),
+    **dict.fromkeys(("output", "out", "output-dir"), "output_dir"),
+    **dict.fromkeys(("algorithm", "method"), "algo"),
+    "temperature": "rollout.temperature",
+}
 BESIDE_THE_EXPERIMENT = marked("beside")
 
 
@@ -50,14 +62,15 @@ def load_config(overrides: Sequence[str] = (), *, run: Path | None = None) -> Ru
     """
     sources = [] if run is None else [run / "config.yaml"]
     typed: list[Setting] = []
-    for override in overrides:
+    for position, override in enumerate(overrides):
         name, equals, text = override.partition("=")
         if not equals or not name:
-            raise ConfigError(f"a setting is written name=value, not {override!r}")
+            meant = _meant(override, [each for each in overrides[position + 1 :] if each != "="])
+            raise ConfigError(f"a setting is written name=value, not {override!r}{meant and f': write {meant}'}")
         if name == "config":
             sources.append(Path(text))
         else:
-            typed.append((name, parse(text, _type_of(name))))
+            typed.append((name, parse(text, _type_of(name, text))))
     for name, _ in typed:
         if _is_older(name):
             raise ConfigError(f"there is no setting {name!r}: only saved runs of earlier versions have it")
@@ -211,7 +224,24 @@ def _is_older(name: str) -> bool:
     return name.partition(".")[0] == OLDER
 
 
-def _type_of(name: str) -> Any:
+def familiar(name: str) -> str | None:
+    """Return the setting that a name stands for, here or in other libraries: `lr` is `policy.learning_rate`."""
+    is_ours = name in KNOBS or name in (LEVELS, "preset", "config") or name.startswith(("env_args.", "verl."))
+    return name if is_ours else _FAMILIAR.get(name)
+
+
+def _meant(word: str, rest: Sequence[str]) -> str:
+    """Return the setting that a word without `=` may stand for, or ""."""
+    if (name := familiar(word)) and rest:
+        return f"{name}={rest[0]}"
+    if word.endswith((".yaml", ".yml")):
+        return f"config={word}"
+    choices = (("preset", PRESETS), ("algo", ALGORITHMS), ("env", SHIPPED_ENVIRONMENTS))
+    known = next((f"{name}={word}" for name, words in choices if word in words), "")
+    return f"env={word}" if re.fullmatch(r"[^:=\s]+:[^=\s]+", word) else known
+
+
+def _type_of(name: str, text: str = "") -> Any:
     if name in KNOBS:
         return KNOBS[name].annotation
     if name == LEVELS:
@@ -221,7 +251,8 @@ def _type_of(name: str) -> Any:
     if name in PARTS:
         inner = ", ".join(leaf for leaf in KNOBS if leaf.startswith(f"{name}."))
         raise ConfigError(f"{name} is a group of settings; set one of {inner}")
-    raise ConfigError(f"there is no setting {name!r}; the nearest is {nearest(name, (*KNOBS, LEVELS))}")
+    close = _FAMILIAR.get(name) or nearest(name, (*KNOBS, LEVELS))
+    raise ConfigError(f"there is no setting {name!r}; the nearest is {close}{text and f': write {close}={text}'}")
 
 
 def _sentence(error: ValidationError) -> str:

@@ -29,6 +29,7 @@ def check(config: RunConfig) -> None:
 
 def _of_texts(c: RunConfig) -> Iterator[Relation]:
     known = c.env in SHIPPED or adapter_word(c.env) is not None or re.fullmatch(r"[\w.]+:\w+", c.env) is not None
+    yield not _names_file(c.env), f"env={c.env} names a file; name its module and class: env={_of_module(c.env)}"
     words = f"{', '.join(SHIPPED)}, package.module:Class or one of {', '.join(ADAPTERS)} with a colon and a name"
     algorithms = f"algo must be one of {', '.join(ALGORITHMS)}, not {c.algo!r}"
     yield c.algo in ALGORITHMS, f"{algorithms}{did_you_mean(c.algo, tuple(ALGORITHMS))}"
@@ -39,6 +40,18 @@ def _of_texts(c: RunConfig) -> Iterator[Relation]:
         yield all(map(str.strip, text.split(","))), f"{name} must be a word or names with commas, not {text!r}"
     for name, words in (("trackers", c.trackers), ("eval", (*c.eval.splits, *c.eval.final_splits))):
         yield len(set(words)) == len(words), f"{name} names something twice: {', '.join(words)}"
+
+
+def _names_file(env: str) -> bool:
+    place = env.partition(":")[0]
+    return adapter_word(env) is None and place.endswith(".py")
+
+
+def _of_module(env: str) -> str:
+    """`my_world:Safes` for `./my_world.py:Safes`."""
+    place, _, name = env.partition(":")
+    module = ".".join(part for part in place.removesuffix(".py").split("/") if part.strip("."))
+    return f"{module}:{name or 'Class'}"
 
 
 def _of_rollouts(c: RunConfig) -> Iterator[Relation]:

@@ -25,12 +25,14 @@ def train(config: RunConfig, *, resume: bool = False) -> dict[str, Any]:
     """Train the run of a config; called by `lfo train`."""
     from pathlib import Path
 
-    from lfo.loading import environment_factory, load_tokenizer, model_source, pick_device
-    from lfo.train.kept_evaluation import kept_evaluation
+    from lfo.loading import environment_factory, load_tokenizer, model_source, pick_device, refuse_missing_model
 
     environment = environment_factory(config)
+    refuse_missing_model(config.model)  # before seconds of imports
     trainer = create_trainer(config, environment, load_tokenizer(config.model))
     if config.engine == "local":
+        from lfo.train.kept_evaluation import kept_evaluation
+
         base, device = Path(model_source(config.model)), pick_device(config.device)
         trainer.kept = kept_evaluation(trainer.config, environment, base=base, device=device.type)
     return trainer.fit(resume=resume)

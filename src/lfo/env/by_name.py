@@ -24,7 +24,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
-from lfo.env.interface import MARK, METHODS
+from lfo.env.interface import MARK, METHODS, Environment
 from lfo.errors import ConfigError, first_line
 
 _held: dict[Path, Path] = {}  # each form of a run folder's path -> the path as it was given
@@ -109,9 +109,16 @@ def environment_named(name: str, *, setting: str = "env", hint: str = "") -> Any
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise ConfigError(f"{setting}={name} cannot be imported: {reason}") from error
     if found is None:
-        raise ConfigError(f"{setting}={name}: the module {module} has no {attribute}")
+        raise ConfigError(f"{setting}={name}: the module {module} has no {attribute}{_environments_of(imported)}")
     refuse_no_environment(found, f"{setting}={name}")
     return found
+
+
+def _environments_of(module: Any) -> str:
+    """Say which environment classes a module has."""
+    classes = [name for name, each in vars(module).items() if inspect.isclass(each) and each is not Environment]
+    found = [name for name in classes if all(callable(getattr(vars(module)[name], each, None)) for each in METHODS)]
+    return f"; it has {', '.join(found)}" if found else ""
 
 
 def _other_package(module: str) -> str:

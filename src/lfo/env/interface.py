@@ -15,6 +15,7 @@ the rollout is over. A message without a call is a final answer and ends the rol
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -87,7 +88,7 @@ class NamesPredictedTools(Protocol):
 
 @runtime_checkable
 class NamesMoves(Protocol):
-    """Optional: the legal calls now, for random play only (`lfo check-env`, `lfo pretrain --env`)."""
+    """Optional: the legal calls now, for random play only (`lfo check-env`, `lfo pretrain env=...`)."""
 
     def moves(self) -> Sequence[ToolCall]: ...
 
@@ -136,12 +137,22 @@ def tasks_of(environment: Environment, split: str) -> Sequence[Any]:
             tasks = environment.tasks(split)
             count = len(tasks) if isinstance(tasks, Sequence) else None
     except EnvironmentRaised as error:  # not an `LfoError`: the environment then has a better message
-        raise UsageError(f"{name} has no split {split!r}: {error}") from error
+        raise UsageError(f"{name} has no split {split!r}: {error}{_usual_splits(environment, split)}") from error
     if count is None:
         raise UsageError(f"{name}: tasks() must return a sequence, such as a list, not a {type(tasks).__name__}")
     if not count:
-        raise UsageError(f"{name} has no tasks in its split {split!r}")
+        raise UsageError(f"{name} has no tasks in its split {split!r}{_usual_splits(environment, split)}")
     return tasks
+
+
+def _usual_splits(environment: Environment, wrong: str) -> str:
+    """Say which of the usual splits an environment has."""
+    found = []
+    for split in ("train", "val", "test"):
+        with suppress(Exception, SystemExit):
+            if split != wrong and len(environment.tasks(split)):
+                found.append(split)
+    return f"; it has {' and '.join(found)}" if found else ""
 
 
 def predicted_tools(environment: Environment, setting: str = "default") -> frozenset[str] | None:

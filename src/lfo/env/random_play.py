@@ -3,7 +3,7 @@
     random_call(environment.tools(), transcript="Open the red safe.", random=stream(0, "play"))
 
 Such a player only knows the syntax of calls. `lfo check-env` uses it as the baseline that a policy must beat, and
-`lfo pretrain --env` as training data for syntax.
+`lfo pretrain env=...` as training data for syntax.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def _reason(figures: Mapping[str, Any]) -> str:
     if callers < CALLS:
         return (
             f"it makes a valid call of these tools in {callers:.0%} of its rollouts; teach it their syntax "
-            "(lfo pretrain --env) or take an instruct model"
+            "(lfo pretrain env=NAME) or take an instruct model"
         )
     kept = figures["drafts_kept"]
     if kept is None:

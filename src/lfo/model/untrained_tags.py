@@ -13,14 +13,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
-from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
 
 TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 ALIKE = 0.999  # cosine: rows that only pad differ by rounding, those of trained tokens are far from them
@@ -84,4 +85,6 @@ def _matrix(file_of: FileOf) -> Any:
 
 
 def _alike(row: Tensor, other: Tensor) -> bool:
+    import torch  # late: what a wrong name needs is imported in a second
+
     return torch.equal(row, other) or torch.cosine_similarity(row.float(), other.float(), dim=0).item() > ALIKE

@@ -71,7 +71,7 @@ def advise(rows: MetricsRows, config: RunConfig, gate: Mapping[str, Any] | None 
     run = Trends(rows=rows, training=training, config=config, gate=gate)
     names = _LOOKS if len(training) >= MIN_STEPS else ("gate failed", "rules changed")
     found = {name: trouble for name in names if (trouble := _LOOKS[name](run)) is not None}
-    told = [name for name in found if found.keys().isdisjoint(_EXPLAINED_BY.get(name, ()))]
+    told = [name for name in found if found.keys().isdisjoint(EXPLAINED_BY.get(name, ()))]
     return [replace(found[name], name=name) for name in told]
 
 
@@ -380,7 +380,7 @@ _LOOKS: Mapping[str, Callable[[Trends], Trouble | None]] = {
 }
 
 # A problem hides its consequences.
-_EXPLAINED_BY: Mapping[str, set[str]] = {
+EXPLAINED_BY: Mapping[str, set[str]] = {
     "world model not learning": {"both losses flat"},
     "takes back what it imagines": {"world model not learning", "gate failed"},
     "look-ahead changes nothing": {

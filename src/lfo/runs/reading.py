@@ -17,8 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from lfo.config import RunConfig, from_yaml
-from lfo.errors import LfoError
+from lfo.config.older import refuse_retired
+from lfo.env.by_name import hold_as_data
+from lfo.errors import LfoError, UsageError
 from lfo.runs.folder import metrics_file, read_metrics
+from lfo.settings import dotted
 
 DATA_FILE = "data.json"
 
@@ -80,6 +83,16 @@ def read_run(path: str | Path) -> RunRecord:
         finished=bool(config and rows and rows[-1]["step"] >= config.steps),
         problem=problem,
     )
+
+
+def saved_config(run: Path) -> RunConfig:
+    """Return the config of a run that is to act; from now on nothing in its folder is run as code."""
+    if not (run / "config.yaml").is_file():
+        raise UsageError(f"{run} is not a run folder: it has no config.yaml")
+    hold_as_data(run)
+    config = from_yaml(run / "config.yaml", known_only=True)
+    refuse_retired(dotted(config.older), f"{run}: ")
+    return config
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:

@@ -6,7 +6,7 @@ import logging
 from functools import partial
 
 from lfo.config import RunConfig
-from lfo.env.interface import EnvironmentFactory, flaw_of, predicted_tools, tasks_of
+from lfo.env.interface import Environment, EnvironmentFactory, flaw_of, predicted_tools, tasks_of
 from lfo.env.patience import ask, name_of
 from lfo.errors import ConfigError
 from lfo.play.call_monitor import CallMonitor
@@ -28,7 +28,12 @@ def check_run(config: RunConfig, make_environment: EnvironmentFactory) -> None:
     for effect in monitor.effects():
         logger.warning(f"the environment {type(made).__name__}: {effect}")
     asks(lambda: predicted_tools(made, config.world_model.predict), what=f"tools of {name_of(made)}")
-    # Raise for an unknown or empty split before the folder of the run exists, not when it is first needed.
+    refuse_unknown_splits(config, made)
+
+
+def refuse_unknown_splits(config: RunConfig, made: Environment) -> None:
+    """Raise for an unknown or empty split before the folder of the run exists, not when it is first needed."""
+    asks = partial(ask, timeout=config.rollout.environment_timeout)
     trained = () if hasattr(made, "stream") or config.world_model.from_logs else ("train",)
     evaluated = ("val", *config.eval.splits, *config.eval.final_splits) if config.eval.every else ()
     for split in dict.fromkeys((*trained, *evaluated)):

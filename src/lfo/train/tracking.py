@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
+from rich.table import Column
 
 from lfo.config import RunConfig, flatten
 from lfo.errors import ConfigError
@@ -120,12 +121,14 @@ class Progress:
         self._eval = "-"
         self._warned: set[str] = set()
         self._bar = RichProgress(
-            TextColumn(config.output_dir),
-            BarColumn(bar_width=20),
+            # On 80 columns the last column is cut first: step, time left and success always remain.
+            TextColumn("step"),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[words]}"),
-            TimeElapsedColumn(),
+            BarColumn(bar_width=10),
             TimeRemainingColumn(),
+            TextColumn("left |"),
+            TextColumn("{task.fields[words]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+            expand=True,
             console=self._console,
             disable=not self._console.is_terminal,
         )

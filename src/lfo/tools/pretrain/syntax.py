@@ -1,7 +1,7 @@
 """Let a base practise the tools of an environment: their syntax, and to act on what replies say, but no law.
 
-    lfo pretrain --env my_world:Safes --output-dir base
-    lfo pretrain --env my_world:Safes --check --model base
+    lfo pretrain env=my_world:Safes --output-dir base
+    lfo pretrain env=my_world:Safes --check --model base
 
 What is practised: `practice`. Only the tokens of calls have a loss, and all weights are trained. Tasks are those of
 `train`, and they and all rollouts are counted. The check measures how often a turn is a valid call, and that the base
