@@ -51,7 +51,7 @@ def pretrain(
             _check_syntax(model, overrides, tasks or 500, row, device, as_json)
         else:
             practice = {"steps": steps, "conversations": conversations, "row": row}
-            _teach_syntax(base or "tiny", overrides, output_dir, practice, device, as_json, reading)
+            _teach_syntax(base or "general", overrides, output_dir, practice, device, as_json, reading)
         return
     tasks = tasks or 64
     if check:

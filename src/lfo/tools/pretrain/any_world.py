@@ -20,27 +20,28 @@ from typing import Any
 from lfo.env.seeds import stream
 from lfo.tools.pretrain import wordings as say
 from lfo.tools.pretrain.values import alike
-from lfo.tools.pretrain.wordings import FILLER, wordings
+from lfo.tools.pretrain.wordings import FILLER, of, wordings
 from lfo.types import Message, ToolCall
 
 SEED = 91_000
 MADE_UP = 0.3  # share of words that no list has
-LOOKS = (0.3, 0.55, 0.15)  # chances of no, one, two look-ups
+LOOKS = {0: 0.3, 1: 0.55, 2: 0.15}  # chances of no, one, two look-ups
 OPEN = 0.3  # share of conversations in which nothing says what to do
 REAL = 0.3  # of refusals that were made; the others are told
 UNKNOWN = 0.1  # of told replies that are empty
 ACCEPTED = 0.1  # share of told replies that accept the call, which is then made
 BARE = 0.6  # share of names and codes in a request without a word for what they are
 LOOSE = 0.35  # share of mentions without a sentence
-_LOOKING = "get find look search fetch read show list check query view ask inspect lookup see describe browse".split()
-_DECIDING = (
+_LOOKING = of("get find look search fetch read show list check query view ask inspect lookup see describe browse")
+_DECIDING = of(
     "open close set send make file book order enter submit call give pay ship route assign move start stop add pick "
     "choose grant approve deliver report post use mark issue register confirm press type try plan answer solve"
-).split()
-_SAID = "note comment reason message remark".split()
-_WHO = "name customer client patient member owner guest student driver user person contact tenant sender pupil".split()
-_WHICH = "id code order invoice reference number case file room account booking key serial batch tag item".split()
-_COUNTS = "amount count size minutes days hours level price copies weight floor quantity score degrees fee".split()
+)
+_CODES = of("A99 A9 A999 A-99 AA-999 9999 99999 A9999 99-9999 AAA9 9A AA9 A/99 999")
+_SAID = of("note comment reason message remark")
+_WHO = of("name customer client patient member owner guest student driver user person contact tenant sender pupil")
+_WHICH = of("id code order invoice reference number case file room account booking key serial batch tag item")
+_COUNTS = of("amount count size minutes days hours level price copies weight floor quantity score degrees fee")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +71,16 @@ class Param:
     given: Any = None  # the guess
 
 
+# Kinds of values and how often they are drawn: said somewhere, or decided by the law.
+_SAID_KINDS = {"person": 30, "code": 22, "title": 12, "noun": 10, "enum": 14, "number": 8, "moment": 4}
+_LAW_KINDS = {"enum": 60, "integer": 13, "code": 9, "noun": 5, "moment": 3, "list": 8, "boolean": 2}
+_SIZES = {2: 12, 3: 20, 4: 22, 5: 16, 6: 12, 8: 12, 12: 6}  # of an enum
+
+
+def drawn(rng: Random, chances: Mapping[Any, float]) -> Any:
+    return rng.choices(list(chances), list(chances.values()))[0]
+
+
 @lru_cache(maxsize=2)
 def _list(name: str) -> list[str]:
     return (resources.files("lfo") / "assets" / "words" / f"{name}.txt").read_text().split()
@@ -95,7 +106,9 @@ class Words:
                 return drawn
 
     def noun(self) -> str:
-        return self.new(lambda: self._made("lower") if self._rng.random() < MADE_UP else self._rng.choice(_list("words")))
+        return self.new(
+            lambda: self._made("lower") if self._rng.random() < MADE_UP else self._rng.choice(_list("words"))
+        )
 
     def any(self) -> str:
         """Return a word that may come again."""
@@ -108,14 +121,13 @@ class Words:
         rng, first = self._rng, self.name()
         if rng.random() < 0.08:
             first += f"-{self.name()}"
-        return " ".join([first, *(self.name() for _ in range(rng.choices((0, 1, 2), (12, 75, 13))[0]))])
+        return " ".join([first, *(self.name() for _ in range(drawn(rng, {0: 12, 1: 75, 2: 13})))])
 
     def title(self) -> str:
         return " ".join(self.noun().capitalize() for _ in range(self._rng.choice((2, 2, 3))))
 
     def code(self) -> str:
-        shapes = ("A99", "A9", "A999", "A-99", "AA-999", "9999", "99999", "A9999", "99-9999", "AAA9", "9A", "AA9", "A/99", "999")
-        return self.new(lambda: alike(self._rng.choice(shapes), {}, self._rng))
+        return self.new(lambda: alike(self._rng.choice(_CODES), {}, self._rng))
 
     def moment(self) -> str:
         rng = self._rng
@@ -149,7 +161,7 @@ class World:
         rng = self.rng
         self.words = Words(rng)
         facts: list[Param] = []
-        for _ in range(rng.choices(range(3), LOOKS)[0]):
+        for _ in range(drawn(rng, LOOKS)):
             chained = bool(facts) and rng.random() < 0.6
             key = self._linked(rng.choice(facts), "record") if chained else self._free("task")
             self.keys.append(key)
@@ -159,7 +171,7 @@ class World:
         self.facts = facts
         self.params = self._decisive(facts)
         self.name = self._tool(self.params, _DECIDING)
-        for _ in range(rng.choices((0, 1, 2), (65, 27, 8))[0]):
+        for _ in range(drawn(rng, {0: 65, 1: 27, 2: 8})):
             self._tool([self._free("task") for _ in range(rng.randint(1, 2))], _LOOKING + _DECIDING)
         rng.shuffle(self.tools)
         self.said = [each for each in [*self.keys, *self.params] if each.source == "task"]
@@ -170,7 +182,7 @@ class World:
     def _tool(self, params: Sequence[Param], verbs: Sequence[str]) -> str:
         rng, words = self.rng, self.words
         parts = [rng.choice(verbs) if rng.random() < 0.75 else words.noun()]
-        parts += [words.noun() for _ in range(rng.choices((0, 1, 2), (12, 70, 18))[0])]
+        parts += [words.noun() for _ in range(drawn(rng, {0: 12, 1: 70, 2: 18}))]
         name = words.new(lambda: "_".join(parts) if parts[1:] else rng.choice(verbs))
         parameters = {
             "type": "object",
@@ -184,10 +196,10 @@ class World:
 
     def _decisive(self, facts: Sequence[Param]) -> list[Param]:
         rng = self.rng
-        sources = ["law"] * rng.choices((0, 1, 2), (12, 63, 25))[0]
-        sources += ["task"] * rng.choices((0, 1, 2), (45, 40, 15) if self.keys else (15, 55, 30))[0]
+        sources = ["law"] * drawn(rng, {0: 12, 1: 63, 2: 25})
+        sources += ["task"] * drawn(rng, {0: 45, 1: 40, 2: 15} if self.keys else {0: 15, 1: 55, 2: 30})
         params = [self._law() if each == "law" else self._free("task") for each in sources]
-        if facts and rng.random() < 0.3 or not params:
+        if (facts and rng.random() < 0.3) or not params:
             params.append(self._linked(rng.choice(facts), "record") if facts else self._free("task"))
         if rng.random() < 0.12:
             text = " ".join(self.words.any() for _ in range(rng.randint(1, 3)))
@@ -213,28 +225,33 @@ class World:
     def _free(self, source: str) -> Param:
         """Return a parameter whose value is said somewhere."""
         rng, words = self.rng, self.words
-        kind = rng.choices(("person", "code", "title", "noun", "enum", "number", "moment"), (30, 22, 12, 10, 14, 8, 4))[0]
+        kind = drawn(rng, _SAID_KINDS)
         name = self._named({"person": _WHO, "number": _COUNTS}.get(kind, _WHICH))
+        value: Any
         if kind == "enum":
             members = self._members()
-            return Param(name=name, schema=self._schema("string", name, enum=members), value=rng.choice(members), source=source, bare=True)
-        if kind == "number":
-            return Param(name=name, schema=self._schema("integer", name), value=rng.randint(1, 10 ** rng.randint(1, 4)), source=source)
-        value = getattr(words, kind)()
-        return Param(name=name, schema=self._schema("string", name), value=value, source=source, bare=kind in ("person", "code"))
+            schema, value = self._schema("string", name, enum=members), rng.choice(members)
+        elif kind == "number":
+            schema, value = self._schema("integer", name), rng.randint(1, 10 ** rng.randint(1, 4))
+        else:
+            value = getattr(words, kind)()
+            schema = self._schema("string", name)
+        bare = kind in ("person", "code", "enum")
+        return Param(name=name, schema=schema, value=value, source=source, bare=bare)
 
     def _linked(self, fact: Param, source: str) -> Param:
         """Return a parameter that takes the value of a fact."""
-        return Param(name=fact.name if self.rng.random() < 0.7 else self._named(_WHICH), schema=fact.schema, value=fact.value, source=source)
+        name = fact.name if self.rng.random() < 0.7 else self._named(_WHICH)
+        return Param(name=name, schema=fact.schema, value=fact.value, source=source)
 
     def _members(self) -> list[str]:
         style = self.rng.random()
-        return [self.words.member(style) for _ in range(self.rng.choices((2, 3, 4, 5, 6, 8, 12), (12, 20, 22, 16, 12, 12, 6))[0])]
+        return [self.words.member(style) for _ in range(drawn(self.rng, _SIZES))]
 
     def _law(self) -> Param:
         """Return a parameter that nobody can know; its guess is uniform."""
         rng, words = self.rng, self.words
-        kind = rng.choices(("enum", "integer", "code", "noun", "moment", "list", "boolean"), (60, 13, 9, 5, 3, 8, 2))[0]
+        kind = drawn(rng, _LAW_KINDS)
         name = self._named(_COUNTS if kind == "integer" else _WHICH)
         if kind in ("enum", "list"):
             members = self._members()
@@ -290,7 +307,7 @@ class World:
         for every, chance in ((say.GREETINGS, 0.15), (say.TALK, 0.25), (say.TITLES, 0.15)):
             if rng.random() < chance:
                 said.insert(0, self.fill(self.pick(every)))
-        said += [self.fill(self.pick(say.TALK)) for _ in range(rng.choices((0, 1, 2), (50, 35, 15))[0])]
+        said += [self.fill(self.pick(say.TALK)) for _ in range(drawn(rng, {0: 50, 1: 35, 2: 15}))]
         user = Message(role="user", content=rng.choice((" ", " ", " ", "\n")).join(said))
         if rng.random() < 0.3:
             return (user,)
@@ -310,7 +327,8 @@ class World:
         about = [*self.facts, *self.said]
         subject = self.fill(rng.choice(("it", "this", "a {n}", "the {n}", "this {n}")))
         if about and rng.random() < 0.7:
-            subject = " and ".join(text_of(each.value) for each in rng.sample(about, min(len(about), rng.randint(1, 2))))
+            chosen = rng.sample(about, min(len(about), rng.randint(1, 2)))
+            subject = " and ".join(text_of(each.value) for each in chosen)
             subject = self.fill(rng.choice(("", "a ", "the ", "the {n} of "))) + subject
         if rng.random() < 0.08:
             return json.dumps({rng.choice(("error", "problem", "needed")): {each.name: each.value for each in wrong}})
@@ -319,7 +337,8 @@ class World:
         else:
             core = rng.choice((", ", " and ", ". ", "; ")).join(self._needed(each, subject) for each in wrong)
         failed = self.fill(self.pick(say.FAILED), a=wrong[0].name)
-        core = core[:1].upper() + core[1:] if rng.random() < 0.5 and not core.startswith(text_of(wrong[0].value)) else core
+        if rng.random() < 0.5 and not core.startswith(text_of(wrong[0].value)):
+            core = core[:1].upper() + core[1:]
         return f"{failed}{rng.choice((': ', '. ', ', ', '; '))}{core}." if rng.random() < 0.75 else f"{core}."
 
     def _needed(self, param: Param, subject: str) -> str:

@@ -118,7 +118,8 @@ class GeneralRows:
                 heard = MARK.text(line.text) if line.kind == "told" else line.text
                 pieces.append((list(self._chat.after_action(heard, stopped=True).ids), False))
         return np.array(
-            [[each for ids, _ in pieces for each in ids], [wanted for ids, wanted in pieces for _ in ids]], dtype=np.int32
+            [[each for ids, _ in pieces for each in ids], [wanted for ids, wanted in pieces for _ in ids]],
+            dtype=np.int32,
         )
 
     def example(self, conversation: Conversation, random: Random) -> np.ndarray | None:

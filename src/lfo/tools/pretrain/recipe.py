@@ -131,7 +131,9 @@ def build_corpus(
     documents = encoded(config.conversations, encode, workers=workers, progress=progress)
     corpus = pack(documents, row=config.row, end=end_of(tokenizer), seed=config.seed)
     if len(corpus) < config.batch:
-        raise ConfigError(f"{config.conversations} conversations fill {len(corpus)} rows, fewer than a batch of {config.batch}")
+        raise ConfigError(
+            f"{config.conversations} conversations fill {len(corpus)} rows, fewer than a batch of {config.batch}"
+        )
     return corpus
 
 

@@ -24,7 +24,7 @@ from lfo.base_form import forms_of, stored_form
 from lfo.env.answers import tools_of
 from lfo.env.interface import EnvironmentFactory, tasks_of
 from lfo.env.random_play import random_message
-from lfo.loading import EMBEDDED, load_base, load_tokenizer
+from lfo.loading import PACKAGED, load_base, load_tokenizer
 from lfo.measure.environment_check import Playthrough, play
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.sampler import Sampler
@@ -43,7 +43,7 @@ from lfo.types import Rollout
 
 # Zero conversations or steps: as many as are needed.
 SYNTAX = PretrainConfig(conversations=0, row=1_024, batch=8, steps=0, learning_rate=5e-4, warmup=20)
-SMALL_RATE = 2e-3  # learning rate of the embedded base, which has most to learn
+SMALL_RATE = 2e-3  # learning rate of the bases of this package, which have most to learn
 READABLE = 0.9  # least share of turns that are valid calls
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ def teach_syntax(
     environment: a practice in another one does not go on.
     """
     tokenizer = load_tokenizer(base)
-    if base == EMBEDDED:
+    if base in PACKAGED:
         config = replace(config, learning_rate=SMALL_RATE)
     codec = ChatCodec(tokenizer, tools_of(make_environment()))
     form = stored_form(base) or forms_of(codec)[0]

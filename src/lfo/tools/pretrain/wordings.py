@@ -10,6 +10,11 @@ from collections.abc import Sequence
 
 HELD_OUT = 5
 
+
+def of(words: str) -> tuple[str, ...]:
+    return tuple(words.split())
+
+
 # Requests with one value. Those with {a} suit any value; the others suit names and codes, which show what they are.
 LABELLED = (
     "Please {n} the {n} of {a} {v}.", "{A} {v} wants a {n}.", "It is about {a} {v}.", "The {a} is {v}.",
@@ -33,7 +38,7 @@ BARE = (
 )  # fmt: skip
 # A mention without a sentence: something before, the value, something after.
 BEFORE = ("", "{f} ", "{f}, ", "{n}: ", "{n} - ", "{f}. ", "({f}) ", "{f}? ", "{f}; ", "{N} ")
-CORES = ("{a} {v}", "{a}: {v}", "{v} ({a})", "{a} is {v}", "{A} {v}", "{v} as {a}", "{a} \"{v}\"", "{v}, the {a},")
+CORES = ("{a} {v}", "{a}: {v}", "{v} ({a})", "{a} is {v}", "{A} {v}", "{v} as {a}", '{a} "{v}"', "{v}, the {a},")
 AFTER = ("", ".", ", {f}.", " {f}.", "? {f}.", ": {f}.", "; {f}.", " - {f}", "!", "'s {f}.", " ({f}).")
 GREETINGS = (
     "Hi,", "Hello.", "Good morning!", "Dear colleague,", "Hey,", "Hello there,", "To whom it may concern:", "Morning.",
@@ -92,13 +97,24 @@ DESCRIPTIONS = (
     "", "", "{N} the {n}.", "{N} a {n}; returns {n} and {n}.", "{N} the {n} of a {n}.", "{N} {n}. There is one try.",
     "{f}.", "Tells the {n} of a {n}.", "{N} it once; {f}.", "{N}",
 )  # fmt: skip
-ARGUMENTS = ("", "", "which {n}", "the {n} of the {n}", "{n} {n}", "{a} of the {n}", "the {a}", "{f}", "what to {n}", "{a}")
+ARGUMENTS = (
+    "",
+    "",
+    "which {n}",
+    "the {n} of the {n}",
+    "{n} {n}",
+    "{a} of the {n}",
+    "the {a}",
+    "{f}",
+    "what to {n}",
+    "{a}",
+)
 
-FILLER = (
-    "the a of to and in is it for with that was on not my be has at by this are from as but have an will or had can you "
-    "one we all there no more when what out up if about so who get which me then new some could time your how now only "
-    "her his their they i he she been would does after before since again because just also still please"
-).split()
+FILLER = of(
+    "the a of to and in is it for with that was on not my be has at by this are from as but have an will or had can "
+    "you one we all there no more when what out up if about so who get which me then new some could time your how now "
+    "only her his their they i he she been would does after before since again because just also still please"
+)
 
 
 def wordings(every: Sequence[str], held_out: bool) -> list[str]:
