@@ -359,9 +359,9 @@ def converse(number: int, *, held_out: bool = False) -> Conversation:
         lines.append(Line(kind="call", call=ToolCall(name=tool, arguments={key.name: key.value}), sure=True))
         lines.append(Line(kind="reply", text=record))
     wrong = [each for each in world.params if each.source == "law" and each.given != each.value]
-    noted = any(each.source == "note" for each in world.params)
+    told = not any(each.source in ("law", "note") for each in world.params)
     if rng.random() < OPEN or not wrong:
-        lines.append(Line(kind="call", call=world.call(wrong), sure=not wrong and not noted))
+        lines.append(Line(kind="call", call=world.call(wrong), sure=told))
         return Conversation(opening=world.opening, tools=tuple(world.tools), lines=tuple(lines))
     if rng.random() < ACCEPTED:
         call = world.call(wrong)

@@ -24,6 +24,7 @@ import torch
 
 from lfo.atomic import write_folder_atomic, write_json_atomic
 from lfo.env.seeds import stream
+from lfo.loading import EMBEDDED, load_base, load_tokenizer
 from lfo.model.catalog import PROVENANCE
 from lfo.protocol.chat import ChatCodec
 from lfo.protocol.hermes import format_tool_call
@@ -37,10 +38,11 @@ from lfo.tools.pretrain.wordings import FILLER
 from lfo.types import Turn
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 PREDICTED = 0.2  # world-model examples a conversation
 STATE_TOKENS = 400
+NOISE = 0.5  # of a new vector, as a share of its length
 _WORDS = (
     rf" (?:{'|'.join(sorted(FILLER, key=len, reverse=True))})(?![\p{{L}}_])"
     r"|\p{L}+|\p{N}{1,2}|_+| ?[^\s\p{L}\p{N}_]+(?: [^\s\p{L}\p{N}_]+)*|\s+"
@@ -70,11 +72,12 @@ CHAT_TEMPLATE = (
 class GeneralRecipe(Recipe):
     """The complete config of the general base."""
 
-    conversations: int = 38_000
+    conversations: int = 22_000
     row: int = 640
     batch: int = 10
-    steps: int = 2_300
-    warmup: int = 100
+    steps: int = 1_300
+    learning_rate: float = 2e-3
+    warmup: int = 50
     tokenizer_conversations: int = 12_000
     vocabulary: int = 4_000
 
@@ -156,6 +159,31 @@ def _encode_part(numbers: range, *, tokenizer: PreTrainedTokenizerBase) -> list[
     return list(GeneralRows(tokenizer).write(numbers))
 
 
+def grown(recipe: GeneralRecipe, tokenizer: PreTrainedTokenizerBase) -> Qwen3ForCausalLM:
+    """Return a model with the layers of the embedded base, which copy already, and a vector for each new token: those
+    of its pieces there, with noise. From nothing, copying had not appeared after 3.8 million tokens."""
+    model = build_model(recipe, tokenizer)
+    old, pieces = load_base(EMBEDDED, torch.device("cpu")), load_tokenizer(EMBEDDED)
+    parameters = dict(model.named_parameters())
+    if old.config.hidden_size != recipe.hidden or old.config.num_hidden_layers != recipe.layers:
+        return model  # another shape starts from nothing
+    with torch.no_grad():
+        known_VD = old.get_input_embeddings().weight
+        for name, value in old.named_parameters():
+            if value is not known_VD:
+                parameters[name].copy_(value)
+        norm, noise = known_VD[: len(pieces)].norm(dim=1).mean(), torch.Generator().manual_seed(recipe.seed)
+        for token in range(len(tokenizer)):
+            text = tokenizer.decode([token])
+            ids = pieces.encode(text) or [token]
+            vector_D = known_VD[ids].sum(dim=0)
+            if len(ids) > 1:
+                vector_D = vector_D / vector_D.norm() * norm
+                vector_D = vector_D + NOISE * norm / len(vector_D) ** 0.5 * torch.randn(len(vector_D), generator=noise)
+            model.get_input_embeddings().weight[token] = vector_D
+    return model
+
+
 def pretrain_general(
     recipe: GeneralRecipe, output_dir: Path, *, device: str, workers: int, progress: Progress
 ) -> float:
@@ -171,7 +199,7 @@ def pretrain_general(
         pack([document[side] for document in documents], row=recipe.row, end=end, seed=recipe.seed)
         for side, end in ((0, end_of(tokenizer)), (1, 0))
     )
-    model = build_model(recipe, tokenizer)
+    model = grown(recipe, tokenizer)
     loss = train_model(
         model,
         tokens,
