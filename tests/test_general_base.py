@@ -13,7 +13,7 @@ from lfo.protocol.hermes import format_tool_call
 from lfo.tools.pretrain import general, recipe
 from lfo.tools.pretrain import wordings as say
 from lfo.tools.pretrain.any_world import Conversation, converse, text_of
-from lfo.tools.pretrain.general import GeneralRecipe, GeneralRows, general_tokenizer, pretrain_general
+from lfo.tools.pretrain.general import GeneralRecipe, GeneralRows, general_tokenizer, grown, pretrain_general
 from lfo.tools.pretrain.recipe import end_of
 from lfo.tools.pretrain.snapshots import Snapshots
 
@@ -160,6 +160,20 @@ def test_a_training_that_was_stopped_goes_on_with_the_same_result(tmp_path: Path
     assert files[0] == files[1]
     assert json.loads((tmp_path / "whole" / "lfo_model.json").read_text())["form"] == "mark"
     assert sorted(each.name for each in tmp_path.iterdir()) == ["again", "whole"]
+
+
+def test_it_starts_from_the_layers_of_the_embedded_base_and_from_the_pieces_of_each_token():
+    tokenizer = general_tokenizer(GeneralRecipe(tokenizer_conversations=60, vocabulary=700))
+    shape = GeneralRecipe()
+    model, old, pieces = grown(shape, tokenizer), load_base("tiny", torch.device("cpu")), load_tokenizer("tiny")
+    for one, other in zip(model.model.layers.parameters(), old.model.layers.parameters(), strict=True):
+        assert torch.equal(one, other)
+    vectors, known = model.get_input_embeddings().weight, old.get_input_embeddings().weight
+    assert torch.equal(vectors[1], known[1]), "the same control tokens"
+    (comma,), (before,) = tokenizer.encode(","), pieces.encode(",")
+    assert torch.equal(vectors[comma], known[before])
+    small = GeneralRecipe(hidden=32, layers=1, heads=2, key_value_heads=1, feed_forward=32)
+    assert grown(small, tokenizer).config.hidden_size == 32, "another shape starts from nothing"
 
 
 def test_documents_and_marks_are_packed_alike(rows: GeneralRows):
