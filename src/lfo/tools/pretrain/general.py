@@ -12,8 +12,10 @@ words, which are never names. Its template shows descriptions and the members of
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -31,6 +33,7 @@ from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.shown import MARK
 from lfo.protocol.world_model import WorldModelCodec, render_prompt, render_target, state_of
 from lfo.tools.pretrain.any_world import SEED, Conversation, converse
+from lfo.tools.pretrain.practice import Practice
 from lfo.tools.pretrain.recipe import FORM, Progress, Recipe, build_model, encoded, end_of, pack, train_model
 from lfo.tools.pretrain.tokenizer import train_tokenizer
 from lfo.tools.pretrain.unfinished import Unfinished
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
 
 PREDICTED = 0.2  # world-model examples a conversation
 STATE_TOKENS = 400
+REHEARSED = 0.25  # generated rows for each row of practice
+REHEARSALS = 10_000_000  # the first of their numbers
 NOISE = 0.5  # of a new vector, as a share of its length
 _WORDS = (
     rf" (?:{'|'.join(sorted(FILLER, key=len, reverse=True))})(?![\p{{L}}_])"
@@ -152,6 +157,22 @@ class GeneralRows:
 def general_tokenizer(recipe: GeneralRecipe) -> PreTrainedTokenizerFast:
     written = (text for number in range(recipe.tokenizer_conversations) for text in texts(converse(number)))
     return train_tokenizer(written, vocabulary=recipe.vocabulary, words=_WORDS, chat_template=CHAT_TEMPLATE)
+
+
+def rehearsal(tokenizer: PreTrainedTokenizerBase, practice: Practice, seed: int) -> Practice:
+    """Return a practice with generated conversations among its rows, so that the base does not forget how to read."""
+    longest, count = practice.tokens.shape[1], math.ceil(REHEARSED * len(practice.tokens))
+    numbers = itertools.count(REHEARSALS + seed * REHEARSALS)
+    fitting = (row for row in GeneralRows(tokenizer).write(numbers) if row.shape[1] <= longest)
+    tokens = np.full((count, longest), end_of(tokenizer), dtype=np.int32)
+    wanted = np.zeros((count, longest), dtype=bool)
+    for index, row in enumerate(itertools.islice(fitting, count)):
+        tokens[index, : row.shape[1]], wanted[index, : row.shape[1]] = row
+    return replace(
+        practice,
+        tokens=np.concatenate([practice.tokens, tokens]),
+        wanted=np.concatenate([practice.wanted, wanted]),
+    )
 
 
 def _encode_part(numbers: range, *, tokenizer: PreTrainedTokenizerBase) -> list[np.ndarray]:
