@@ -37,7 +37,7 @@ from lfo.statistics import wilson
 from lfo.tools.models import note_warm_up
 from lfo.tools.pretrain.drill import MAX_TURNS, TIMEOUT
 from lfo.tools.pretrain.general import rehearsal
-from lfo.tools.pretrain.practice import practise
+from lfo.tools.pretrain.practice import FEWER_TOKENS, TOKENS, practise
 from lfo.tools.pretrain.recipe import PretrainConfig, Progress, end_of, train_model
 from lfo.tools.pretrain.unfinished import Unfinished
 from lfo.types import Rollout
@@ -78,7 +78,14 @@ def teach_syntax(
     if practice is None:
         shown = SHOWN_FORMS[form]
         practice = practise(
-            make_environment, tokenizer, config, form=shown, progress=progress, reading=reading, timeout=timeout
+            make_environment,
+            tokenizer,
+            config,
+            form=shown,
+            progress=progress,
+            reading=reading,
+            timeout=timeout,
+            budget=FEWER_TOKENS if base == GENERAL else TOKENS,
         )
         if base == GENERAL:
             practice = rehearsal(tokenizer, practice, config.seed)
