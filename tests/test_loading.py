@@ -15,6 +15,7 @@ from lfo.env.worlds.oracle import OracleCodes
 from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.errors import ConfigError
 from lfo.loading import (
+    PACKAGED,
     environment_factory,
     limit_threads,
     load_base,
@@ -161,7 +162,8 @@ def test_a_module_that_cannot_be_imported_is_a_config_error(module, code, words,
 
 
 def test_the_embedded_base_is_a_name_of_its_own_and_folders_are_folders(tmp_path: Path):
-    assert (Path(model_source("tiny")) / "config.json").is_file()
+    for name in PACKAGED:
+        assert (Path(model_source(name)) / "config.json").is_file()
     assert model_source("Qwen/Qwen3-8B") == "Qwen/Qwen3-8B"
     with pytest.raises(ConfigError, match=r"a folder without a config\.json"):
         model_source(str(tmp_path))

@@ -44,7 +44,11 @@ def test_a_model_that_was_not_fetched_says_how_to_fetch_it(capsys, monkeypatch):
     with pytest.raises(SystemExit) as exit_:
         main()
     assert exit_.value.code == 0
-    assert {row["name"]: row["folder"] for row in json.loads(capsys.readouterr().out)} == {"tiny": None, NAME: None}
+    assert {row["name"]: row["folder"] for row in json.loads(capsys.readouterr().out)} == {
+        "tiny": None,
+        "general": None,
+        NAME: None,
+    }
 
 
 def test_bad_requests_leave_nothing_behind(tmp_path: Path, empty_cache: Path):

@@ -30,14 +30,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-EMBEDDED = "tiny"
+EMBEDDED = "tiny"  # for the environments that ship with the package
+GENERAL = "general"  # where practice starts in any other environment
+PACKAGED = (EMBEDDED, GENERAL)
 ONE_THREAD_BELOW = 20_000_000  # parameters: for smaller bases more threads cost more than they save
 
 
 def model_source(name: str) -> str:
-    """Return where transformers finds a model: the embedded base, a fetched model, a folder or a hub id."""
-    if name == EMBEDDED:
-        return str(resources.files("lfo") / "assets" / EMBEDDED)
+    """Return where transformers finds a model: a base of this package, a fetched model, a folder or a hub id."""
+    if name in PACKAGED:
+        return str(resources.files("lfo") / "assets" / name)
     if catalog.is_known(name):
         return str(catalog.resolve(name))
     path = Path(name).expanduser()
@@ -99,7 +101,7 @@ def _file_of(source: str, name: str) -> Path | None:
 
 
 def load_base(name: str, device: torch.device) -> Any:
-    """Load the base model: fp32 on a CPU, bf16 on a GPU; the embedded base is always fp32.
+    """Load the base model: fp32 on a CPU, bf16 on a GPU; those of this package are always fp32.
 
     A base is data: no code of its folder is run, and weights in pickles, which could be code, are refused.
     """
@@ -108,7 +110,7 @@ def load_base(name: str, device: torch.device) -> Any:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    dtype = torch.float32 if device.type == "cpu" or name == EMBEDDED else torch.bfloat16
+    dtype = torch.float32 if device.type == "cpu" or name in PACKAGED else torch.bfloat16
     as_data = {"trust_remote_code": False, "use_safetensors": True}
     return _from_hub_or_folder(partial(AutoModelForCausalLM.from_pretrained, dtype=dtype, **as_data), name).to(device)
 

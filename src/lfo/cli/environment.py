@@ -98,6 +98,7 @@ def check_env(
         result = _checked(config, make_environment, tokenizer, logs, episodes)
     if logs is None and result["ok"] and gate != 0:
         config = practised(config)
+        tokenizer = load_tokenizer(config.model)  # of the base that practised
         result["gate"] = measured_gate(config, make_environment, tokenizer, gate, as_json)
         if run is not None:
             write_gate(run_folder(run), result["gate"])

@@ -19,11 +19,15 @@ app = typer.Typer(help="List base models and fetch them into local folders.", no
 @app.command("list")
 def list_models(as_json: Json = False) -> None:
     """List the base models with a name, and which of them are on this machine."""
+    from lfo.loading import PACKAGED
     from lfo.model import catalog
     from lfo.tools import models
 
     found: list[dict[str, Any]] = [
-        {"name": "tiny", "license": "Apache-2.0", "weights": "embedded", "folder": None, "hub": None, "pypi": None},
+        *(
+            {"name": name, "license": "Apache-2.0", "weights": "embedded", "folder": None, "hub": None, "pypi": None}
+            for name in PACKAGED
+        ),
         *(models.describe(name) for name in catalog.CATALOG),
         *(models.describe(warm) for name in catalog.CATALOG if catalog.fetched(warm := name + catalog.WARM)),
     ]
@@ -31,7 +35,7 @@ def list_models(as_json: Json = False) -> None:
         typer.echo(json.dumps(found))
         return
     for model in found:
-        where = model["folder"] or ("in this package" if model["name"] == "tiny" else "not fetched")
+        where = model["folder"] or ("in this package" if model["name"] in PACKAGED else "not fetched")
         weights = f"; {model['weights']}" if model["folder"] else ""
         typer.echo(f"{model['name']:18} {model['license']:11} {where}{weights}")
 

@@ -27,6 +27,9 @@ def pretrain(
     base: Annotated[
         str | None, option("Warm up this base instead of building one: a fetched model or a folder.")
     ] = None,
+    general: Annotated[
+        bool, flag("--general", "Build the base from which practice starts in other environments.")
+    ] = False,
     steps: Annotated[int | None, option("Training steps; the default is that of the recipe.", min=1)] = None,
     conversations: Annotated[int | None, option("Practice conversations; likewise.", min=1)] = None,
     device: Device = "auto",
@@ -52,18 +55,23 @@ def pretrain(
             _check_syntax(model, overrides, tasks or 500, row, device, as_json)
         else:
             practice = {"steps": steps, "conversations": conversations, "row": row}
-            _teach_syntax(base or "tiny", overrides, output_dir, practice, device, as_json, reading)
+            _teach_syntax(base or "general", overrides, output_dir, practice, device, as_json, reading)
         return
     tasks = tasks or 64
     if check:
         _check(model, tasks, law, device, as_json)
         return
-    if output_dir is None and base is not None:
+    if output_dir is None and base is not None and not general:
         output_dir = _warm_folder(base)
     output_dir = _new_folder(output_dir)
     given = {"steps": steps, "conversations": conversations}
     changed = {name: value for name, value in given.items() if value is not None}
-    _build(output_dir, base, changed, device, workers, as_json)
+    if general:
+        if base is not None:
+            raise UsageError("--general builds a base from nothing; leave out --base")
+        _build_general(output_dir, changed, device, workers, as_json)
+    else:
+        _build(output_dir, base, changed, device, workers, as_json)
 
 
 def _settings_of_environment(typed: list[str], env: str | None, env_arg: list[str]) -> list[str]:
@@ -114,6 +122,24 @@ def _build(
         else:
             loss = warm_up(base, replace(WARM_UP, **changed), output_dir, **work)
     words = f"Wrote {output_dir}, final loss {loss:.3f}; check it with: lfo pretrain --check --model {output_dir}"
+    answer({"output_dir": str(output_dir), "loss": loss}, lambda: typer.echo(words), as_json=as_json)
+
+
+def _build_general(output_dir: Path, changed: dict[str, int], device: str, workers: int, as_json: bool) -> None:
+    from dataclasses import replace
+
+    from lfo.loading import pick_device
+    from lfo.tools.pretrain.general import GeneralRecipe, pretrain_general
+
+    with practice_bars() as progress:
+        loss = pretrain_general(
+            replace(GeneralRecipe(), **changed),
+            output_dir,
+            device=pick_device(device).type,
+            workers=workers,
+            progress=progress,
+        )
+    words = f"Wrote {output_dir}, final loss {loss:.3f}"
     answer({"output_dir": str(output_dir), "loss": loss}, lambda: typer.echo(words), as_json=as_json)
 
 

@@ -28,7 +28,7 @@ from lfo.agent import Agent
 from lfo.atomic import new_folder, write_folder_atomic, write_text_atomic
 from lfo.config.couplings import POLICY, WORLD_MODEL
 from lfo.errors import WorkError
-from lfo.loading import EMBEDDED, model_source
+from lfo.loading import PACKAGED, model_source
 from lfo.runs.alone import Alone, policy_alone
 from lfo.runs.folder import run_folder
 from lfo.runs.reading import read_run
@@ -70,8 +70,8 @@ def _writer(agent: Agent, run: Path, form: Form) -> Callable[[Path], None]:
             _write_adapter(agent, folder / WORLD_MODEL, adapter)
         if form != "merged":
             _write_adapter(agent, folder / POLICY, POLICY)
-        if agent.config.model == EMBEDDED and any(folder.iterdir()):
-            shutil.copytree(model_source(EMBEDDED), folder / BASE)
+        if agent.config.model in PACKAGED and any(folder.iterdir()):
+            shutil.copytree(model_source(agent.config.model), folder / BASE)
         write_text_atomic(folder / "README.md", model_card(agent, run, form, has_own_world_model(agent, form)))
         if form == "merged":
             _write_merged(agent, folder)
@@ -90,7 +90,7 @@ def _write_adapter(agent: Agent, folder: Path, adapter: str) -> None:
 def _write_merged(agent: Agent, folder: Path) -> None:
     """Merge the policy into a full model in the precision of the loaded base, and save it in that of its files."""
     merged: Any = cast(Any, agent.model.peft_model).merge_and_unload(adapter_names=[POLICY])
-    # The embedded base is stored in fp16 but always computed in fp32, so the merged model is saved in fp32.
+    # A base of this package is stored in fp16 but always computed in fp32, so the merged model is saved in fp32.
     stored = AutoConfig.from_pretrained(model_source(agent.config.model), trust_remote_code=False).dtype
-    merged.to((stored if agent.config.model != EMBEDDED else None) or torch.float32).save_pretrained(folder)
+    merged.to((stored if agent.config.model not in PACKAGED else None) or torch.float32).save_pretrained(folder)
     agent.tokenizer.save_pretrained(folder)

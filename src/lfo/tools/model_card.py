@@ -14,7 +14,7 @@ import jinja2
 from lfo import __version__
 from lfo.agent import Agent
 from lfo.base_form import form_of
-from lfo.loading import EMBEDDED, model_source
+from lfo.loading import PACKAGED, model_source
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import WorldModelState, render_prompt, render_target
 from lfo.runs.folder import run_folder
@@ -81,7 +81,7 @@ def _code(text: str) -> str:
 
 def base_of(agent: Agent) -> str:
     """Return where the exported files find the base: in the export, in a folder of this machine or on the hub."""
-    if agent.config.model == EMBEDDED:
+    if agent.config.model in PACKAGED:
         return BASE
     source = Path(model_source(agent.config.model))
     return str(source.resolve()) if source.is_dir() else agent.config.model

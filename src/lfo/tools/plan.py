@@ -87,6 +87,7 @@ SHAPES: Mapping[str, Shape] = {
     for row in (
         # name, layers, hidden, inner, heads, key heads, head size, vocabulary, tied, head norms
         ("tiny", 4, 128, 384, 4, 2, 32, 1216, True, True),
+        ("general", 4, 128, 384, 4, 2, 32, 4016, True, True),
         ("smollm2-135m", 30, 576, 1536, 9, 3, 64, 49152, True, False),
         ("qwen3-0.6b", 28, 1024, 3072, 16, 8, 128, 151936, True, True),
         ("qwen3-1.7b", 28, 2048, 6144, 16, 8, 128, 151936, True, True),

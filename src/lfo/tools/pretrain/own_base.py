@@ -1,4 +1,4 @@
-"""The embedded base in somebody's own environment: it practises tools that it does not know, once for all runs.
+"""The general base in somebody's own environment: it practises tools that are not known, once for all runs.
 
     config = with_practised_base(config, make_environment)
 
@@ -29,12 +29,12 @@ from lfo.env.answers import opening_of, tools_of
 from lfo.env.interface import EnvironmentFactory, tasks_of
 from lfo.env.patience import ask
 from lfo.env.worlds.shipped import SHIPPED
-from lfo.loading import EMBEDDED, pick_device
+from lfo.loading import EMBEDDED, GENERAL, pick_device
 from lfo.model.catalog import PROVENANCE, practice_of
 from lfo.tools.pretrain.recipe import Progress
 from lfo.tools.pretrain.syntax import SYNTAX, teach_syntax
 
-VERSION = 3  # of practice: another one makes other bases
+VERSION = 4  # of practice: another one makes other bases
 FOLDER = ".bases"  # beside the runs; hidden, because it holds no runs
 OPENINGS = 8
 ROOM = 2  # times the longest state of practice: requests may be longer, and rollouts have more calls
@@ -47,7 +47,7 @@ def with_practised_base(
     progress: Progress = lambda phase, done, of, words: None,
     say: Callable[[str], None] = lambda words: None,
 ) -> RunConfig:
-    """Return the config with a base that knows the tools of the environment; let the embedded one practise if need be.
+    """Return the config with a base that knows the tools of the environment; let the general one practise if need be.
 
     `say` is told in one sentence which base that is and what it took.
     """
@@ -62,11 +62,11 @@ def with_practised_base(
     with _locked(folder):
         if not (folder / PROVENANCE).is_file():
             say(
-                f"the embedded base does not know the tools of {config.env}: it practises them first, which takes a "
+                f"the embedded bases do not know the tools of {config.env}: one practises them first, which takes a "
                 "few minutes (practice=off: not; or name a model that calls tools)"
             )
             teach_syntax(
-                EMBEDDED,
+                GENERAL,
                 make_environment,
                 replace(SYNTAX, row=config.rollout.max_context),
                 folder,
@@ -76,7 +76,7 @@ def with_practised_base(
                 about=about,
             )
     used = practice_of(str(folder))
-    say(f"model={folder}: the embedded base after {used.get('rollouts', 0):,} rollouts in {used.get('tasks', 0)} tasks")
+    say(f"model={folder}: the general base after {used.get('rollouts', 0):,} rollouts in {used.get('tasks', 0)} tasks")
     return fitted(config, str(folder))
 
 

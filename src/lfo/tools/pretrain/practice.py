@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TOKENS = 1_400_000  # of all batches: four minutes on a core, with the embedded base
+FEWER_TOKENS = 700_000  # for the general base, which reads already
 STEPS = (150, 900)  # fewest and most
 PLAYED = 0.125  # share of rows that are rollouts of random play, where there is something to read
 FEWEST_ROWS = 0.5  # least share of practice rows for which there is room
@@ -58,6 +59,7 @@ def practise(
     progress: Progress,
     reading: bool = True,
     timeout: float = TIMEOUT,
+    budget: int = TOKENS,
 ) -> Practice:
     """Play in the environment and return the rows; `config.steps` 0: as many steps as the budget allows."""
     end, warnings = end_of(tokenizer), []
@@ -77,7 +79,7 @@ def practise(
         config = replace(config, conversations=found.tasks)
     played = drill(make_environment, tokenizer, config, progress, tasks=tasks, timeout=timeout)
     rows = _trimmed(played)
-    steps = config.steps or _steps(rows, config)
+    steps = config.steps or _steps(rows, config, budget)
     if readable:
         assert found is not None
         codec = ChatCodec(tokenizer, tools_of(make_environment()))
@@ -94,7 +96,7 @@ def practise(
             raise ConfigError(
                 f"{64 - len(sample)} of 64 practice rows are longer than {config.row} tokens; try a larger --row"
             )
-        steps = config.steps or _steps(sample, config)
+        steps = config.steps or _steps(sample, config, budget)
         made = maker.rows(math.ceil(steps * config.batch * (1 - PLAYED)), config.row)
         share = math.ceil(len(made) * PLAYED / (1 - PLAYED))
         rows = [*made, *(rows[index % len(rows)] for index in range(share))]
@@ -103,11 +105,11 @@ def practise(
     return Practice(steps=steps, figures=figures, warnings=tuple(warnings), **_arrays(rows, end))
 
 
-def _steps(rows: list[Row], config: PretrainConfig) -> int:
+def _steps(rows: list[Row], config: PretrainConfig, budget: int) -> int:
     """Return how many steps the budget of tokens allows; a batch is as long as its longest row."""
     longest = np.sort([len(tokens) for tokens, _ in rows])[-max(1, len(rows) // config.batch) :].mean()
     fewest, most = STEPS
-    return int(min(most, max(fewest, TOKENS / (longest * config.batch))))
+    return int(min(most, max(fewest, budget / (longest * config.batch))))
 
 
 def _trimmed(played: Drill) -> list[Row]:

@@ -110,21 +110,30 @@ def _encode_part(numbers: range, *, tokenizer: PreTrainedTokenizerBase) -> list[
     return [np.array(row, dtype=np.int32) for row in CorpusRows(tokenizer).write(numbers)]
 
 
-def build_corpus(
-    config: PretrainConfig, tokenizer: PreTrainedTokenizerBase, *, workers: int, progress: Progress
-) -> np.ndarray:
-    """Return all training rows (rows x `config.row`): whole documents in random order, each with a padding token."""
-    count = config.conversations
+def encoded(
+    count: int, encode: Callable[[range], list[np.ndarray]], *, workers: int, progress: Progress
+) -> list[np.ndarray]:
+    """Return the documents of this many conversations."""
     parts = [range(start, min(start + 500, count)) for start in range(0, count, 500)]
     documents: list[np.ndarray] = []
-    encode = partial(_encode_part, tokenizer=tokenizer)
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         for done, part in enumerate(pool.imap(encode, parts)):
             documents += part
             progress("corpus", parts[done].stop, count, f"{len(documents)} documents")
+    return documents
+
+
+def build_corpus(
+    config: PretrainConfig, tokenizer: PreTrainedTokenizerBase, *, workers: int, progress: Progress
+) -> np.ndarray:
+    """Return all training rows (rows x `config.row`): whole documents in random order, each with a padding token."""
+    encode = partial(_encode_part, tokenizer=tokenizer)
+    documents = encoded(config.conversations, encode, workers=workers, progress=progress)
     corpus = pack(documents, row=config.row, end=end_of(tokenizer), seed=config.seed)
     if len(corpus) < config.batch:
-        raise ConfigError(f"{count} conversations fill {len(corpus)} rows, fewer than a batch of {config.batch}")
+        raise ConfigError(
+            f"{config.conversations} conversations fill {len(corpus)} rows, fewer than a batch of {config.batch}"
+        )
     return corpus
 
 

@@ -24,7 +24,7 @@ from lfo.base_form import forms_of, stored_form
 from lfo.env.answers import tools_of
 from lfo.env.interface import EnvironmentFactory, tasks_of
 from lfo.env.random_play import random_message
-from lfo.loading import EMBEDDED, load_base, load_tokenizer
+from lfo.loading import EMBEDDED, GENERAL, load_base, load_tokenizer
 from lfo.measure.environment_check import Playthrough, play
 from lfo.model.adapters import DualAdapterModel
 from lfo.model.sampler import Sampler
@@ -36,14 +36,15 @@ from lfo.protocol.shown import SHOWN_FORMS
 from lfo.statistics import wilson
 from lfo.tools.models import note_warm_up
 from lfo.tools.pretrain.drill import MAX_TURNS, TIMEOUT
-from lfo.tools.pretrain.practice import practise
+from lfo.tools.pretrain.general import rehearsal
+from lfo.tools.pretrain.practice import FEWER_TOKENS, TOKENS, practise
 from lfo.tools.pretrain.recipe import PretrainConfig, Progress, end_of, train_model
 from lfo.tools.pretrain.unfinished import Unfinished
 from lfo.types import Rollout
 
 # Zero conversations or steps: as many as are needed.
 SYNTAX = PretrainConfig(conversations=0, row=1_024, batch=8, steps=0, learning_rate=5e-4, warmup=20)
-SMALL_RATE = 2e-3  # learning rate of the embedded base, which has most to learn
+RATES = {EMBEDDED: 2e-3, GENERAL: 1e-3}  # learning rates of the bases of this package, which have most to learn
 READABLE = 0.9  # least share of turns that are valid calls
 
 logger = logging.getLogger(__name__)
@@ -67,8 +68,8 @@ def teach_syntax(
     environment: a practice in another one does not go on.
     """
     tokenizer = load_tokenizer(base)
-    if base == EMBEDDED:
-        config = replace(config, learning_rate=SMALL_RATE)
+    if base in RATES:
+        config = replace(config, learning_rate=RATES[base])
     codec = ChatCodec(tokenizer, tools_of(make_environment()))
     form = stored_form(base) or forms_of(codec)[0]
     settings = {**(about or {}), "base": base, "reading": reading, "form": form, **asdict(config)}
@@ -77,8 +78,17 @@ def teach_syntax(
     if practice is None:
         shown = SHOWN_FORMS[form]
         practice = practise(
-            make_environment, tokenizer, config, form=shown, progress=progress, reading=reading, timeout=timeout
+            make_environment,
+            tokenizer,
+            config,
+            form=shown,
+            progress=progress,
+            reading=reading,
+            timeout=timeout,
+            budget=FEWER_TOKENS if base == GENERAL else TOKENS,
         )
+        if base == GENERAL:
+            practice = rehearsal(tokenizer, practice, config.seed)
         begun.keep(practice)
     for warning in practice.warnings:
         logger.warning("%s", warning)
