@@ -59,7 +59,7 @@ WRONG: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("pretrain --env my_world:Safe --output-dir base", 2, ("no Safe",)),
     ("eval nothing", 2, ("nothing", "config.yaml")),
     ("eval run --split test", 2, ("'test'", "val")),
-    ("eval run --split=val --tasks many", 2, ("--tasks", "many")),
+    ("eval run --split=val --tasks many", 2, ("--tasks", "integer")),
     ("run full", 2, ("full", "config.yaml")),
     ("compare", 2, ("RUNS",)),
     ("report unusable", 1, ("unusable",)),

@@ -57,18 +57,19 @@ def refuse_missing_model(name: str) -> None:
     source = model_source(name)
     if os.path.isdir(source):
         return
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.utils import LocalEntryNotFoundError
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
-        hf_hub_download(source, "config.json")
-    except LocalEntryNotFoundError as error:
+        if not isinstance(try_to_load_from_cache(source, "config.json"), str):
+            get_hf_file_metadata(hf_hub_url(source, "config.json"))  # asks once, unlike a download
+    except (HfHubHTTPError, HFValidationError) as error:
+        raise ConfigError(f"model={name} cannot be loaded from a folder or the hub: {first_line(error)}") from error
+    except Exception as error:  # of the network; its kind depends on the version of the hub's library
         raise ConfigError(
             f"model={name} is no folder and not in the cache, and the hub cannot be reached; name a folder that holds "
             "a model, or try again when there is a network"
         ) from error
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model={name} cannot be loaded from a folder or the hub: {first_line(error)}") from error
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:

@@ -42,9 +42,11 @@ def write_report(runs: Sequence[Path], output: Path) -> dict[str, Any]:
 
     found = find_runs_and_studies(runs)
     with bars(transient=True) as shown:
-        payload = build(found, map(read_run, shown.track(found.runs, description="reading runs")))
-    if not payload["runs"] and not found.studies:
-        raise WorkError(f"nothing to report: {'; '.join(payload['problems'])}")
+        records = [read_run(path) for path in shown.track(found.runs, description="reading runs")]
+    if not found.studies and all(record.problem for record in records):
+        named = (f"{record.path}: {record.problem}" for record in records)
+        raise WorkError(f"there is nothing to report: {'; '.join(named)}")
+    payload = build(found, records)
     page = render(payload)
     if output.is_dir():
         raise UsageError(f"{output} is a folder; name a file, such as -o {output / 'report.html'}")

@@ -30,9 +30,9 @@ def passed_warnings(rows: MetricsRows, troubles: Sequence[Trouble]) -> list[str]
             why = f"too early to tell, at least {MIN_STEPS} steps are needed"
         else:
             why = (
-                f"a single step is noisy; the last third of the run does not show it, or success is {SOLVED:.0%} anyway"
+                f"single steps are noisy: the last third of the run does not show it, or success is {SOLVED:.0%} anyway"
             )
         sentences.append(
-            f"warned at {len(warned)} of {rows[-1]['step']} steps, last at {warned[-1]}: {warning} ({why})"
+            f"warned at {len(warned)} of {rows[-1]['step']} steps, last at step {warned[-1]}: {warning} ({why})"
         )
     return sentences
