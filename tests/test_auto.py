@@ -14,7 +14,7 @@ import pytest
 
 from lfo.agent import load_agent
 from lfo.algorithms import plan_of
-from lfo.algorithms.auto import FIRST, SEATS, TRIAL, outcomes_of, read, without_probes
+from lfo.algorithms.auto import FIRST, SEATS, TRIAL, outcomes_of, read
 from lfo.config import load_config
 from lfo.errors import ConfigError
 from lfo.play.acting import FILE, acting_config, save_agent
@@ -26,6 +26,7 @@ from lfo.rows.successes import SuccessBuffer
 from lfo.runs.folder import read_metrics
 from lfo.serving.speaker import local_speaker
 from lfo.statistics import GainTest
+from lfo.train.changed_rules import without_probes
 from lfo.train.loop import Trainer
 from lfo.types import Message, Rollout, RolloutGroup, Situation, StepPlan, StopReason, Turn
 from small_runs import fussy_calls, small_config, small_trainer

@@ -111,14 +111,6 @@ def outcomes_of(plan: StepPlan, groups: Sequence[RolloutGroup]) -> dict[str, Any
     return {"phase": plan.phase, "groups": found}
 
 
-def without_probes(plan: StepPlan, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
-    """Return the groups without rollouts that were shown true replies: those say nothing about predictions."""
-    if "probe" not in plan.kinds:
-        return list(groups)
-    kept = [index for index, kind in enumerate(plan.kinds) if kind != "probe"]
-    return [replace(group, rollouts=tuple(group.rollouts[index] for index in kept)) for group in groups]
-
-
 # --- what the record says ------------------------------------------------------------------------------------------
 
 

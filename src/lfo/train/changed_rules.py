@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -24,7 +24,7 @@ from lfo.rows.replay import ReplayBuffer
 from lfo.rows.samples import MiniBatches
 from lfo.runs.folder import run_folder
 from lfo.runs.rule_change import NOTICED, Watch
-from lfo.types import RolloutGroup
+from lfo.types import RolloutGroup, StepPlan
 
 REPLAY_FILE, STATE_FILE = "replay.safetensors", "state.json"  # of a checkpoint
 FORGOTTEN = "what was heard before is forgotten"
@@ -53,6 +53,14 @@ def heed(
     if noticed is None:
         return figures
     return {**figures, NOTICED: asdict(noticed), "warnings": [f"{noticed.words}; {FORGOTTEN}"]}
+
+
+def without_probes(plan: StepPlan, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+    """Return the groups without rollouts that were shown true replies: those say nothing about predictions."""
+    if "probe" not in plan.kinds:
+        return list(groups)
+    kept = [index for index, kind in enumerate(plan.kinds) if kind != "probe"]
+    return [replace(group, rollouts=tuple(group.rollouts[index] for index in kept)) for group in groups]
 
 
 def forget(mini_batches: MiniBatches, store: Store | None, before: int) -> None:

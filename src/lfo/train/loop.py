@@ -19,7 +19,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from lfo.algorithms import count_tasks, draw_requests, draw_tasks, plan_of
-from lfo.algorithms.auto import without_probes
 from lfo.algorithms.dual_lora import adapted_weight
 from lfo.backend import Backend
 from lfo.checkpoints import Checkpoint, reading
@@ -51,7 +50,7 @@ from lfo.runs.data import continued_data, describe_data
 from lfo.runs.folder import RunDirectory
 from lfo.runs.rule_change import NOTICED
 from lfo.runs.trends import evaluated_tasks, far_below
-from lfo.train.changed_rules import REPLAY_FILE, STATE_FILE, forget, go_on_from, heed
+from lfo.train.changed_rules import REPLAY_FILE, STATE_FILE, forget, go_on_from, heed, without_probes
 from lfo.train.kept_evaluation import Evaluation, KeptEvaluation
 from lfo.train.state import Clock, Collected, State
 from lfo.train.tracking import Progress, open_trackers
