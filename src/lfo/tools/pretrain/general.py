@@ -112,7 +112,7 @@ class GeneralRows:
     def opening(self, conversation: Conversation) -> list[int]:
         messages = [{"role": each.role, "content": each.content} for each in conversation.opening]
         text = self._tokenizer.apply_chat_template(
-            messages, tools=list(conversation.tools), add_generation_prompt=True, tokenize=False
+            messages, tools=[dict(tool) for tool in conversation.tools], add_generation_prompt=True, tokenize=False
         )
         return self._tokenizer.encode(str(text), add_special_tokens=False)
 
@@ -188,6 +188,7 @@ def grown(recipe: GeneralRecipe, tokenizer: PreTrainedTokenizerBase) -> Qwen3For
     parameters = dict(model.named_parameters())
     if old.config.hidden_size != recipe.hidden or old.config.num_hidden_layers != recipe.layers:
         return model  # another shape starts from nothing
+    new_VD = parameters["model.embed_tokens.weight"]
     with torch.no_grad():
         known_VD = old.get_input_embeddings().weight
         for name, value in old.named_parameters():
@@ -201,7 +202,7 @@ def grown(recipe: GeneralRecipe, tokenizer: PreTrainedTokenizerBase) -> Qwen3For
             if len(ids) > 1:
                 vector_D = vector_D / vector_D.norm() * norm
                 vector_D = vector_D + NOISE * norm / len(vector_D) ** 0.5 * torch.randn(len(vector_D), generator=noise)
-            model.get_input_embeddings().weight[token] = vector_D
+            new_VD[token] = vector_D
     return model
 
 
