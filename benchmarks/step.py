@@ -20,8 +20,8 @@ from lfo.engines import create_trainer
 from lfo.engines.local import LocalBackend
 from lfo.loading import environment_factory, load_tokenizer
 from lfo.model.adapters import DualAdapterModel
-from lfo.objectives.advantages import DynamicSamplingReport
-from lfo.train.loop import Collected, Trainer
+from lfo.objectives.advantages import Collected, DynamicSamplingReport
+from lfo.train.loop import Trainer
 from lfo.types import Origin, RolloutGroup
 
 # The overrides of each variant; only look-ahead has different rollouts.

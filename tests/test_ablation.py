@@ -284,5 +284,5 @@ def test_nothing_starts_when_a_cell_is_wrong(lfo, tmp_path: Path):
     code, _, err = lfo("weight", "--values", "0,9")
     assert (code, err) == (2, "lfo: world_model.weight must be less than or equal to 2, not 9\n")
     code, _, err = lfo("rank", "lora.rnak=3")
-    assert (code, err) == (2, "lfo: there is no setting 'lora.rnak'; the nearest is lora.rank\n")
+    assert (code, err) == (2, "lfo: there is no setting 'lora.rnak'; the nearest is lora.rank: write lora.rank=3\n")
     assert list(tmp_path.iterdir()) == []

@@ -80,5 +80,5 @@ def test_a_failed_arm_is_exit_1_with_its_own_words(demo):
 
 def test_a_bad_setting_is_exit_2_before_anything_starts(demo, tmp_path: Path):
     code, _, err = demo("lora.rnak=3")
-    assert (code, err) == (2, "lfo: there is no setting 'lora.rnak'; the nearest is lora.rank\n")
+    assert (code, err) == (2, "lfo: there is no setting 'lora.rnak'; the nearest is lora.rank: write lora.rank=3\n")
     assert not (tmp_path / "demo").exists()

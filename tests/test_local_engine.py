@@ -328,7 +328,7 @@ def test_an_evaluation_sets_the_weight_and_only_when_asked(tmp_path: Path, monke
     for schedule, expected in (("adaptive", 1.0), ("joint", 0.5)):
         run = f"output_dir={tmp_path / schedule}"
         trainer = small_trainer(*settings, f"world_model.schedule={schedule}", run, environment=fussy_calls)
-        monkeypatch.setattr(trainer, "evaluate", lambda *_: {"world_model_eval/token_accuracy": 0.1})
+        monkeypatch.setattr(trainer, "evaluate", lambda *_, **__: {"world_model_eval/token_accuracy": 0.1})
         trainer.fit()
         assert trainer.state.weight == expected
 
@@ -434,7 +434,7 @@ def test_success_far_below_its_best_is_warned_of_and_the_best_is_kept(tmp_path, 
     trainer = small_trainer(*BLIND, *settings, environment=fussy_calls)
     success = iter([0.9, 0.5, 0.8, 0.7, 0.3])  # the first is the untrained policy's, of which there is no checkpoint
 
-    def evaluate(run, splits=("val",)):
+    def evaluate(run, splits=("val",), kept=None):
         return {"eval/val/success": next(success), "eval/val/stops": {"done": tasks}}
 
     monkeypatch.setattr(trainer, "evaluate", evaluate)

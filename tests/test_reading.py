@@ -383,9 +383,9 @@ def test_rollouts_and_tasks_are_counted():
 
 def test_steps_follow_from_the_length_of_the_rows(monkeypatch):
     monkeypatch.setattr(practice, "STEPS", (3, 900))
-    monkeypatch.setattr(practice, "TOKENS", 20_000)
     automatic = replace(SMALL, steps=0)
-    result = practise(Rooms, load_tokenizer("tiny"), automatic, form=SHOWN_FORMS["mark"], progress=silent)
+    parts = {"form": SHOWN_FORMS["mark"], "progress": silent}
+    result = practise(Rooms, load_tokenizer("tiny"), automatic, budget=20_000, **parts)
     longest = result.tokens.shape[1]
     assert 20_000 / (longest * SMALL.batch) - 1 <= result.steps <= 2 * 20_000 / (longest * SMALL.batch)
     assert result.tokens.shape[0] >= result.steps * SMALL.batch, "no row twice"

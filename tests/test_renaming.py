@@ -143,7 +143,7 @@ def test_a_run_imitates_renamed_successes():
     for chance in (0.0, 1.0):
         trainer = small_trainer(*settings, f"internalise.swap_names={chance}")
         trainer.mini_batches.successes.successes = {str(index): success for index, success in enumerate(KNOWN)}
-        drawn = trainer.mini_batches._imitation_samples(0)
+        drawn = trainer.mini_batches._imitation_samples(0, None)
         rows[chance] = {tuple(each.tokens) for part in drawn for each in part}
     assert rows[0.0] <= {success.tokens for success in KNOWN}
     assert rows[1.0]

@@ -346,7 +346,7 @@ class Mute(PhoneCalls):
 def test_a_base_that_calls_no_tool_of_the_environment_is_told(tmp_path: Path, capsys):
     settings = ("env=test_resume:Mute", "practice=off", "world_model.predict=all", "eval.every=0", "steps=1")
     code, err, _ = failing_run(capsys, tmp_path, *settings)
-    assert (code, err) == (0, f"step 1: {NO_CALLS}\n")
+    assert (code, err.splitlines()[0]) == (0, f"step 1: {NO_CALLS}")
 
 
 class Moody(PhoneCalls):
@@ -380,7 +380,7 @@ def test_an_environment_that_always_raises_stops_the_run_with_its_own_words(tmp_
 
 def test_an_environment_that_sometimes_raises_or_hangs_costs_those_rollouts(tmp_path: Path, capsys):
     code, err, run = failing_run(capsys, tmp_path, *FAILING, "env=test_resume:Moody", "eval.every=0")
-    assert (code, err) == (0, f"step 1: {BROKEN_ROLLOUTS}\n")
+    assert (code, err.splitlines()[0]) == (0, f"step 1: {BROKEN_ROLLOUTS}")
     (row,) = rows(run)
     assert {"environment_error", "environment_timeout"} < row["stops"].keys()
     assert (run / "adapters" / "policy").is_dir()

@@ -35,11 +35,11 @@ from lfo.env.worlds.phone.environment import PhoneCalls
 from lfo.env.worlds.phone.tasks import Task
 from lfo.errors import UsageError
 from lfo.loading import environment_factory, load_tokenizer
-from lfo.objectives.advantages import DynamicSamplingReport
+from lfo.objectives.advantages import Collected, DynamicSamplingReport
 from lfo.play.records import rollout_from_texts, transcript_at
 from lfo.protocol.hermes import format_tool_call
 from lfo.protocol.world_model import ObservedCall, state_of
-from lfo.train.loop import Collected, Trainer
+from lfo.train.loop import Trainer
 from lfo.types import Message, ToolCall
 from research.world_model_bench.rivals import NAMES, TOP, Asked, Judge, Vectors, fit_rivals, frozen_embedding
 from research.world_model_bench.variants import Ask, make_variant

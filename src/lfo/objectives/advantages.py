@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import NamedTuple
 
-from lfo.types import RolloutGroup
+from lfo.types import Rollout, RolloutGroup
 
 
 def group_advantages(
@@ -79,6 +80,18 @@ class DynamicSamplingReport:
             all_failed=self.all_failed + other.all_failed,
             all_succeeded=self.all_succeeded + other.all_succeeded,
         )
+
+
+class Collected(NamedTuple):
+    """The rollouts of a step."""
+
+    groups: Sequence[RolloutGroup]  # all groups of the step
+    kept: Mapping[int, RolloutGroup]  # groups that train the policy, by index in `groups`, with shaped rewards
+    report: DynamicSamplingReport
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        return [rollout for group in self.groups for rollout in group.rollouts]
 
 
 def select_groups(

@@ -32,6 +32,7 @@ from lfo.measure.fixed_tasks import evaluate_splits
 from lfo.measure.held_out import Examination
 from lfo.measure.success import judged, mean_of_each, step_metrics
 from lfo.objectives.advantages import (
+    Collected,
     DynamicSamplingReport,
     select_groups,
     surprise_bonus,
@@ -52,7 +53,7 @@ from lfo.runs.rule_change import NOTICED
 from lfo.runs.trends import evaluated_tasks, far_below
 from lfo.train.changed_rules import REPLAY_FILE, STATE_FILE, forget, go_on_from, heed, without_probes
 from lfo.train.kept_evaluation import Evaluation, KeptEvaluation
-from lfo.train.state import Clock, Collected, State
+from lfo.train.state import State
 from lfo.train.tracking import Progress, open_trackers
 from lfo.types import Rollout, RolloutGroup, Situation, StepPlan, TrainingSample
 
@@ -61,6 +62,19 @@ if TYPE_CHECKING:
 
 SUCCESSES_FILE = "successes.safetensors"
 SUCCESS_LOST = "success on val is far below its best, whose checkpoint is kept; if it stays there, run lfo advise"
+
+
+class Clock:
+    """Measures the seconds spent in named phases."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        self.seconds[name] = time.monotonic() - started
 
 
 class Trainer:
@@ -171,8 +185,7 @@ class Trainer:
         with clock("rollout"):
             collected = self.collect(plan)
         with clock("examples"):
-            predicted = without_probes(plan, collected.groups)
-            fresh = heed(self.state.watch, predicted, step, judge=self.environment, asks=self.asks)
+            fresh = self._heeded(plan, collected) if self.config.lookahead != "off" else {}
             examples = self.store_replies(collected.groups, step) if plan.listens else []
             if NOTICED in fresh:
                 forget(self.mini_batches, self.backend.reply_store, fresh[NOTICED]["since"])
@@ -201,6 +214,10 @@ class Trainer:
             **{f"seconds/{name}": seconds for name, seconds in clock.seconds.items()},
         }
 
+    def _heeded(self, plan: StepPlan, collected: Collected) -> dict[str, Any]:
+        predicted = without_probes(plan, collected.groups)
+        return heed(self.state.watch, predicted, plan.step, judge=self.environment, asks=self.asks)
+
     def plan(self, step: int) -> StepPlan:
         situation = Situation(
             success_tasks=self.mini_batches.success_tasks,
@@ -217,8 +234,9 @@ class Trainer:
 
     def decided(self, plan: StepPlan, collected: Collected) -> dict[str, Any]:
         """Record the outcomes of a step, if its plan names its seats; return what they say for the row of metrics."""
-        metrics = self.state.record(plan, collected.groups)
-        return {**metrics, "agent": self.plan(plan.step).agent} if metrics else {}
+        if not plan.kinds:
+            return {}
+        return {**self.state.record(plan, collected.groups), "agent": self.plan(plan.step).agent}
 
     # --- rollouts ----------------------------------------------------------------------------------------------
 
